@@ -1,0 +1,57 @@
+# The commands of this project. `make demo` and `make test` are all that a newcomer needs.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help demo test check lint types imports bench web install install-dev clean
+
+help: ## show this text
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+demo: .venv/.installed ## install, then train the digits example and leave the results to be browsed
+	$(BIN)/zerolab run examples/digits/experiment.yaml
+
+test: .venv/.installed-dev ## install the test extra when it is missing, then run the whole suite
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+check: lint types imports ## lint, types and the rules of who may import whom
+
+lint: .venv/.installed-dev ## ruff, rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed-dev ## mypy --strict on the three packages
+	$(BIN)/mypy
+
+imports: .venv/.installed-dev ## import-linter's contracts
+	$(BIN)/lint-imports
+
+bench: .venv/.installed-dev ## the benchmarks, one after the other, short
+	$(BIN)/python -m benchmarks
+
+web: ## build the page (needs Node on the PATH; an installation builds it by itself)
+	cd server/web && npm ci --no-audit --no-fund && npm run build
+
+install: .venv/.installed ## create .venv and install the project
+
+install-dev: .venv/.installed-dev ## the same with everything the tests and checks need
+
+# torch: the CPU build 2.13.0 where none is installed and no NVIDIA driver answers; else pip's choice.
+.venv/.torch:
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
+	  || { if command -v nvidia-smi >/dev/null; then $(BIN)/pip install -q torch; \
+	       else $(BIN)/pip install -q torch==2.13.0; fi; }
+	touch $@
+
+.venv/.installed: pyproject.toml hatch_build.py server/web/package-lock.json | .venv/.torch
+	$(BIN)/pip install -q -e '.[examples]'
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install -q -e '.[examples,test,check]'
+	touch $@
+
+clean: ## remove what was built and installed
+	rm -rf .venv dist build server/zeroserver/static server/web/node_modules

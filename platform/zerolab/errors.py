@@ -1,0 +1,70 @@
+"""Everything that Zerolab raises on purpose, in one tree.
+
+A command turns a :class:`ZerolabError` into one message and exit code 2, a route into the HTTP
+status of its class. Anything else that surfaces is a bug of ours and keeps its traceback.
+"""
+
+from collections.abc import Sequence
+
+__all__ = [
+    "ConfigError",
+    "ConflictError",
+    "ForbiddenError",
+    "InvalidHyperparametersError",
+    "NotFoundError",
+    "StaleRunError",
+    "TrialError",
+    "UnreachableError",
+    "ZerolabError",
+]
+
+
+class ZerolabError(Exception):
+    """Something the user can mend; its text says what and how."""
+
+
+class ConfigError(ZerolabError, ValueError):
+    """A file, a mapping or an argument that does not hold what it must.
+
+    Args:
+        source: Where the problems are, e.g. ``ds_config.json``.
+        problems: One line each: ``key: what must hold, got value; what to do``.
+    """
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
+        self.problems = list(problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"{source}: {len(self.problems)} problem(s){lines}")
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, list[str]]]:
+        """Keep both parts when the error crosses a process boundary."""
+        return type(self), (self.source, self.problems)
+
+
+class NotFoundError(ZerolabError, LookupError):
+    """There is no such experiment, trial, checkpoint or file."""
+
+
+class ConflictError(ZerolabError):
+    """The thing is not in a state in which this can be done."""
+
+
+class StaleRunError(ConflictError):
+    """Another run has taken this trial over; this one must stop and report nothing more."""
+
+
+class ForbiddenError(ZerolabError):
+    """The token is missing, unknown, or allows less than was asked."""
+
+
+class UnreachableError(ZerolabError):
+    """Nothing answers at the server's address."""
+
+
+class TrialError(ZerolabError):
+    """The user's trial class does something that the trial API rules out."""
+
+
+class InvalidHyperparametersError(ZerolabError):
+    """A trial declares its own hyperparameters impossible; it ends and is not restarted."""

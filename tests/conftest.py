@@ -1,0 +1,25 @@
+"""What every test of the suite shares: bounded hypothesis, one thread a process, a second try."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,  # machines differ in speed
+    max_examples=50,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+    derandomize=True,  # a failure is there again at the next run
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests that start processes one more try; the report says when it was needed."""
+    for item in items:
+        if item.get_closest_marker("processes") or item.get_closest_marker("browser"):
+            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
