@@ -1,0 +1,13 @@
+import { defineConfig } from "vite";
+
+// The server sends the files as they are: no inline script, so that its content policy holds.
+export default defineConfig({
+  base: "/static/",
+  build: {
+    outDir: "../zeroserver/static",
+    emptyOutDir: true,
+    modulePreload: { polyfill: false },
+    assetsInlineLimit: 0,
+  },
+  server: { proxy: { "/api": "http://127.0.0.1:8080" } },
+});
