@@ -1,0 +1,185 @@
+"""Which modules stage 3 gathers together: the units of ``fully_shard``.
+
+A unit's parameters are gathered just before its forward and freed after it, in one collective.
+Small units mean many collectives, large ones much memory held at once. Chosen in this order:
+
+1. the user's own choice, by class name or by a function;
+2. repeated blocks: two or more children of one class in a ``ModuleList`` or ``Sequential``, as
+   the layers of a transformer are;
+3. any other module whose own, not yet claimed parameters reach a threshold.
+
+Whatever no unit claims stays with the root. Modules that share a weight with another unit are not
+units themselves, so that tied weights are gathered together, with what contains both. Nothing
+inside attention and recurrent modules becomes a unit: those read their children's weights without
+calling the children, so that a unit there would never be gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from zerolab.errors import ConfigError
+
+WrapFunction = Callable[[nn.Module], Sequence[nn.Module]]
+"""Given the whole model, returns the modules to gather one by one."""
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+"""Never units themselves: they have no forward of their own, or only pass through it."""
+
+LEAVES = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+"""Modules that use their children's weights directly: units as a whole, or not at all."""
+
+DEFAULT_UNIT_NUMEL = 1_000_000
+"""Elements from which on a module that is not one of several alike is worth its own unit."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Parameters gathered in one collective.
+
+    Attributes:
+        name: Of the module, as in ``named_modules()``; empty for the root.
+        module: Its forward is when the parameters are needed.
+        numel: Elements of the parameters that are gathered with it; those of units inside it are
+            not among them.
+    """
+
+    name: str
+    module: nn.Module
+    numel: int
+
+
+def plan_units(
+    module: nn.Module,
+    *,
+    wrap: Collection[str] | WrapFunction | None = None,
+    unit_numel: int = DEFAULT_UNIT_NUMEL,
+    ignored: Collection[nn.Parameter] = (),
+) -> list[Unit]:
+    """Divide a model into units, inner ones before those that contain them, the root last.
+
+    Args:
+        module: The whole model, not yet sharded.
+        wrap: Class names (``["Block"]``), or a function that picks modules; None to let the
+            structure decide.
+        unit_numel: Elements from which on a module becomes a unit of its own.
+        ignored: Parameters that are not sharded at all.
+
+    Returns:
+        At least the root, which has the empty name.
+
+    Raises:
+        ConfigError: If ``wrap`` names a class that is nowhere in the model, or picks a module
+            that is not part of it.
+    """
+    chosen = _by_choice(module, wrap) if wrap else _by_structure(module, unit_numel)
+    chosen -= {
+        module,
+        *(child for child in chosen if isinstance(child, (nn.ModuleList, nn.ModuleDict))),
+    }
+    while sharing := _sharing(module, chosen):
+        chosen -= sharing
+    claimed = set(ignored)
+    units = []
+    for name, child in _bottom_up(module):
+        if child in chosen or child is module:
+            own = {p for p in child.parameters() if p not in claimed}
+            claimed |= own
+            if own or child is module:
+                units.append(Unit(name, child, sum(p.numel() for p in own)))
+    return units
+
+
+def _sharing(module: nn.Module, units: Collection[nn.Module]) -> set[nn.Module]:
+    """Units that hold a parameter which another unit, or the root, holds too."""
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for owner, holder in _holders(module, units):
+        for parameter in holder.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(owner)
+    return {owner for found in owners.values() if len(found) > 1 for owner in found} - {module}
+
+
+def _holders(
+    module: nn.Module, units: Collection[nn.Module]
+) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Every module, as often as it has names, with the innermost unit around it."""
+
+    def walk(current: nn.Module, owner: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+        owner = current if current in units else owner
+        yield owner, current
+        for child in current.children():
+            yield from walk(child, owner)
+
+    return walk(module, module)
+
+
+def _bottom_up(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All modules with their names, every one after all that it contains."""
+    return sorted(module.named_modules(), key=lambda item: -_depth(item[0]))
+
+
+def _depth(name: str) -> int:
+    return name.count(".") + 1 if name else 0
+
+
+def _by_choice(module: nn.Module, wrap: Collection[str] | WrapFunction) -> set[nn.Module]:
+    every = set(module.modules())
+    if callable(wrap):
+        picked = set(wrap(module))
+        if strangers := picked - every:
+            found = ", ".join(sorted(type(stranger).__name__ for stranger in strangers))
+            problem = f"the wrapping function: must pick modules of the model, got others: {found}"
+            raise ConfigError("stage 3", [problem])
+        return picked
+    present = {type(child).__name__ for child in every}
+    if missing := sorted(set(wrap) - present):
+        known = ", ".join(sorted(name for name in present if name not in _CONTAINER_NAMES))
+        raise ConfigError(
+            "stage 3",
+            [f"wrapped class {name!r}: not in the model, which has: {known}" for name in missing],
+        )
+    return {child for child in every if type(child).__name__ in set(wrap)}
+
+
+_CONTAINER_NAMES = {container.__name__ for container in CONTAINERS}
+
+
+def _by_structure(module: nn.Module, unit_numel: int) -> set[nn.Module]:
+    blocks: set[nn.Module] = set()
+    _find_blocks(module, blocks)
+    large: set[nn.Module] = set()
+    _find_large(module, blocks, large, unit_numel)
+    return blocks | large
+
+
+def _find_blocks(module: nn.Module, found: set[nn.Module]) -> None:
+    """Collect the repeated blocks; what is inside a block or a leaf is not looked at."""
+    if isinstance(module, LEAVES):
+        return
+    children = list(module.children())
+    kinds = [type(child) for child in children]
+    listed = isinstance(module, (nn.ModuleList, nn.Sequential))
+    for child in children:
+        repeated = listed and kinds.count(type(child)) > 1 and not isinstance(child, CONTAINERS)
+        if repeated and any(True for _ in child.parameters()):
+            found.add(child)
+        else:
+            _find_blocks(child, found)
+
+
+def _find_large(
+    module: nn.Module, blocks: set[nn.Module], found: set[nn.Module], unit_numel: int
+) -> int:
+    """Collect modules that hold much, children first; returns the elements left unclaimed."""
+    if module in blocks:
+        return 0
+    left = sum(p.numel() for p in module.parameters(recurse=isinstance(module, LEAVES)))
+    if not isinstance(module, LEAVES):
+        left += sum(_find_large(child, blocks, found, unit_numel) for child in module.children())
+    if left < unit_numel or isinstance(module, CONTAINERS):
+        return left
+    found.add(module)
+    return 0
