@@ -1,0 +1,21 @@
+"""The ZeRO engine: DeepSpeed's JSON and calls on plain torch; knows nothing of trials."""
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "initialize": "zerotrial.engine.build",
+    "Engine": "zerotrial.engine.engine",
+}
+"""Public name -> module that defines it."""
+
+__all__ = ["Engine", "initialize"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        msg = f"module 'zerotrial.engine' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,315 @@
+"""The seams of the engine: what a stage, an observer and an optimizer factory must offer.
+
+:class:`~zerotrial.engine.engine.Engine` drives a :class:`Stage` and never asks which one it is; a
+new stage, or another place for optimizer states, is a new class behind one of these interfaces.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from zerolab.config.engine import EngineConfig
+
+__all__ = [
+    "NamedParameter",
+    "NullObserver",
+    "Observer",
+    "OptimizerFactory",
+    "ParamGroup",
+    "Piece",
+    "Precision",
+    "Stage",
+    "StageInputs",
+    "StepResult",
+    "Updater",
+    "UpdaterInputs",
+]
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A contiguous range of one parameter's flattened elements.
+
+    This rank owns it (stages 1 to 3) or is charged with writing it (stage 0). Over all ranks the
+    pieces cover every trainable parameter exactly once.
+    """
+
+    name: str
+    """In ``module.named_parameters()``; of tied parameters the first name."""
+
+    shape: torch.Size
+    """Of the whole parameter."""
+
+    start: int
+    stop: int
+    """Elements ``start:stop`` of the flattened parameter."""
+
+    tensors: Mapping[str, Tensor]
+    """``master`` and each optimizer state (``exp_avg``, ...): ``(stop - start,)``, writable."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one call of ``Engine.step`` did."""
+
+    updated: bool
+    """Whether the weights changed."""
+
+    grad_norm: float | None = None
+    """L2 norm of the averaged, unscaled gradient before clipping; None between boundaries."""
+
+
+@dataclass(frozen=True)
+class NamedParameter:
+    """A trainable parameter, once, under the first of its names."""
+
+    name: str
+    parameter: nn.Parameter
+
+
+@dataclass
+class ParamGroup:
+    """Parameters that share optimizer options, in the order of the module."""
+
+    parameters: list[NamedParameter]
+    options: dict[str, Any] = field(default_factory=dict)
+    """Besides ``params``: ``lr``, ``weight_decay``, ... as ``torch.optim`` names them."""
+
+
+class OptimizerFactory(Protocol):
+    """Makes the one optimizer of an engine, on whatever tensors the stage wants updated."""
+
+    elementwise: bool
+    """Whether an element's update depends on no other element, so that parameters may be cut."""
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Build it on ``groups`` (``params`` and options, as many as there are ParamGroups)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Precision:
+    """In which types a model computes, accumulates and communicates."""
+
+    compute: torch.dtype
+    """Of parameters and activations: fp32, bf16 or fp16."""
+
+    accumulate: torch.dtype
+    """Of gradients while micro-batches are summed."""
+
+    communicate: torch.dtype
+    """Of gradients on their way between ranks."""
+
+    master: torch.dtype = torch.float32
+    """Of the weights that the optimizer updates."""
+
+    cast_inputs: bool = True
+    """Whether floating-point inputs of the module are cast to ``compute``."""
+
+
+class Observer(Protocol):
+    """Is told what the engine does: timers, progress lines, breakdowns."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time what runs inside; ``forward``, ``backward``, ``reduce`` or ``step``."""
+        ...
+
+    def step_finished(self, result: StepResult) -> None:
+        """Take note of an accumulation boundary (counters are already up to date)."""
+        ...
+
+
+class NullObserver:
+    """Observes nothing, at no cost."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return _NOTHING
+
+    def step_finished(self, result: StepResult) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class StageInputs:
+    """Everything that a stage may be built from."""
+
+    module: nn.Module
+    """On ``device``, still in fp32 (or as the user made it); the stage casts it."""
+
+    groups: Sequence[ParamGroup]
+    """Trainable parameters by optimizer group; each parameter in exactly one."""
+
+    config: "EngineConfig"
+    precision: Precision
+    optimizer_factory: OptimizerFactory
+    accumulation_steps: int
+    device: torch.device
+    group: "ProcessGroup | None"
+    """Data-parallel ranks; None for one process without torch.distributed."""
+
+    model_group: "ProcessGroup | None" = None
+    """Ranks that hold the other parts of this model replica (``mpu``); the norm covers them."""
+
+    observer: Observer = field(default_factory=NullObserver)
+
+
+class Stage(Protocol):
+    """Where parameters, gradients and optimizer states live, and which collective moves them."""
+
+    optimizer: torch.optim.Optimizer
+    """The one whose ``param_groups`` schedules and users touch."""
+
+    def before_backward(self, *, boundary: bool) -> None:
+        """Get ready for one micro-batch's gradients; ``boundary``: the last before a step."""
+        ...
+
+    def after_backward(self, *, boundary: bool) -> None:
+        """Take note that the micro-batch's gradients are complete."""
+        ...
+
+    def reduce_gradients(self, loss_scale: float = 1.0) -> float:
+        """Finish the averaging over ranks. **Collective**, at an accumulation boundary.
+
+        Args:
+            loss_scale: The factor that the losses were multiplied by.
+
+        Returns:
+            L2 norm, summed in fp64, of the averaged gradient divided by ``loss_scale``; equal on
+            all ranks; inf or nan when the gradient is not finite.
+        """
+        ...
+
+    def apply(self, scale: float) -> None:
+        """Multiply the gradient by ``scale``, step, publish the new weights. **Collective**.
+
+        Args:
+            scale: Clipping factor divided by the loss scale.
+        """
+        ...
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients gathered so far."""
+        ...
+
+    def pieces(self, *, write: bool = False) -> Iterator[Piece]:
+        """Walk what this rank owns, in a fixed order.
+
+        Args:
+            write: Keep what is changed in a piece's tensors when the iterator advances (needed
+                where states live in files).
+        """
+        ...
+
+    def scalars(self) -> dict[str, float]:
+        """Optimizer scalars that are the same on all ranks, e.g. ``group0.step``."""
+        ...
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Restore what :meth:`scalars` gave; call after :meth:`prepare_states`."""
+        ...
+
+    def prepare_states(self) -> None:
+        """Make the optimizer's states as its first step would, so that a load can fill them."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Publish master weights to the parameters of every rank, after a load. **Collective**."""
+        ...
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Tensors by kind: parameters, gradients, optimizer, master, buckets."""
+        ...
+
+    def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield every trainable parameter, whole, one after the other. **Collective**."""
+        ...
+
+    def close(self) -> None:
+        """Remove hooks and give memory shared with other ranks back."""
+        ...
+
+
+@dataclass(frozen=True)
+class UpdaterInputs:
+    """What an :class:`Updater` is built from: this rank's part of the flat buckets."""
+
+    masters: Sequence[Tensor]
+    """One for each bucket: initial fp32 weights, ``(shard numel,)`` or, for optimizers that need
+    whole parameters, see ``shapes``. May alias the model's parameters (fp32 training)."""
+
+    group_indices: Sequence[int]
+    """For each bucket, its index in ``groups``."""
+
+    groups: Sequence[dict[str, Any]]
+    """Optimizer options of each ParamGroup, without ``params``."""
+
+    optimizer_factory: OptimizerFactory
+    config: "EngineConfig"
+    device: torch.device
+    shapes: Sequence[Sequence[tuple[int, int, torch.Size]]] | None = None
+    """For each bucket the whole parameters in its shard, as ``(start, stop, shape)``; None when the
+    optimizer is elementwise and each shard is one flat tensor."""
+
+
+class Updater(Protocol):
+    """Owns this rank's master weights and optimizer states, and steps them bucket by bucket.
+
+    In memory by default; offload is another class behind this interface.
+    """
+
+    optimizer: torch.optim.Optimizer
+
+    def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> None:
+        """Update one bucket's shard.
+
+        Args:
+            index: Of the bucket; every bucket once in a step, in ascending order.
+            gradient: Averaged, ``(shard numel,)``, any float type; may be overwritten.
+            scale: What the gradient is still to be multiplied by.
+            publish: ``(shard numel,)`` in the compute type; receives the new weights. May alias the
+                master.
+        """
+        ...
+
+    def finish(self) -> None:
+        """End the step: everything published is in place when this returns."""
+        ...
+
+    def states(self, index: int, *, write: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """Lend one bucket's ``master`` and optimizer states, each ``(shard numel,)``.
+
+        Args:
+            index: Of the bucket.
+            write: Keep what was changed when the context ends.
+        """
+        ...
+
+    def prepare_states(self) -> None:
+        """See :meth:`Stage.prepare_states`."""
+        ...
+
+    def scalars(self) -> dict[str, float]:
+        """See :meth:`Stage.scalars`."""
+        ...
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """See :meth:`Stage.scalars`."""
+        ...
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Tensors of kind ``master`` and ``optimizer`` that are in this process's memory."""
+        ...
+
+    def close(self) -> None:
+        """Give files and threads back."""
+        ...
