@@ -1,0 +1,88 @@
+"""What a server's answer means: resources, events, and errors as our own exceptions."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from zerolab.errors import (
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    StaleRunError,
+    UnreachableError,
+    ZerolabError,
+)
+
+__all__ = ["Event", "Json", "error_of", "parse_events", "resource"]
+
+Json = dict[str, Any]
+
+_BUSY_STATUS = {408, 429, 502, 503, 504, 507}
+
+
+class Event(NamedTuple):
+    """One message of a server's event stream."""
+
+    id: str
+    """Cursor: pass it as ``after`` to go on behind this event."""
+    name: str
+    data: Json
+
+
+def resource(answer: Json, key: str) -> Json:
+    """Unwrap ``{"experiment": {...}}``; a bare resource stays as it is."""
+    inner = answer.get(key)
+    return inner if isinstance(inner, dict) else answer
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[Event]:
+    """Read the event-stream format: fields until an empty line, comments skipped."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if not line:
+            if "data" in fields:
+                data = msgspec.json.decode(fields["data"])
+                yield Event(fields.get("id", ""), fields.get("event", "message"), data)
+            fields = {}
+            continue
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data" and "data" in fields:
+            value = f"{fields['data']}\n{value}"
+        if name:
+            fields[name] = value
+
+
+def error_of(response: httpx.Response, url: str) -> ZerolabError:
+    """Turn an answer of 400 and above into the exception that it stands for."""
+    status = response.status_code
+    try:
+        body = response.json()["error"]
+        kind, message = str(body.get("type", "")), str(body["message"])
+        problems = [str(problem) for problem in body.get("problems") or ()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        kind, problems = "", []
+        message = f"{response.request.method} {response.request.url.path}: {response.text[:500]}"
+    error: ZerolabError
+    if status in {401, 403}:
+        error = ForbiddenError(
+            f"{url}: {message}; the token comes from ZEROLAB_TOKEN, or from the file `token` of "
+            "the server's data directory"
+        )
+    elif status in _BUSY_STATUS or kind == "unreachable":
+        error = UnreachableError(f"{url}: the server cannot take this now ({status}): {message}")
+    elif kind == "stale_run":
+        error = StaleRunError(message)
+    elif status == 404:
+        error = NotFoundError(message)
+    elif status == 409:
+        error = ConflictError(message)
+    elif kind == "config" or status == 422:
+        source = message.partition("\n")[0].rsplit(": ", 1)[0] if problems else "request"
+        error = ConfigError(source, problems or [message])
+    else:
+        error = ZerolabError(f"{url}: the server failed ({status}): {message}; see its log")
+    return error

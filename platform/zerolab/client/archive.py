@@ -1,0 +1,239 @@
+"""A model directory as one tar.gz: packed the same way every time, unpacked with suspicion.
+
+Left out are what ``.zerolabignore`` and ``.gitignore`` name (in any directory, the deepest one
+decides, ``.zerolabignore`` after ``.gitignore``), version control and caches. Links to files are
+packed as the files that they lead to; links to directories are left out.
+"""
+
+import gzip
+import io
+import logging
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, NamedTuple
+
+import pathspec
+
+from zerolab.errors import ConfigError
+
+__all__ = ["MAX_BYTES", "pack", "read_member", "unpack"]
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 96 * 1024 * 1024
+"""Most that the files of a model directory may add up to, in bytes, unpacked."""
+
+MAX_FILES = 20_000
+
+_IGNORE_FILES = (".gitignore", ".zerolabignore")  # later lines win
+_NEVER = (
+    ".git/", ".hg/", ".svn/", ".venv/", "node_modules/", ".zerolab/",
+    "__pycache__/", "*.py[co]", ".ipynb_checkpoints/", ".mypy_cache/", ".ruff_cache/",
+    ".pytest_cache/", ".DS_Store",
+)  # fmt: skip
+_HEADER_BYTES = 4096  # what a tar file spends on one member, generously
+_CHUNK_BYTES = 1 << 20
+
+
+class _Member(NamedTuple):
+    name: str
+    path: Path
+    size: int
+    executable: bool
+
+
+class _Ignore(NamedTuple):
+    base: PurePosixPath
+    spec: pathspec.GitIgnoreSpec
+
+
+def pack(model_dir: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Pack a model directory.
+
+    The same files give the same bytes, whoever packs them and when.
+
+    Args:
+        model_dir: The directory that holds the user's code.
+        max_bytes: Most that the files may add up to.
+
+    Raises:
+        ConfigError: If there is no such directory, nothing in it to pack, or too much.
+    """
+    if not model_dir.is_dir():
+        raise ConfigError("model directory", [f"{model_dir}: must be a directory that exists"])
+    members = sorted(_members(model_dir, PurePosixPath(), []))
+    _check_size(model_dir, members, max_bytes)
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=4, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for member in members:
+            content = member.path.read_bytes()
+            info = tarfile.TarInfo(member.name)
+            info.size = len(content)
+            info.mode = 0o755 if member.executable else 0o644
+            tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def unpack(archive: bytes, directory: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Unpack what :func:`pack` made into a directory that is empty or does not exist.
+
+    Nothing is written outside ``directory``, and only plain files and directories are made.
+
+    Raises:
+        ConfigError: If the archive is damaged, too large, or holds a name or a kind of member
+            that an honest one does not; or if ``directory`` holds something.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise ConfigError("archive", [f"{directory}: must be empty before an archive goes there"])
+    for info, content in _read(archive, max_bytes):
+        target = directory / info.name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                target.mkdir(exist_ok=True)
+                continue
+            with target.open("xb") as file:
+                while chunk := content.read(_CHUNK_BYTES):
+                    file.write(chunk)
+            target.chmod(0o755 if info.mode & stat.S_IXUSR else 0o644)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise ConfigError("archive", [f"{info.name}: stands in it twice"]) from error
+
+
+def read_member(archive: bytes, path: str, *, max_bytes: int = MAX_BYTES) -> bytes | None:
+    """Return one file of an archive, or None when it holds no such file.
+
+    Raises:
+        ConfigError: As :func:`unpack`.
+    """
+    wanted = PurePosixPath(path)
+    for info, content in _read(archive, max_bytes):
+        if content is not None and PurePosixPath(info.name) == wanted:
+            return content.read()
+    return None
+
+
+def _members(directory: Path, place: PurePosixPath, above: Sequence[_Ignore]) -> Iterator[_Member]:
+    ignores = [*above, *_ignores_of(directory, place)]
+    with os.scandir(directory) as found:
+        entries = list(found)
+    for entry in entries:
+        name = place / entry.name
+        is_dir = entry.is_dir(follow_symlinks=False)
+        if _ignored(f"{name}/" if is_dir else str(name), ignores):
+            continue
+        if is_dir:
+            yield from _members(Path(entry.path), name, ignores)
+        elif entry.is_file():
+            status = entry.stat()
+            executable = bool(status.st_mode & stat.S_IXUSR)
+            yield _Member(str(name), Path(entry.path), status.st_size, executable)
+        else:
+            logger.warning("%s is left out: not a file, nor a link to one", entry.path)
+
+
+def _ignores_of(directory: Path, place: PurePosixPath) -> Iterator[_Ignore]:
+    lines = [] if place.parts else list(_NEVER)
+    for name in _IGNORE_FILES:
+        file = directory / name
+        if file.is_file():
+            lines += file.read_text(encoding="utf-8", errors="replace").splitlines()
+    if lines:
+        yield _Ignore(place, pathspec.GitIgnoreSpec.from_lines(lines))
+
+
+def _ignored(name: str, ignores: Sequence[_Ignore]) -> bool:
+    """Ask the deepest directory first; the first that has an opinion decides."""
+    for ignore in reversed(ignores):
+        inside = name.removeprefix(f"{ignore.base}/") if ignore.base.parts else name
+        verdict = ignore.spec.check_file(inside).include
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _check_size(model_dir: Path, members: Sequence[_Member], max_bytes: int) -> None:
+    problems = []
+    if not members:
+        problems.append(f"{model_dir}: must hold at least one file that is not ignored")
+    if len(members) > MAX_FILES:
+        problems.append(
+            f"{model_dir}: must hold at most {MAX_FILES} files, holds {len(members)}; name what "
+            "the trial does not need in .zerolabignore"
+        )
+    total = sum(member.size for member in members)
+    if total > max_bytes:
+        largest = sorted(members, key=lambda member: -member.size)[:5]
+        listed = ", ".join(f"{member.name} ({_megabytes(member.size)})" for member in largest)
+        problems.append(
+            f"{model_dir}: must hold at most {_megabytes(max_bytes)}, holds {_megabytes(total)}; "
+            f"name what the trial does not need in .zerolabignore; the largest: {listed}"
+        )
+    if problems:
+        raise ConfigError("model directory", problems)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1024 / 1024:.1f} MB"
+
+
+class _BoundedGzip(gzip.GzipFile):
+    """Unpacks until more comes out than is allowed, then raises."""
+
+    def __init__(self, archive: bytes, limit: int) -> None:
+        super().__init__(fileobj=io.BytesIO(archive), mode="rb")
+        self._left = limit
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read as usual, up to the limit."""
+        unlimited = size is None or size < 0
+        data = super().read(self._left + 1 if unlimited else min(size or 0, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise ConfigError("archive", ["unpacks to more than a model directory may hold"])
+        return data
+
+
+def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+    """Go through an archive once; the content is None for a directory."""
+    limit = max_bytes + _HEADER_BYTES * MAX_FILES
+    count = total = 0
+    try:
+        with (
+            _BoundedGzip(archive, limit) as unzipped,
+            # As a stream: what a member adds up to is checked before the next one is unpacked.
+            tarfile.open(fileobj=unzipped, mode="r|") as tar,
+        ):
+            for info in tar:
+                count += 1
+                total += info.size
+                _check_member(info, count, total, max_bytes)
+                yield info, None if info.isdir() else tar.extractfile(info)
+    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError) as error:
+        raise ConfigError("archive", [f"must be an undamaged tar.gz: {error}"]) from error
+
+
+def _check_member(info: tarfile.TarInfo, count: int, total: int, max_bytes: int) -> None:
+    name = info.name
+    parts = PurePosixPath(name).parts
+    problem = None
+    if not parts and info.isdir():
+        return  # "." itself, as `tar czf x.tar.gz .` writes it
+    if name.startswith("/") or not parts or ".." in parts or "\0" in name or "\\" in name:
+        problem = "must be a path inside the directory"
+    elif not (info.isreg() or info.isdir()):
+        problem = "must be a plain file or a directory, not a link or a device"
+    elif info.size < 0 or total > max_bytes:
+        problem = f"the files must add up to at most {_megabytes(max_bytes)}"
+    elif count > MAX_FILES:
+        problem = f"there must be at most {MAX_FILES} files"
+    if problem:
+        raise ConfigError("archive", [f"{name[:200]!r}: {problem}"])

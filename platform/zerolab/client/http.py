@@ -1,0 +1,389 @@
+"""One method for each route of the server, and its errors as our own exceptions.
+
+The bodies are those of the REST reference: what a method returns is the JSON resource, as a
+dictionary. Metric values that are not finite arrive as the strings ``NaN``, ``Infinity`` and
+``-Infinity``.
+"""
+
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from zerolab.client.answers import Event, Json, error_of, parse_events, resource
+from zerolab.errors import ConfigError, UnreachableError
+from zerolab.wire import (
+    JSON,
+    MSGPACK,
+    AgentRegistration,
+    Directive,
+    LogBatch,
+    LogEntry,
+    RunExit,
+    Stored,
+    Work,
+)
+
+__all__ = ["Client", "Event", "Json"]
+
+PREFIX = "/api/v1"
+_CONNECT_TIMEOUT_S = 10.0
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+class Client:
+    """A connection to one server; may be shared by threads.
+
+    Every method raises :class:`UnreachableError` when nothing answers,
+    :class:`ForbiddenError` when the token is not accepted, and the error of
+    :mod:`zerolab.errors` that the server names for everything else.
+
+    Args:
+        url: Address of the server, e.g. ``http://127.0.0.1:8080``.
+        token: Sent with every request.
+        timeout_s: Longest wait for an answer, in seconds; long polls add their own wait.
+    """
+
+    def __init__(self, url: str, token: str = "", *, timeout_s: float = 60.0) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        parsed = httpx.URL(self.url)
+        if parsed.scheme not in {"http", "https"} or not parsed.host:
+            problem = f"must look like http://127.0.0.1:8080, got {url!r}"
+            raise ConfigError("address of the server", [problem])
+        # Reading the system's certificates takes 20 ms, for nothing where there is no TLS.
+        plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
+            verify=plain if parsed.scheme == "http" else True,
+            trust_env=parsed.host not in _LOOPBACK,  # no proxy between us and ourselves
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # -- the server itself -------------------------------------------------------------------
+
+    def info(self) -> Json:
+        """Return the server's version, start time and cluster."""
+        return self.get("/info")
+
+    def agents(self) -> list[Json]:
+        """List the agents and their slots."""
+        return self._list("/agents", "agents")
+
+    def jobs(self) -> list[Json]:
+        """List what waits for slots and what holds them."""
+        return self._list("/jobs", "jobs")
+
+    def login_link(self) -> str:
+        """Make a link that opens the web page once, without a password."""
+        link = str(self.post("/login-links")["url"])
+        return link if "://" in link else f"{self.url}{link}"
+
+    # -- experiments -------------------------------------------------------------------------
+
+    def create_experiment(
+        self,
+        config: Mapping[str, Any],
+        archive: bytes | Path,
+        *,
+        activate: bool = True,
+        test: bool = False,
+    ) -> Json:
+        """Submit an experiment.
+
+        Args:
+            config: What the experiment file holds, as it is written there.
+            archive: The model directory, from :func:`zerolab.client.archive.pack`.
+            activate: Start it; else it waits, paused.
+            test: One batch, one validation and one checkpoint only.
+
+        Raises:
+            ConfigError: If something in ``config`` or in its engine config does not hold; all
+                problems at once.
+        """
+        content = archive.read_bytes() if isinstance(archive, Path) else archive
+        response = self._send(
+            "POST",
+            "/experiments",
+            params={"activate": activate, "test": test},
+            data={"config": msgspec.json.encode(config).decode()},
+            files={"archive": ("model.tar.gz", content, "application/gzip")},
+        )
+        return resource(response.json(), "experiment")
+
+    def experiments(self, **filters: str | int | bool | None) -> list[Json]:
+        """List experiments; ``state``, ``name``, ``sort``, ``archived`` narrow the list."""
+        return self._list("/experiments", "experiments", filters)
+
+    def experiment(self, experiment_id: int) -> Json:
+        """Return one experiment."""
+        return resource(self.get(f"/experiments/{experiment_id}"), "experiment")
+
+    def patch_experiment(self, experiment_id: int, **changes: Any) -> Json:
+        """Change an experiment's name, description, labels or notes."""
+        path = f"/experiments/{experiment_id}"
+        return resource(self._send("PATCH", path, json=changes).json(), "experiment")
+
+    def delete_experiment(self, experiment_id: int) -> None:
+        """Delete an experiment that has ended, with everything that belongs to it."""
+        self._send("DELETE", f"/experiments/{experiment_id}")
+
+    def experiment_action(
+        self, experiment_id: int, action: str, body: Mapping[str, Any] | None = None
+    ) -> Json:
+        """Pause, activate, cancel, kill, archive, unarchive or fork an experiment.
+
+        Returns:
+            The experiment; the new one for ``fork``.
+        """
+        answer = self.post(f"/experiments/{experiment_id}/{action}", body)
+        return resource(answer, "experiment")
+
+    def trials(self, experiment_id: int, **filters: str | int | bool | None) -> list[Json]:
+        """List an experiment's trials."""
+        return self._list(f"/experiments/{experiment_id}/trials", "trials", filters)
+
+    def trial(self, trial_id: int) -> Json:
+        """Return one trial."""
+        return resource(self.get(f"/trials/{trial_id}"), "trial")
+
+    def kill_trial(self, trial_id: int) -> Json:
+        """Stop one trial now."""
+        return resource(self.post(f"/trials/{trial_id}/kill"), "trial")
+
+    def metric_names(self, trial_id: int) -> Json:
+        """Return the names of a trial's metrics by group."""
+        return self.get(f"/trials/{trial_id}/metric-names")
+
+    def metrics(
+        self,
+        trial_id: int,
+        group: str | None = None,
+        names: Sequence[str] = (),
+        max_points: int | None = None,
+    ) -> list[Json]:
+        """Return a trial's curves: ``group``, ``name``, ``points`` as ``[step, value]``."""
+        params = {"group": group, "names": ",".join(names) or None, "max_points": max_points}
+        curves: list[Json] = self.get(f"/trials/{trial_id}/metrics", **params)["metrics"]
+        return curves
+
+    def export_metrics(self, experiment_id: int, **params: str | int | None) -> Iterator[bytes]:
+        """Stream every point of an experiment, in pieces of the file."""
+        path = f"{PREFIX}/experiments/{experiment_id}/metrics/export"
+        yield from self._download(path, params)
+
+    def experiment_checkpoints(self, experiment_id: int) -> list[Json]:
+        """List an experiment's checkpoints."""
+        return self._list(f"/experiments/{experiment_id}/checkpoints", "checkpoints")
+
+    def trial_checkpoints(self, trial_id: int) -> list[Json]:
+        """List a trial's checkpoints."""
+        return self._list(f"/trials/{trial_id}/checkpoints", "checkpoints")
+
+    def checkpoint(self, uuid: str) -> Json:
+        """Return one checkpoint."""
+        return resource(self.get(f"/checkpoints/{uuid}"), "checkpoint")
+
+    def trial_logs(self, trial_id: int, **filters: str | int | None) -> Json:
+        """Return a page of a trial's log lines: ``logs`` and ``next_after``."""
+        return self.get(f"/trials/{trial_id}/logs", **filters)
+
+    def experiment_logs(self, experiment_id: int, **filters: str | int | None) -> Json:
+        """Return a page of an experiment's log lines: ``logs`` and ``next_after``."""
+        return self.get(f"/experiments/{experiment_id}/logs", **filters)
+
+    def events(
+        self, experiment_id: int | None = None, *, after: str | None = None
+    ) -> Iterator[Event]:
+        """Follow what happens, until the connection ends; call again with the last id."""
+        path = "/events" if experiment_id is None else f"/experiments/{experiment_id}/events"
+        headers = {"Accept": "text/event-stream"}
+        if after is not None:
+            headers["Last-Event-ID"] = after
+        timeout = httpx.Timeout(_CONNECT_TIMEOUT_S, read=None)
+        try:
+            with self._http.stream(
+                "GET", PREFIX + path, headers=headers, timeout=timeout
+            ) as response:
+                if response.is_error:
+                    response.read()
+                    raise error_of(response, self.url)
+                yield from parse_events(response.iter_lines())
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def import_metrics(self, content: bytes) -> Json:
+        """Bring the metrics file of a run without a server into this one.
+
+        Returns:
+            The experiment that now holds them.
+        """
+        headers = {"Content-Type": "application/x-ndjson"}
+        response = self._send("POST", "/import", content=content, headers=headers)
+        return resource(response.json(), "experiment")
+
+    # -- agents ------------------------------------------------------------------------------
+
+    def register_agent(self, registration: AgentRegistration) -> str | int:
+        """Register an agent, or the same agent again; return its id."""
+        answer = self._send_typed("/agents", registration)
+        agent_id: str | int = answer.json()["agent_id"]
+        return agent_id
+
+    def work(self, agent_id: str | int, version: int, wait_s: float = 30.0) -> Work:
+        """Wait until what an agent must run differs from ``version``; also the heartbeat."""
+        params = {"version": version, "wait_s": wait_s}
+        response = self._get(f"/agents/{agent_id}/work", params, extra_s=wait_s)
+        return msgspec.json.decode(response.content, type=Work)
+
+    def download_archive(self, path: str) -> bytes:
+        """Fetch the archive that a :class:`zerolab.wire.WorkItem` names, a path on the server."""
+        return b"".join(self._download(path, {}))
+
+    def run_started(self, run_id: int) -> None:
+        """Tell the server that the processes of a run are there."""
+        self.post(f"/runs/{run_id}/started", repeatable=True)
+
+    def run_exited(self, run_id: int, end: RunExit) -> None:
+        """Tell the server that the processes of a run are gone."""
+        self._send_typed(f"/runs/{run_id}/exited", end)
+
+    def ship_logs(self, run_id: int, first: int, entries: Sequence[LogEntry]) -> int:
+        """Send log lines numbered from ``first``; return the number of the next one wanted."""
+        answer = self._send_typed(f"/runs/{run_id}/logs", LogBatch(first, list(entries)))
+        return msgspec.json.decode(answer.content, type=Stored).stored
+
+    # -- runs --------------------------------------------------------------------------------
+
+    def report(self, run_id: int, body: bytes) -> int:
+        """Send a :class:`zerolab.wire.ReportBatch`, encoded as MessagePack.
+
+        Returns:
+            Number of the last record of this run that the server has stored.
+
+        Raises:
+            StaleRunError: If another run has taken over, or this one has ended.
+        """
+        headers = {"Content-Type": MSGPACK}
+        path = f"/runs/{run_id}/reports"
+        answer = self._send("POST", path, content=body, headers=headers, repeatable=True)
+        return msgspec.json.decode(answer.content, type=Stored).stored
+
+    def directive(self, run_id: int, version: int | None = None, wait_s: float = 30.0) -> Directive:
+        """Wait until what the server wants of a run differs from ``version``.
+
+        Raises:
+            StaleRunError: If another run has taken over, or this one has ended.
+        """
+        params = {"wait_s": wait_s, "version": version}
+        response = self._get(f"/runs/{run_id}/directive", params, extra_s=wait_s)
+        return msgspec.json.decode(response.content, type=Directive)
+
+    # -- any route ---------------------------------------------------------------------------
+
+    def get(self, path: str, **params: Any) -> Json:
+        """GET JSON from a path under the API's prefix; parameters that are None are left out."""
+        answer: Json = self._get(path, params).json()
+        return answer
+
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False
+    ) -> Json:
+        """POST JSON to a path under the API's prefix.
+
+        Args:
+            path: Behind the prefix, e.g. ``/experiments/3/pause``.
+            body: JSON object; empty when None.
+            repeatable: Doing it twice does no harm, so that a lost connection is tried again.
+        """
+        response = self._send("POST", path, json=body or {}, repeatable=repeatable)
+        answer: Json = response.json() if response.content else {}
+        return answer
+
+    def _get(self, path: str, params: Mapping[str, Any], *, extra_s: float = 0.0) -> httpx.Response:
+        return self._send("GET", path, params=params, extra_s=extra_s, repeatable=True)
+
+    def _send_typed(self, path: str, body: msgspec.Struct) -> httpx.Response:
+        """POST a body that may be sent twice without harm."""
+        content, headers = msgspec.json.encode(body), {"Content-Type": JSON}
+        return self._send("POST", path, content=content, headers=headers, repeatable=True)
+
+    def _list(self, path: str, key: str, params: Mapping[str, Any] | None = None) -> list[Json]:
+        """Read every page of a list, or one page when the caller sets ``limit``."""
+        params = dict(params or {})
+        found: list[Json] = []
+        while True:
+            page = self.get(path, **params)
+            found += page[key]
+            params["after"] = page.get("next_after")
+            if params["after"] is None or "limit" in params:
+                return found
+
+    def _download(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
+        try:
+            with self._http.stream("GET", path, params=_present(params)) as response:
+                if response.is_error:
+                    response.read()
+                    raise error_of(response, self.url)
+                yield from response.iter_bytes()
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        extra_s: float = 0.0,
+        repeatable: bool = False,
+        **content: Any,
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(self._timeout_s + extra_s, connect=_CONNECT_TIMEOUT_S)
+        last_attempt = 1 if repeatable else 0
+        for attempt in range(last_attempt + 1):
+            try:
+                response = self._http.request(
+                    method, PREFIX + path, params=_present(params), timeout=timeout, **content
+                )
+                break
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+                # A kept connection that the server has closed in the meantime.
+                if attempt == last_attempt:
+                    raise self._unreachable(error) from error
+            except httpx.TransportError as error:
+                raise self._unreachable(error) from error
+        if response.is_error:
+            raise error_of(response, self.url)
+        return response
+
+    def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
+        reason = str(error) or type(error).__name__
+        return UnreachableError(
+            f"no Zerolab server answers at {self.url} ({reason}); start one with `zerolab up`, "
+            "or set ZEROLAB_MASTER to the address of one that runs"
+        )
+
+
+def _present(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (params or {}).items() if value is not None}
