@@ -1,0 +1,61 @@
+"""Small files that several processes read: whole or not there, private where they must be."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+__all__ = ["create_private", "read_json", "write_atomic", "write_json"]
+
+
+def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+    """Replace a file in one step: a reader sees the old content or the new, never a part.
+
+    Args:
+        path: File to write; its directory must exist.
+        content: The whole new content.
+        mode: Permissions of the new file.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def create_private(path: Path, content: bytes) -> bool:
+    """Create a file that only its owner can read, unless it is there already.
+
+    Returns:
+        Whether this call has created it; when two processes try, exactly one does.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    try:
+        os.link(name, path)
+    except FileExistsError:
+        return False
+    finally:
+        Path(name).unlink()
+    return True
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as JSON, in one step, readable by its owner alone."""
+    write_atomic(path, msgspec.json.encode(content))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None when the file is not there, or not (yet) such an object."""
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return content if isinstance(content, dict) else None

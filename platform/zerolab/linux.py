@@ -1,0 +1,97 @@
+"""What the kernel does for us: processes that die with their parent, and whole trees killed."""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+__all__ = ["die_with_parent", "kill_tree", "our_process", "usable_cores"]
+
+_PR_SET_PDEATHSIG = 1
+_WAIT_S = 10.0
+
+
+def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to signal this process when the thread that started it ends.
+
+    It holds across ``exec``. Elsewhere than on Linux it does nothing.
+
+    Args:
+        parent: Process id of the parent as this process was started; when it is another one by
+            now, the parent is gone already, and so is this process.
+        with_signal: What to send.
+    """
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+    if os.getppid() != parent:
+        os.kill(os.getpid(), with_signal)
+
+
+def usable_cores() -> int:
+    """Count the CPU cores that this process may use: affinity mask and cgroup limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        if quota != "max":
+            cores = min(cores or 1, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores or 1
+
+
+def our_process(pid: int, word: str, not_after: float) -> psutil.Process | None:
+    """Return the process that a file speaks of, if it still is the same one.
+
+    Process ids are used again: what is found must have ``word`` in its command line, and must
+    have been started before the file was written.
+
+    Args:
+        pid: As the file says.
+        word: Something that every such process has in its command line.
+        not_after: When the file was written, in seconds since 1970.
+    """
+    try:
+        process = psutil.Process(pid)
+        alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        same = any(word in part for part in process.cmdline())
+        # Start times count in clock ticks since boot: allow for the rounding.
+        if alive and same and process.create_time() <= not_after + 2.0:
+            return process
+    except psutil.Error:
+        pass
+    return None
+
+
+def kill_tree(process: psutil.Process, groups: Iterable[int] = ()) -> None:
+    """Kill a process, all that descends from it, and whole process groups, with SIGKILL.
+
+    Args:
+        process: Root of the tree; may be gone already.
+        groups: Process groups that are its own (never ours).
+    """
+    doomed = [process]
+    try:
+        process.suspend()  # so that it starts nothing while we look
+        doomed += process.children(recursive=True)
+    except psutil.Error:
+        pass
+    for victim in doomed:
+        try:
+            victim.kill()
+        except psutil.Error:
+            continue
+    for group in groups:
+        try:
+            if group > 1 and group != os.getpgrp():
+                os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    deadline = time.monotonic() + _WAIT_S
+    psutil.wait_procs(doomed, timeout=max(0.0, deadline - time.monotonic()))

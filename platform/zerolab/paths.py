@@ -1,0 +1,121 @@
+"""Where an installation keeps its data: the only module that knows the names inside."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from zerolab.contract import ENV_HOME
+from zerolab.errors import ConfigError
+from zerolab.files import create_private, write_atomic
+
+__all__ = ["Home"]
+
+
+@dataclass(frozen=True)
+class Home:
+    """The data directory of an installation: token, database, archives, checkpoints, runs, logs.
+
+    Making a ``Home`` touches nothing; :meth:`create` makes the directories.
+    """
+
+    path: Path
+
+    @classmethod
+    def default(cls) -> Self:
+        """Return the directory that ``ZEROLAB_HOME`` names, or ``~/.zerolab``."""
+        named = os.environ.get(ENV_HOME)
+        return cls(Path(named).expanduser().absolute() if named else Path.home() / ".zerolab")
+
+    @property
+    def token_file(self) -> Path:
+        """Holds the owner's token."""
+        return self.path / "token"
+
+    @property
+    def server_file(self) -> Path:
+        """``{"url", "pid"}`` of the server while it runs."""
+        return self.path / "server.json"
+
+    @property
+    def agent_file(self) -> Path:
+        """``{"pid"}`` of the agent while it runs."""
+        return self.path / "agent.json"
+
+    @property
+    def database(self) -> Path:
+        """The SQLite database; only the server opens it."""
+        return self.path / "zerolab.db"
+
+    @property
+    def archives(self) -> Path:
+        """Submitted model directories."""
+        return self.path / "archives"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Root of the checkpoint storage: one directory for each uuid."""
+        return self.path / "checkpoints"
+
+    @property
+    def runs(self) -> Path:
+        """One directory for each run that the agent of this installation has had."""
+        return self.path / "runs"
+
+    @property
+    def logs(self) -> Path:
+        """``server.log`` and ``agent.log``."""
+        return self.path / "logs"
+
+    @property
+    def up_lock(self) -> Path:
+        """Held by ``zerolab up`` and ``zerolab down``, so that two of them take turns."""
+        return self.path / "up.lock"
+
+    @property
+    def agent_lock(self) -> Path:
+        """Held by the agent as long as it lives: one agent for a directory of runs."""
+        return self.path / "agent.lock"
+
+    def run(self, run_id: int) -> Path:
+        """Directory of one run."""
+        return self.runs / str(run_id)
+
+    def create(self) -> Self:
+        """Make the directories that are missing, readable by their owner alone.
+
+        Raises:
+            ConfigError: If the place cannot be written.
+        """
+        try:
+            for directory in (self.path, self.archives, self.checkpoints, self.runs, self.logs):
+                directory.mkdir(mode=0o700, parents=directory is self.path, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot be written ({error}); set {ENV_HOME} to a directory of yours"
+            raise ConfigError(f"data directory {self.path}", [problem]) from error
+        return self
+
+    def read_token(self) -> str | None:
+        """Return the owner's token, or None before the first start."""
+        try:
+            return self.token_file.read_text(encoding="ascii").strip() or None
+        except FileNotFoundError:
+            return None
+
+    def ensure_token(self) -> str:
+        """Return the owner's token, made at random the first time.
+
+        Two processes that ask at once get the same one.
+        """
+        token = self.read_token()
+        if token is None:
+            create_private(self.token_file, f"{secrets.token_urlsafe(32)}\n".encode())
+            token = self.read_token()
+        return token or self.replace_token()  # an emptied file
+
+    def replace_token(self) -> str:
+        """Put a new random token in place of the old; return it."""
+        token = secrets.token_urlsafe(32)
+        write_atomic(self.token_file, f"{token}\n".encode())
+        return token
