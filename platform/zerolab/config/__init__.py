@@ -1,0 +1,51 @@
+"""Configuration: experiment files (YAML) and engine files (DeepSpeed's JSON), read strictly.
+
+Importing this package is cheap; each name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerolab.config.batch import BatchSizes
+    from zerolab.config.checking import check_experiment, check_file
+    from zerolab.config.engine import EngineConfig, load_engine_config
+    from zerolab.config.experiment import ExperimentConfig, load_experiment
+    from zerolab.config.hyperparameters import grid_points, sample_hyperparameters
+    from zerolab.config.merge import overwrite_deepspeed_config
+    from zerolab.config.resolved import resolve
+
+__all__ = [
+    "BatchSizes",
+    "EngineConfig",
+    "ExperimentConfig",
+    "check_experiment",
+    "check_file",
+    "grid_points",
+    "load_engine_config",
+    "load_experiment",
+    "overwrite_deepspeed_config",
+    "resolve",
+    "sample_hyperparameters",
+]
+
+_HOMES = {
+    "BatchSizes": "batch",
+    "EngineConfig": "engine",
+    "ExperimentConfig": "experiment",
+    "check_experiment": "checking",
+    "check_file": "checking",
+    "grid_points": "hyperparameters",
+    "load_engine_config": "engine",
+    "load_experiment": "experiment",
+    "overwrite_deepspeed_config": "merge",
+    "resolve": "resolved",
+    "sample_hyperparameters": "hyperparameters",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name from the module that defines it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"zerolab.config.{_HOMES[name]}"), name)

@@ -1,0 +1,174 @@
+"""The ``optimizer`` block: which names there are, and which parameters each one takes."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from zerolab.config.section import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    suggest,
+    validate,
+)
+
+__all__ = [
+    "OPTIMIZERS",
+    "TORCH_OPTIMIZERS",
+    "OptimizerConfig",
+    "canonical_optimizer",
+    "problems_of",
+]
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
+
+
+class OptimizerConfig(Section):
+    """Which optimizer updates the weights."""
+
+    type: str
+    """``Adam``, ``AdamW``, ``SGD``, ``Adagrad``, ``Lion``, ``LAMB``, ``Muon``, or a class name of
+    ``torch.optim``. As in DeepSpeed, ``Adam`` decouples weight decay unless ``adam_w_mode`` is
+    false."""
+
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments, as given; ``lr``, ``betas``, ``eps``, ``weight_decay``, ..."""
+
+
+class _Params(Section):
+    lr: NonNegativeFloat = 1e-3
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class AdamWParams(_Params):
+    """Arguments of AdamW."""
+
+    betas: Betas = [0.9, 0.999]
+    eps: NonNegativeFloat = 1e-8
+    amsgrad: bool = False
+    bias_correction: bool = True
+    torch_adam: bool = False
+    fp32_optimizer_states: bool = True
+
+
+class AdamParams(AdamWParams):
+    """Arguments of Adam."""
+
+    adam_w_mode: bool = True
+
+
+class SgdParams(_Params):
+    """Arguments of SGD."""
+
+    momentum: NonNegativeFloat = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+
+class AdagradParams(_Params):
+    """Arguments of Adagrad."""
+
+    lr_decay: NonNegativeFloat = 0.0
+    initial_accumulator_value: NonNegativeFloat = 0.0
+    eps: NonNegativeFloat = 1e-10
+
+
+class LionParams(_Params):
+    """Arguments of Lion."""
+
+    betas: Betas = [0.9, 0.99]
+
+
+class LambParams(_Params):
+    """Arguments of LAMB."""
+
+    betas: Betas = [0.9, 0.999]
+    eps: NonNegativeFloat = 1e-8
+    bias_correction: bool = True
+    max_coeff: PositiveFloat = 10.0
+    min_coeff: NonNegativeFloat = 0.01
+
+
+class MuonParams(_Params):
+    """Arguments of Muon; parameters that are no matrices are updated by AdamW."""
+
+    momentum: Beta = 0.95
+    nesterov: bool = True
+    ns_steps: PositiveInt = 5
+    adam_lr: NonNegativeFloat | None = None
+    betas: Betas = [0.9, 0.999]
+    eps: NonNegativeFloat = 1e-8
+
+
+OPTIMIZERS: dict[str, type[Section]] = {
+    "Adam": AdamParams,
+    "AdamW": AdamWParams,
+    "SGD": SgdParams,
+    "Adagrad": AdagradParams,
+    "Lion": LionParams,
+    "LAMB": LambParams,
+    "Muon": MuonParams,
+}
+"""Optimizers whose parameters are checked here, under their usual spelling."""
+
+TORCH_OPTIMIZERS = frozenset(
+    {"ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"}
+)
+"""Further classes of ``torch.optim``; torch checks their arguments."""
+
+_REFUSED = {
+    "OneBitAdam": "compressed communication is not supported; use 'Adam'",
+    "ZeroOneAdam": "compressed communication is not supported; use 'Adam'",
+    "OneBitLamb": "compressed communication is not supported; use 'LAMB'",
+    "MuAdam": "muP learning rates are set in the model's parameter groups; use 'Adam'",
+    "MuAdamW": "muP learning rates are set in the model's parameter groups; use 'AdamW'",
+    "MuSGD": "muP learning rates are set in the model's parameter groups; use 'SGD'",
+    "LBFGS": "it evaluates the model inside its step; use 'AdamW'",
+    "SparseAdam": "gradients are dense here; use 'Adam'",
+}
+
+
+def canonical_optimizer(name: str) -> str:
+    """The usual spelling of an optimizer's name, which may be written in any case."""
+    known = {key.lower(): key for key in (*OPTIMIZERS, *TORCH_OPTIMIZERS, *_REFUSED)}
+    return known.get(name.lower(), name)
+
+
+def problems_of(config: OptimizerConfig) -> list[str]:
+    """List what is wrong with the block, one line for each mistake."""
+    name = canonical_optimizer(config.type)
+    if name in _REFUSED:
+        return [f"optimizer.type: {_REFUSED[name]}, got {config.type!r}"]
+    if name in OPTIMIZERS:
+        return _param_problems(name, config.params)
+    if name in TORCH_OPTIMIZERS:
+        return torch_problems("optimizer", config.params)
+    names = [*OPTIMIZERS, *sorted(TORCH_OPTIMIZERS)]
+    hint = suggest(config.type, names)
+    return [f"optimizer.type: must be one of {', '.join(names)}, got {config.type!r}{hint}"]
+
+
+def _param_problems(name: str, params: Mapping[str, Any]) -> list[str]:
+    found = []
+    if "max_grad_norm" in params:
+        params = {key: value for key, value in params.items() if key != "max_grad_norm"}
+        found.append(
+            "optimizer.params.max_grad_norm: is not an optimizer's parameter; "
+            "set gradient_clipping at the top of the file"
+        )
+    _, problems, _ = validate(OPTIMIZERS[name], params)
+    return found + [f"optimizer.params.{problem}" for problem in problems]
+
+
+def torch_problems(block: str, params: Mapping[str, Any]) -> list[str]:
+    """Check what can be known of a torch class's arguments without torch."""
+    found = []
+    lr = params.get("lr")
+    is_number = isinstance(lr, int | float) and not isinstance(lr, bool)
+    if lr is not None and not (is_number and math.isfinite(lr) and lr >= 0):
+        found.append(f"{block}.params.lr: must be a number that is not negative, got {lr!r}")
+    return found

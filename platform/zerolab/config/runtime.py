@@ -1,0 +1,240 @@
+"""Smaller blocks of the engine file: memory, checkpoints, compilation, profiling."""
+
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from zerolab.config.hints import hint
+from zerolab.config.section import Int, NonNegativeFloat, PositiveInt, Section
+
+__all__ = [
+    "ActivationCheckpointingConfig",
+    "AioConfig",
+    "CheckpointConfig",
+    "CommsLoggerConfig",
+    "CompileConfig",
+    "FlopsProfilerConfig",
+    "MonitorConfig",
+    "TimersConfig",
+]
+
+_FILES = "files are read and written by threads of the engine"
+_METRICS = "metrics go to the platform, and a trial has its own TensorBoard writer"
+
+
+class ActivationCheckpointingConfig(Section):
+    """Recompute activations in backward instead of keeping them."""
+
+    enabled: bool | None = None
+    """Checkpoint every block of the model; null means yes when ``cpu_checkpointing``,
+    ``partition_activations`` or ``number_checkpoints`` is set."""
+
+    cpu_checkpointing: bool = False
+    """Keep the saved inputs of blocks in host memory."""
+
+    partition_activations: bool = hint(
+        default=False, reason="there is no tensor-parallel group to divide activations over"
+    )
+    """Divide saved inputs over the tensor-parallel ranks."""
+
+    number_checkpoints: PositiveInt | None = hint(None, "every block is one checkpoint")
+    """How many checkpoints the model has."""
+
+    contiguous_memory_optimization: bool = hint(
+        default=False, reason="torch's allocator keeps the saved inputs"
+    )
+    """Copy saved inputs into one buffer."""
+
+    synchronize_checkpoint_boundary: bool = hint(
+        default=False, reason="no boundary needs the device to be idle"
+    )
+    """Wait for the device at each block."""
+
+    profile: bool = hint(default=False, reason="wall_clock_breakdown times the phases of a step")
+    """Time each block."""
+
+    @property
+    def active(self) -> bool:
+        """Whether blocks are checkpointed."""
+        if self.enabled is not None:
+            return self.enabled
+        asked = self.cpu_checkpointing or self.partition_activations
+        return asked or self.number_checkpoints is not None
+
+
+class AioConfig(Section):
+    """How DeepSpeed reads and writes offloaded files."""
+
+    block_size: PositiveInt = hint(1_048_576, _FILES)
+    """Bytes in one request."""
+
+    queue_depth: PositiveInt = hint(8, _FILES)
+    """Requests in flight."""
+
+    intra_op_parallelism: PositiveInt = hint(1, _FILES)
+    """Threads for one request."""
+
+    thread_count: PositiveInt = hint(1, _FILES)
+    """Threads for one request, under its old name."""
+
+    single_submit: bool = hint(default=False, reason=_FILES)
+    """Submit requests one by one."""
+
+    overlap_events: bool = hint(default=True, reason=_FILES)
+    """Submit and wait at the same time."""
+
+    use_gds: bool = hint(default=False, reason=_FILES)
+    """Copy between files and GPU directly."""
+
+
+class WriterConfig(Section):
+    """How checkpoint files are written."""
+
+    decoupled: bool = False
+    """Training goes on while a checkpoint is written."""
+
+    type: Literal["mock", "python", "fast"] = hint("python", "there is one writer")
+    """Which of DeepSpeed's writers."""
+
+    io_buffer_size: PositiveInt = hint(67_108_864, "there is one writer")
+    """Bytes in one buffer."""
+
+    io_buffer_double: bool = hint(default=True, reason="there is one writer")
+    """Two buffers."""
+
+    show_statistics: bool = hint(default=False, reason="there is one writer")
+    """Print rates."""
+
+    data_parallel: Literal["replica", "socket", "machine"] | None = hint(
+        None, "every rank writes what it owns"
+    )
+    """Which ranks write."""
+
+    io_multiplier: PositiveInt = hint(1, "there is one writer")
+    """Ranks that write, times this."""
+
+
+class ParallelWriteConfig(Section):
+    """Which ranks write a checkpoint."""
+
+    pipeline_stage: bool = hint(default=False, reason="every rank writes what it owns")
+    """Spread files of a pipeline stage over ranks."""
+
+
+class CheckpointConfig(Section):
+    """Saving and loading."""
+
+    tag_validation: Literal["Ignore", "Warn", "Fail"] = "Warn"
+    """What to do when ranks save under different tags."""
+
+    writer: WriterConfig = WriterConfig()
+    """How files are written."""
+
+    load_universal: bool = hint(
+        default=False, reason="every checkpoint loads at any stage and world size"
+    )
+    """Load DeepSpeed's universal layout."""
+
+    parallel_write: ParallelWriteConfig = ParallelWriteConfig()
+    """Which ranks write."""
+
+    checkpoint_serialization: bool = hint(default=True, reason="tensors are saved as safetensors")
+    """Serialize with torch."""
+
+    @field_validator("tag_validation", mode="before")
+    @classmethod
+    def _any_case(cls, value: Any) -> Any:
+        return value.capitalize() if isinstance(value, str) else value
+
+
+class CommsLoggerConfig(Section):
+    """DeepSpeed's log of collectives."""
+
+    enabled: bool = hint(default=False, reason="wall_clock_breakdown shows the time of reduction")
+    """Count and time collectives."""
+
+    prof_all: bool = hint(default=True, reason="collectives are not logged one by one")
+    """All operations."""
+
+    prof_ops: list[str] = hint([], "collectives are not logged one by one")
+    """Only these operations."""
+
+    verbose: bool = hint(default=False, reason="collectives are not logged one by one")
+    """Print each."""
+
+    debug: bool = hint(default=False, reason="collectives are not logged one by one")
+    """Print the caller."""
+
+
+class ThroughputTimerConfig(Section):
+    """DeepSpeed's throughput timer."""
+
+    enabled: bool = hint(default=True, reason="throughput is always reported")
+    """Time steps."""
+
+    synchronized: bool = hint(default=True, reason="the device is awaited only where a line is due")
+    """Wait for the device before reading the clock."""
+
+
+class TimersConfig(Section):
+    """DeepSpeed's timers."""
+
+    throughput: ThroughputTimerConfig = ThroughputTimerConfig()
+    """Throughput."""
+
+
+class FlopsProfilerConfig(Section):
+    """A table of the floating-point operations of one step."""
+
+    enabled: bool = False
+    """Profile a step and print the table."""
+
+    profile_step: PositiveInt = 1
+    """Which optimizer step, counted from 1."""
+
+    module_depth: Int = -1
+    """Depth of modules shown; -1 means all."""
+
+    top_modules: PositiveInt = 1
+    """Modules shown at each depth, largest first."""
+
+    detailed: bool = True
+    """Show the module tree as well as the summary."""
+
+    output_file: str | None = None
+    """Write the table here instead of printing it."""
+
+    recompute_fwd_factor: NonNegativeFloat = 0.0
+    """Share of the forward pass that backward computes again, counted on top."""
+
+
+class CompileConfig(Section):
+    """``torch.compile`` on the model."""
+
+    enabled: bool = False
+    """Compile the model."""
+
+    backend: str = "inductor"
+    """As in ``torch.compile``."""
+
+    mode: str | None = None
+    """As in ``torch.compile``."""
+
+    fullgraph: bool = False
+    """As in ``torch.compile``."""
+
+    dynamic: bool | None = None
+    """As in ``torch.compile``."""
+
+
+class MonitorConfig(Section):
+    """A logger of DeepSpeed's."""
+
+    enabled: bool = hint(default=False, reason=_METRICS)
+    """Write events."""
+
+    output_path: str = hint("", _METRICS)
+    """Directory of the files."""
+
+    job_name: str = hint("DeepSpeedJobName", _METRICS)
+    """Folder inside it."""

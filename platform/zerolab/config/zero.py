@@ -1,0 +1,217 @@
+"""The ``zero_optimization`` block: what is sharded, how it moves, where it is kept."""
+
+from typing import Literal
+
+from zerolab.config.hints import hint
+from zerolab.config.section import Fraction, NonNegativeInt, PositiveInt, Section
+
+__all__ = ["LeafModuleConfig", "OffloadOptimizerConfig", "OffloadParamConfig", "ZeroConfig"]
+
+_BY_BLOCK = "stage 3 gathers and releases whole blocks of the model"
+
+
+class OffloadParamConfig(Section):
+    """Where sharded parameters wait between uses (stage 3)."""
+
+    device: Literal["none", "cpu"] = "none"
+    """``cpu`` keeps the shards in host memory."""
+
+    pin_memory: bool = True
+    """Page-locked host memory, for copies that overlap with computation (GPU only)."""
+
+    nvme_path: str | None = hint(None, "parameters are offloaded to host memory, not to files")
+    """Directory for parameters in files."""
+
+    buffer_count: NonNegativeInt = hint(5, "parameters are not offloaded to files")
+    """Buffers for parameters in files."""
+
+    buffer_size: NonNegativeInt = hint(100_000_000, "parameters are not offloaded to files")
+    """Elements in one buffer for parameters in files."""
+
+    max_in_cpu: NonNegativeInt = hint(1_000_000_000, "parameters are not offloaded to files")
+    """Elements kept in host memory when the rest is in files."""
+
+
+class OffloadOptimizerConfig(Section):
+    """Where optimizer states and master weights live (stages 1 to 3)."""
+
+    device: Literal["none", "cpu", "nvme"] = "none"
+    """``cpu`` keeps the states in host memory and updates there, ``nvme`` keeps them in files."""
+
+    nvme_path: str | None = None
+    """Directory for the files of ``device: nvme``."""
+
+    pin_memory: bool = True
+    """Page-locked host memory, for copies that overlap with computation (GPU only)."""
+
+    buffer_count: NonNegativeInt = hint(4, "three buckets are in flight: read, updated, written")
+    """Buffers for states in files."""
+
+    pipeline_read: bool = hint(default=False, reason="the next bucket is always read ahead")
+    """Read the next tile while this one is updated."""
+
+    pipeline_write: bool = hint(default=False, reason="the last bucket is always written behind")
+    """Write the last tile while this one is updated."""
+
+    fast_init: bool = hint(default=False, reason="files are made at the first step")
+    """Skip writing the first zeros."""
+
+    ratio: Fraction = 1.0
+    """Share of the states that is offloaded; all or nothing here, so 1."""
+
+    cpuadam_cores_perc: Fraction = hint(0.8, "OMP_NUM_THREADS says how many cores are used")
+    """Share of the cores for the update."""
+
+
+class LeafModuleConfig(Section):
+    """Modules that stage 3 gathers as one (DeepSpeed's way to handle mixtures of experts)."""
+
+    classes: list[str] = hint([], "a block is gathered whole, with all that is inside it")
+    """Class names."""
+
+    names: list[str] = hint([], "a block is gathered whole, with all that is inside it")
+    """Module names."""
+
+    name_suffixes: list[str] = hint([], "a block is gathered whole, with all that is inside it")
+    """Ends of module names."""
+
+
+class ZeroConfig(Section):
+    """How training state is divided between the data-parallel ranks."""
+
+    stage: Literal[0, 1, 2, 3] = 0
+    """0: nothing is sharded; 1: optimizer states; 2: and gradients; 3: and parameters."""
+
+    reduce_bucket_size: PositiveInt = 500_000_000
+    """Elements of gradient in one collective; clamped to the model (stages 0 to 2)."""
+
+    allgather_bucket_size: PositiveInt = 500_000_000
+    """Elements of updated weights gathered in one collective; clamped (stages 1 and 2)."""
+
+    overlap_comm: bool | None = None
+    """Reduce gradients while backward still runs; null means yes where the stage can."""
+
+    ignore_unused_parameters: bool = True
+    """``false``: a trainable parameter that gets no gradient ends training with its name."""
+
+    offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
+    """Where optimizer states live."""
+
+    offload_param: OffloadParamConfig = OffloadParamConfig()
+    """Where parameters wait (stage 3)."""
+
+    stage3_gather_16bit_weights_on_model_save: bool = False
+    """``save_16bit_model()`` gathers whole weights at stage 3; without it, it refuses there."""
+
+    contiguous_gradients: bool = hint(
+        default=True, reason="gradients always lie in flat buckets at stages 0 to 2"
+    )
+    """Copy gradients into one buffer as they are produced."""
+
+    reduce_scatter: bool = hint(
+        default=True, reason="the stage decides: all-reduce at 0, reduce-scatter from 1 on"
+    )
+    """Reduce-scatter gradients in place of all-reduce."""
+
+    allgather_partitions: bool = hint(
+        default=True, reason="updated weights are always all-gathered, never broadcast one by one"
+    )
+    """All-gather updated weights in place of broadcasts."""
+
+    round_robin_gradients: bool = hint(
+        default=False, reason="buckets are cut evenly over the ranks, so copies already spread"
+    )
+    """Spread gradient copies over the ranks."""
+
+    sub_group_size: NonNegativeInt = hint(
+        1_000_000_000, "an update runs bucket by bucket; reduce_bucket_size is its tile"
+    )
+    """Elements in one tile of the update."""
+
+    use_multi_rank_bucket_allreduce: bool = hint(
+        default=True, reason="a bucket is always reduced for all ranks in one collective"
+    )
+    """Join the buckets of several ranks."""
+
+    compute_grad_norm: bool = hint(
+        default=True, reason="the norm is always computed: it is reported and tells an overflow"
+    )
+    """Compute the global gradient norm."""
+
+    load_from_fp32_weights: bool = hint(
+        default=True, reason="checkpoints hold the fp32 master weights, and they are loaded"
+    )
+    """Load master weights rather than 16-bit ones."""
+
+    elastic_checkpoint: bool = hint(
+        default=False, reason="every checkpoint loads at any stage and world size"
+    )
+    """Checkpoints for another world size."""
+
+    parameter_alignment: bool = hint(
+        default=False, reason="flat buffers are laid out by the engine"
+    )
+    """Pad between parameters of a flat buffer."""
+
+    stage3_prefetch_bucket_size: NonNegativeInt = hint(
+        50_000_000, f"{_BY_BLOCK}, and fetches the next block ahead"
+    )
+    """Elements fetched ahead of use."""
+
+    stage3_param_persistence_threshold: NonNegativeInt = hint(
+        100_000, f"{_BY_BLOCK}, small parameters with the rest"
+    )
+    """Parameters smaller than this many elements are not sharded."""
+
+    stage3_model_persistence_threshold: NonNegativeInt = hint(
+        2**63 - 1, f"{_BY_BLOCK}, small parameters with the rest"
+    )
+    """Largest number of elements that are not sharded."""
+
+    stage3_max_live_parameters: NonNegativeInt = hint(
+        1_000_000_000, f"{_BY_BLOCK}; at most two blocks are whole at a time"
+    )
+    """Elements that may be whole at a time."""
+
+    stage3_max_reuse_distance: NonNegativeInt = hint(
+        1_000_000_000, f"{_BY_BLOCK}; a block is released after its use"
+    )
+    """Keep a parameter that is used again within this many elements."""
+
+    stage3_module_granularity_threshold: NonNegativeInt = hint(0, _BY_BLOCK)
+    """Modules finer than this are gathered as one."""
+
+    stage3_use_all_reduce_for_fetch_params: bool = hint(default=False, reason=_BY_BLOCK)
+    """Fetch parameters by all-reduce."""
+
+    stage3_allgather_sequential: bool = hint(default=False, reason=_BY_BLOCK)
+    """Gather parameters one by one."""
+
+    memory_efficient_linear: bool = hint(
+        default=True, reason="autograd does not keep gathered weights of linear layers"
+    )
+    """A linear layer that saves no weights."""
+
+    pipeline_loading_checkpoint: bool = hint(
+        default=False, reason="a rank always reads only what it owns"
+    )
+    """Load a checkpoint piece by piece."""
+
+    override_module_apply: bool = hint(
+        default=True, reason="models are initialised before they are sharded"
+    )
+    """Gather parameters inside ``Module.apply``."""
+
+    log_trace_cache_warnings: bool = hint(default=False, reason="there is no trace cache")
+    """Warn when the trace of modules changes."""
+
+    enable_sanity_checks: bool = hint(default=False, reason="the engine's checks are always on")
+    """Check more while training."""
+
+    save_muon_momentum_buffer_in_memory: bool = hint(
+        default=False, reason="Muon's states are kept where offload_optimizer says"
+    )
+    """Keep Muon's momentum in memory."""
+
+    leaf_module: LeafModuleConfig = LeafModuleConfig()
+    """Modules gathered as one."""
