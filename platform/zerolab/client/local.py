@@ -1,0 +1,85 @@
+"""The metrics file of a run without a server: one JSON object a line.
+
+The first line is a header: ``kind`` (``header``), ``format`` (1), the experiment's ``config``,
+this trial's ``hparams`` and ``trial_seed``, ``time``. Every other line is one record of
+:mod:`zerolab.wire`. Numbers that are not finite are the strings ``NaN``, ``Infinity`` and
+``-Infinity``. A run that goes on in the same directory goes on in the same file; where it
+reports a step again, the later line counts.
+"""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from zerolab.client.spool import AppendFile
+from zerolab.contract import RunSpec
+from zerolab.wire import MetricsRecord, Record, wire_number
+
+__all__ = ["FORMAT", "MetricsFile", "MetricsHeader"]
+
+FORMAT = 1
+
+
+class MetricsHeader(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
+    """First line of a metrics file."""
+
+    format: int
+    config: dict[str, Any]
+    hparams: dict[str, Any]
+    trial_seed: int
+    time: float
+
+
+class MetricsFile:
+    """The writing end of a metrics file.
+
+    Args:
+        path: Created with a header if missing; else continued behind its last whole line.
+        spec: What the header says.
+    """
+
+    def __init__(self, path: Path, spec: RunSpec) -> None:
+        self._encoder = msgspec.json.Encoder()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = _whole_lines(path)
+        self._file = AppendFile(path, size)
+        if not size:
+            header = MetricsHeader(FORMAT, spec.config, spec.hparams, spec.trial_seed, time.time())
+            self.append(self._encoder.encode(header))
+
+    def encode(self, record: Record) -> bytes:
+        """Encode a record as JSON."""
+        if isinstance(record, MetricsRecord) and not _all_finite(record.values):
+            values = {
+                name: wire_number(value) if isinstance(value, float) else value
+                for name, value in record.values.items()
+            }
+            record = MetricsRecord(record.group, record.steps, values, record.time)
+        return self._encoder.encode(record)
+
+    def append(self, payload: bytes) -> None:
+        """Write one line.
+
+        Raises:
+            OSError: If there is no room for it.
+        """
+        self._file.append(payload + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _all_finite(values: dict[str, float | str]) -> bool:
+    return all(isinstance(value, float) and math.isfinite(value) for value in values.values())
+
+
+def _whole_lines(path: Path) -> int:
+    """Return how many bytes of a file are whole lines."""
+    try:
+        return path.read_bytes().rfind(b"\n") + 1
+    except FileNotFoundError:
+        return 0
