@@ -42,27 +42,22 @@ def resolve_batch_sizes(
     if train is None:
         if micro is None:
             return "train_batch_size: set it or train_micro_batch_size_per_gpu, both are missing"
-        steps = steps or 1
-        return BatchSizes(micro * steps * ranks, micro, steps, ranks)
-    if micro is not None and steps is not None:
-        product = micro * steps * ranks
-        if train != product:
-            return (
-                "train_batch_size: must be micro-batch x accumulation steps x data-parallel ranks "
-                f"= {micro} x {steps} x {ranks} = {product}, got {train}; "
-                "leave one of the three out and it is derived"
-            )
-        return BatchSizes(train, micro, steps, ranks)
-    if micro is not None:
-        unit, what = micro * ranks, f"micro-batch x data-parallel ranks = {micro} x {ranks}"
-    else:
+        return BatchSizes(micro * (steps or 1) * ranks, micro, steps or 1, ranks)
+    if micro is None:
         steps = steps or 1
         unit, what = steps * ranks, f"accumulation steps x data-parallel ranks = {steps} x {ranks}"
+    else:
+        unit, what = micro * ranks, f"micro-batch x data-parallel ranks = {micro} x {ranks}"
+        if steps is not None and train != unit * steps:
+            return (
+                "train_batch_size: must be micro-batch x accumulation steps x data-parallel ranks "
+                f"= {micro} x {steps} x {ranks} = {unit * steps}, got {train}; "
+                "leave one of the three out and it is derived"
+            )
     if train % unit:
         return (
             f"train_batch_size: must be a multiple of {what} = {unit}, got {train}; "
             f"the nearest is {_nearest(train, unit)}"
         )
-    if micro is not None:
-        return BatchSizes(train, micro, train // unit, ranks)
-    return BatchSizes(train, train // unit, steps or 1, ranks)
+    other = train // unit
+    return BatchSizes(train, micro or other, other if micro else steps or 1, ranks)

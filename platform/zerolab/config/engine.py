@@ -156,6 +156,36 @@ class EngineConfig(Section):
             return "bf16"
         return "fp16" if self.fp16.enabled else "fp32"
 
+    def with_origin(
+        self, source: str, overridden: frozenset[str], off: tuple[str, ...]
+    ) -> "EngineConfig":
+        """Remember where the values came from.
+
+        Args:
+            source: The file's name, for messages.
+            overridden: Dotted keys that an override gave.
+            off: Dotted keys of DeepSpeed that the file turns off, and that do not exist here.
+        """
+        copy = self.model_copy()
+        mine = (source, overridden, off)
+        copy._source, copy._overridden, copy._off = mine  # noqa: SLF001 - a copy of self
+        return copy
+
+    @property
+    def source(self) -> str:
+        """Name of the file, for messages."""
+        return self._source
+
+    @property
+    def overridden(self) -> frozenset[str]:
+        """Dotted keys that an override gave."""
+        return self._overridden
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """Dotted keys of DeepSpeed that the file turns off, and that do not exist here."""
+        return self._off
+
     def batch_sizes(self, dp_world_size: int) -> BatchSizes:
         """Fill in whichever of the three batch sizes the file leaves out.
 
@@ -244,10 +274,8 @@ def parse_engine_config(
         known = problem.partition(": ")[0] in told
         if not known and not any(_touches(key, bad) for key in keys):
             problems.append(problem)
-    config._source = source
-    config._overridden = frozenset(dotted(path) for path in _leaves(overrides or {}))
-    config._off = tuple(off)
-    return EngineFile(config, problems, bad)
+    overridden = frozenset(dotted(path) for path in _leaves(overrides or {}))
+    return EngineFile(config.with_origin(source, overridden, tuple(off)), problems, bad)
 
 
 def _touches(key: str, bad: frozenset[str]) -> bool:

@@ -124,7 +124,7 @@ def _loader() -> "type[yaml.SafeLoader]":
             for key_node, _ in node.value:
                 if key_node.tag == "tag:yaml.org,2002:merge":
                     continue
-                key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+                key = self.construct_object(key_node, deep=True)
                 mark = key_node.start_mark
                 if not isinstance(key, str):
                     text = f"keys must be text, got {key!r}; put it in quotes"

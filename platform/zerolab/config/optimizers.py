@@ -47,7 +47,7 @@ class _Params(Section):
 class AdamWParams(_Params):
     """Arguments of AdamW."""
 
-    betas: Betas = [0.9, 0.999]
+    betas: Betas = Field(default=[0.9, 0.999])
     eps: NonNegativeFloat = 1e-8
     amsgrad: bool = False
     bias_correction: bool = True
@@ -80,13 +80,13 @@ class AdagradParams(_Params):
 class LionParams(_Params):
     """Arguments of Lion."""
 
-    betas: Betas = [0.9, 0.99]
+    betas: Betas = Field(default=[0.9, 0.99])
 
 
 class LambParams(_Params):
     """Arguments of LAMB."""
 
-    betas: Betas = [0.9, 0.999]
+    betas: Betas = Field(default=[0.9, 0.999])
     eps: NonNegativeFloat = 1e-8
     bias_correction: bool = True
     max_coeff: PositiveFloat = 10.0
@@ -100,7 +100,7 @@ class MuonParams(_Params):
     nesterov: bool = True
     ns_steps: PositiveInt = 5
     adam_lr: NonNegativeFloat | None = None
-    betas: Betas = [0.9, 0.999]
+    betas: Betas = Field(default=[0.9, 0.999])
     eps: NonNegativeFloat = 1e-8
 
 

@@ -44,6 +44,7 @@ def _rates(value: Any) -> Any:
 Rate = Annotated[Any, AfterValidator(_rates)]
 """One value, or one for each parameter group."""
 
+
 def _rates_or_none(value: Any) -> Any:
     return value if value is None else _rates(value)
 
@@ -57,11 +58,7 @@ class WarmupParams(Section):
     warmup_min_lr: Rate = 0.0
     warmup_max_lr: Annotated[Any, AfterValidator(_rates_or_none)] = None
     warmup_num_steps: PositiveInt = 1000
-    warmup_type: def _rates_or_none(value: Any) -> Any:
-    return value if value is None else _rates(value)
-
-
-WarmupType = "log"
+    warmup_type: WarmupType = "log"
     last_batch_iteration: Int = -1
 
 
@@ -72,11 +69,7 @@ class WarmupDecayParams(Section):
     warmup_min_lr: Rate = 0.0
     warmup_max_lr: Rate = 0.001
     warmup_num_steps: PositiveInt = 1000
-    warmup_type: def _rates_or_none(value: Any) -> Any:
-    return value if value is None else _rates(value)
-
-
-WarmupType = "log"
+    warmup_type: WarmupType = "log"
     last_batch_iteration: Int = -1
 
 
@@ -87,11 +80,7 @@ class WarmupCosineParams(Section):
     warmup_min_ratio: NonNegativeFloat = 0.0
     warmup_num_steps: NonNegativeInt = 1000
     cos_min_ratio: NonNegativeFloat = 1e-4
-    warmup_type: def _rates_or_none(value: Any) -> Any:
-    return value if value is None else _rates(value)
-
-
-WarmupType = "log"
+    warmup_type: WarmupType = "log"
     last_batch_iteration: Int = -1
 
 
