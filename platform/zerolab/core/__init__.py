@@ -1,0 +1,1 @@
+"""Core API: metrics, checkpoints, preemption and ranks for any script, with or without a server."""
