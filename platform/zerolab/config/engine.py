@@ -15,7 +15,7 @@ from zerolab.config.hints import hint
 from zerolab.config.merge import overwrite_deepspeed_config
 from zerolab.config.optimizers import OptimizerConfig
 from zerolab.config.precision import Bf16Config, DataTypesConfig, DType, Fp16Config
-from zerolab.config.refused import take_refused, without_aliases
+from zerolab.config.refused import REFUSED, take_refused, without_aliases
 from zerolab.config.runtime import (
     ActivationCheckpointingConfig,
     AioConfig,
@@ -209,6 +209,10 @@ class EngineConfig(Section):
         return sizes
 
 
+_OPAQUE = frozenset({"optimizer.params", "scheduler.params"})
+"""Blocks that are checked by the optimizer's or schedule's own rules."""
+
+
 @dataclass(frozen=True)
 class EngineFile:
     """What reading an engine file gave: the configuration, or as much of it as could be saved."""
@@ -262,7 +266,7 @@ def parse_engine_config(
     merged = overwrite_deepspeed_config(content, overrides or {})
     filled, problems = fill_auto(merged, hyperparameters or {})
     renamed, twice = without_aliases(filled)
-    rest, refused, off = take_refused(renamed)
+    rest, refused, off = take_refused(renamed, REFUSED, _OPAQUE)
     config, wrong, paths = validate(EngineConfig, rest)
     problems += [*twice, *refused, *wrong]
     bad = frozenset(dotted(path) for path in paths)

@@ -4,7 +4,7 @@ A refused key that says "off" (false, null, an empty block, ``enabled: false``) 
 that is what happens anyway.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 __all__ = ["ALIASES", "REFUSED", "take_refused", "without_aliases"]
@@ -132,36 +132,36 @@ def _is_off(key: str, value: Any) -> bool:
     return key in _OFF and value == _OFF[key]
 
 
-def take_refused(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+def take_refused(
+    data: Mapping[str, Any], table: Mapping[str, str], opaque: Collection[str]
+) -> tuple[dict[str, Any], list[str], list[str]]:
     """Part a file from the keys that have no counterpart here.
 
     Args:
         data: The file.
+        table: Dotted key to what to do instead.
+        opaque: Dotted keys whose content is the user's own.
 
     Returns:
         The file without them, one problem for each that is on, and the keys that are off.
     """
     problems: list[str] = []
     off: list[str] = []
-    return _take(data, "", problems, off), problems, off
 
-
-def _take(
-    data: Mapping[str, Any], prefix: str, problems: list[str], off: list[str]
-) -> dict[str, Any]:
-    rest: dict[str, Any] = {}
-    for name, value in data.items():
-        key = f"{prefix}{name}"
-        if key in REFUSED:
-            if _is_off(key, value):
+    def take(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        rest: dict[str, Any] = {}
+        for name, value in block.items():
+            key = f"{prefix}{name}"
+            if key not in table:
+                inside = isinstance(value, Mapping) and key not in opaque
+                rest[name] = take(value, f"{key}.") if inside else value
+            elif _is_off(key, value):
                 off.append(key)
             else:
-                problems.append(f"{key}: is not supported; {REFUSED[key]}")
-        elif isinstance(value, Mapping) and key not in ("optimizer.params", "scheduler.params"):
-            rest[name] = _take(value, f"{key}.", problems, off)
-        else:
-            rest[name] = value
-    return rest
+                problems.append(f"{key}: is not supported; {table[key]}")
+        return rest
+
+    return take(data, ""), problems, off
 
 
 def without_aliases(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

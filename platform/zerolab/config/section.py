@@ -178,6 +178,12 @@ def validate(section: type[S], data: Mapping[str, Any]) -> tuple[S | None, list[
                 bad.append(path)
                 if found["type"] == "extra_forbidden":
                     bad.extend(_meant(section, path))
-                rest = without(rest, path[:-1] if found["type"] == "missing" else path)
+                if found["type"] == "missing":
+                    path = path[:-1]
+                    bad.append(path)
+                if path:
+                    rest = without(rest, path)
             problems.sort()
+            if () in bad:
+                break
     return None, problems, bad

@@ -1,0 +1,53 @@
+"""Fields of Determined's experiment files that have no counterpart here, and what to do instead."""
+
+__all__ = ["OTHER_SEARCHERS", "REFUSED_FIELDS"]
+
+_NO_CONTAINERS = "trials run in the agent's own Python environment, not in containers"
+_BEST = "use single, random or grid"
+
+REFUSED_FIELDS: dict[str, str] = {
+    "workspace": "use labels",
+    "project": "use labels",
+    "bind_mounts": f"{_NO_CONTAINERS}: use the paths of the machine",
+    "optimizations": "set the keys of the engine file, such as gradient_accumulation_steps",
+    "integrations": "report from a trial callback",
+    "slurm": "start an agent inside a Slurm job, and submit to it",
+    "pbs": "start an agent inside a PBS job, and submit to it",
+    "security": "remove it; the agent's own user runs the trials",
+    "tensorboard_storage": "remove it; TensorBoard files are kept with the trial",
+    "data_layer": "remove it; read data in the trial",
+    "internal": "remove it",
+    "debug": "remove it; logs hold everything that ranks print",
+    "resources.agent_label": "remove it; trials run on any agent with free slots",
+    "resources.resource_pool": "remove it; all agents form one pool",
+    "resources.slots": "set resources.slots_per_trial",
+    "resources.shm_size": f"{_NO_CONTAINERS}: shared memory is the machine's",
+    "resources.devices": f"{_NO_CONTAINERS}: devices are the machine's",
+    "resources.native_parallel": "remove it; one process is started for each slot",
+    "environment.image": f"{_NO_CONTAINERS}: install packages there",
+    "environment.force_pull_image": _NO_CONTAINERS,
+    "environment.registry_auth": _NO_CONTAINERS,
+    "environment.add_capabilities": _NO_CONTAINERS,
+    "environment.drop_capabilities": _NO_CONTAINERS,
+    "environment.pod_spec": _NO_CONTAINERS,
+    "environment.proxy_ports": _NO_CONTAINERS,
+    "environment.ports": _NO_CONTAINERS,
+    "checkpoint_storage.propagation": _NO_CONTAINERS,
+    "checkpoint_storage.checkpoint_path": "set host_path and storage_path",
+    "checkpoint_storage.tensorboard_path": "remove it; TensorBoard files are kept with the trial",
+    "searcher.source_trial_id": "load weights in the trial's __init__",
+    "searcher.source_checkpoint_uuid": "load weights in the trial's __init__",
+    "searcher.stop_once": "remove it",
+}
+"""Dotted field to what the user should do instead."""
+
+OTHER_SEARCHERS: dict[str, str] = {
+    "adaptive_asha": _BEST,
+    "async_halving": _BEST,
+    "pbt": _BEST,
+    "custom": "the core API trains any loop, and the REST API creates trials' experiments",
+    "sync_halving": _BEST,
+    "adaptive": _BEST,
+    "adaptive_simple": _BEST,
+}
+"""Searchers of Determined that do not exist here."""

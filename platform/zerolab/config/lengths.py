@@ -1,0 +1,57 @@
+"""Lengths of training: a number of batches or of epochs."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import model_serializer, model_validator
+
+from zerolab.config.section import NonNegativeInt, Section
+
+__all__ = ["Length"]
+
+
+class Length(Section):
+    """So many batches (optimizer steps) or epochs; a bare number means batches."""
+
+    batches: NonNegativeInt | None = None
+    """Optimizer steps."""
+
+    epochs: NonNegativeInt | None = None
+    """Passes over the training data."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return {"batches": value}
+        if not isinstance(value, Mapping):
+            return value
+        if "records" in value:
+            text = "records are not a unit here; divide by train_batch_size and give batches"
+            raise ValueError(text)
+        value = {key: count for key, count in value.items() if count is not None}
+        if set(value) <= {"batches", "epochs"} and len(value) != 1:
+            raise ValueError(f"must have one of batches and epochs, got {dict(value)!r}")
+        return value
+
+    @model_serializer
+    def _write(self) -> dict[str, int]:
+        return {self.unit: self.count}
+
+    @property
+    def unit(self) -> Literal["batches", "epochs"]:
+        """What is counted."""
+        return "batches" if self.batches is not None else "epochs"
+
+    @property
+    def count(self) -> int:
+        """How many of them."""
+        return (self.batches if self.batches is not None else self.epochs) or 0
+
+    def in_batches(self, batches_per_epoch: int) -> int:
+        """The length in optimizer steps.
+
+        Args:
+            batches_per_epoch: Optimizer steps in one pass over the training data.
+        """
+        return self.count if self.unit == "batches" else self.count * batches_per_epoch
