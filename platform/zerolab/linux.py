@@ -1,15 +1,15 @@
 """What the kernel does for us: processes that die with their parent, and whole trees killed."""
 
+import contextlib
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-__all__ = ["die_with_parent", "kill_tree", "our_process", "usable_cores"]
+__all__ = ["die_with_parent", "kill_all", "kill_tree", "our_process", "usable_cores"]
 
 _PR_SET_PDEATHSIG = 1
 _WAIT_S = 10.0
@@ -69,29 +69,27 @@ def our_process(pid: int, word: str, not_after: float) -> psutil.Process | None:
     return None
 
 
-def kill_tree(process: psutil.Process, groups: Iterable[int] = ()) -> None:
-    """Kill a process, all that descends from it, and whole process groups, with SIGKILL.
+def kill_tree(pid: int) -> None:
+    """Kill a process and all that descends from it, with SIGKILL, and wait until they are gone.
 
     Args:
-        process: Root of the tree; may be gone already.
-        groups: Process groups that are its own (never ours).
+        pid: Root of the tree; may be gone already.
     """
-    doomed = [process]
+    doomed: list[psutil.Process] = []
     try:
-        process.suspend()  # so that it starts nothing while we look
-        doomed += process.children(recursive=True)
+        root = psutil.Process(pid)
+        doomed.append(root)
+        root.suspend()  # so that it starts nothing while we look
+        doomed += root.children(recursive=True)
     except psutil.Error:
         pass
+    kill_all(doomed)
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """Kill processes with SIGKILL, and wait until they are gone."""
+    doomed = list(processes)
     for victim in doomed:
-        try:
+        with contextlib.suppress(psutil.Error):
             victim.kill()
-        except psutil.Error:
-            continue
-    for group in groups:
-        try:
-            if group > 1 and group != os.getpgrp():
-                os.killpg(group, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-    deadline = time.monotonic() + _WAIT_S
-    psutil.wait_procs(doomed, timeout=max(0.0, deadline - time.monotonic()))
+    psutil.wait_procs(doomed, timeout=_WAIT_S)

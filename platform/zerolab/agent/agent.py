@@ -1,0 +1,189 @@
+"""The agent's loop: what the server wants of this machine is made true."""
+
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import filelock
+
+from zerolab.agent.run import Run, finish_run, leftover_runs
+from zerolab.agent.slots import run_environment
+from zerolab.client.http import Client
+from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
+from zerolab.files import write_json
+from zerolab.launcher.fork_client import ForkServer
+from zerolab.launcher.process import LauncherProcess, start_launcher
+from zerolab.launcher.run_folder import RunFolder
+from zerolab.paths import Home
+from zerolab.wire import AgentRegistration, SlotInfo, Work, WorkItem
+
+__all__ = ["Agent"]
+
+logger = logging.getLogger(__name__)
+
+_KILL_GRACE_S = 5.0
+_STOP_GRACE_S = 20.0
+"""For ranks to checkpoint when the agent is stopped, in seconds."""
+_DELIVERY_S = 10.0
+"""For what they leave, after that."""
+_WAIT_S = 30.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_ALIVE_POLL_S = 1.0
+
+
+class Agent:
+    """Offers slots, runs what it is given, and reports.
+
+    Args:
+        home: Holds the runs; one agent at a time.
+        client: The server.
+        token: Handed to the ranks.
+        slots: What to offer.
+        name: Of this agent; a later agent with the same name takes its place.
+    """
+
+    def __init__(
+        self, home: Home, client: Client, token: str, slots: Sequence[SlotInfo], name: str = ""
+    ) -> None:
+        self._home = home
+        self._client = client
+        self._token = token
+        self._slots = list(slots)
+        self._name = name or socket.gethostname()
+        self._stopping = threading.Event()
+        self._closing = threading.Event()
+        self._changing = threading.Lock()
+        self._runs: dict[int, Run] = {}
+        self._fork_server: ForkServer | None = None
+
+    def run(self) -> None:
+        """Work until SIGTERM or SIGINT; then stop the runs, so that they may checkpoint.
+
+        Raises:
+            ConflictError: If another agent has this data directory.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda _number, _frame: self._stopping.set())
+        lock = filelock.FileLock(self._home.agent_lock)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout as error:
+            msg = f"another agent runs with the data directory {self._home.path}"
+            raise ConflictError(f"{msg}; stop it with `zerolab down`") from error
+        with lock:
+            import os
+
+            write_json(self._home.agent_file, {"pid": os.getpid()})
+            try:
+                self._work()
+            finally:
+                self._home.agent_file.unlink(missing_ok=True)
+
+    def _work(self) -> None:
+        on_cpu = all(slot.device == "cpu" for slot in self._slots)
+        log = self._home.logs / "fork_server.log"
+        for run_id, folder in leftover_runs(self._home.runs):
+            logger.info("run %d was left by an earlier agent", run_id)
+            arguments = (folder, run_id, self._client, self._closing)
+            threading.Thread(target=finish_run, args=arguments, daemon=True).start()
+        threading.Thread(target=self._poll, name="poll", daemon=True).start()
+        while not self._stopping.is_set():
+            # Made here, for the kernel kills it when the thread that made it ends.
+            if on_cpu and (self._fork_server is None or self._fork_server.lost):
+                self._fork_server = ForkServer(log)
+            self._stopping.wait(_ALIVE_POLL_S)
+        logger.info("stopping")
+        self._stop_runs()
+        if self._fork_server is not None:
+            self._fork_server.close()
+
+    def _stop_runs(self) -> None:
+        with self._changing:  # no run begins after this
+            runs = list(self._runs.values())
+        for run in runs:
+            run.stop(_STOP_GRACE_S)
+        deadline = time.monotonic() + _STOP_GRACE_S + _DELIVERY_S
+        while time.monotonic() < deadline and any(not run.join(0.05) for run in runs):
+            pass
+        self._closing.set()
+        for run in runs:
+            run.join(_DELIVERY_S)
+
+    def _poll(self) -> None:
+        """Ask for work until the agent stops; also what keeps it alive for the server."""
+        agent_id: str | int | None = None
+        version, pause_s = 0, _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            try:
+                if agent_id is None:
+                    agent_id = self._register()
+                    version = 0
+                work = self._client.work(agent_id, version, _WAIT_S)
+                version, pause_s = work.version, _FIRST_PAUSE_S
+                self._apply(work)
+                continue
+            except NotFoundError:
+                agent_id = None  # a server that does not know us: introduce ourselves again
+            except UnreachableError as error:
+                logger.warning("%s", error)
+            except ZerolabError:
+                logger.exception("the server does not give work")
+            except Exception:  # the thread's boundary: without it the agent would be deaf
+                logger.exception("asking for work failed")
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _register(self) -> str | int:
+        registration = AgentRegistration(self._name, socket.gethostname(), self._slots)
+        agent_id = self._client.register_agent(registration)
+        logger.info("registered as %s (%s) with %d slots", self._name, agent_id, len(self._slots))
+        return agent_id
+
+    def _apply(self, work: Work) -> None:
+        with self._changing:
+            if self._stopping.is_set():
+                return
+            for item in work.runs:
+                if item.run_id in self._runs:
+                    if item.action == "kill":
+                        self._runs[item.run_id].stop(_KILL_GRACE_S)
+                else:
+                    self._begin(item)
+            wanted = {item.run_id for item in work.runs}
+            for run_id, run in list(self._runs.items()):
+                if run_id not in wanted:
+                    run.stop(_KILL_GRACE_S)
+                    if run.join(0):
+                        del self._runs[run_id]
+
+    def _begin(self, item: WorkItem) -> None:
+        """Start a run that is new here, or say again how one ended that is not."""
+        folder = RunFolder(self._home.run(item.run_id))
+        if folder.spec.exists():
+            if folder.delivered.exists():
+                arguments = (folder, item.run_id, self._client, self._closing)
+                threading.Thread(target=finish_run, args=arguments, daemon=True).start()
+            return
+        environment = run_environment(self._slots, item.slot_ids)
+        run = Run(
+            item,
+            folder,
+            self._client,
+            token=self._token,
+            environment=environment,
+            starter=self._launch,
+            closing=self._closing,
+        )
+        if item.action == "kill":
+            run.stop(0)
+        self._runs[item.run_id] = run
+        run.start()
+
+    def _launch(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
+        if self._fork_server is not None:
+            return self._fork_server.start(folder, environment)
+        return start_launcher(folder, environment)

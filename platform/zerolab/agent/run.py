@@ -1,0 +1,270 @@
+"""One run on this machine, from its archive to the server's knowledge of how it ended."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from zerolab.agent.logs import LogShipper
+from zerolab.client.archive import unpack
+from zerolab.client.delivery import deliver
+from zerolab.client.http import Client
+from zerolab.contract import EXIT_USER_ERROR, write_run_spec
+from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
+from zerolab.files import write_json
+from zerolab.launcher.outcome import Outcome, read_outcome, tail, write_outcome
+from zerolab.launcher.process import (
+    LauncherProcess,
+    kill_leftovers,
+    note_launcher,
+    stop_launcher,
+)
+from zerolab.launcher.run_folder import RunFolder
+from zerolab.wire import RunExit, WorkItem
+
+__all__ = ["Run", "RunStarter", "finish_run", "leftover_runs"]
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_SHIP_S = 0.3
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_FINAL_TAIL_LINES = 100
+
+RunStarter = Callable[[RunFolder, Mapping[str, str]], LauncherProcess]
+"""Starts a launcher; the calling thread outlives it."""
+
+
+class _Stoppable(Protocol):
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Run:
+    """A run that this agent executes, in a thread of its own.
+
+    Args:
+        item: What to run.
+        folder: Its directory; made here.
+        client: The server.
+        token: For the ranks, when the item brings none.
+        environment: Variables for the ranks: threads, devices.
+        starter: Starts the launcher.
+        closing: Set when the agent ends: what the server does not take then stays on disk.
+    """
+
+    def __init__(
+        self,
+        item: WorkItem,
+        folder: RunFolder,
+        client: Client,
+        *,
+        token: str,
+        environment: Mapping[str, str],
+        starter: RunStarter,
+        closing: threading.Event,
+    ) -> None:
+        self.run_id = item.run_id
+        self._item = item
+        self._folder = folder
+        self._client = client
+        self._token = token
+        self._environment = environment
+        self._starter = starter
+        self._closing = closing
+        self._stop = threading.Event()
+        self._grace_s = 0.0
+        self._thread = threading.Thread(target=self._main, name=f"run-{item.run_id}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, grace_s: float) -> None:
+        """Ask the ranks to end, with SIGTERM, and kill them ``grace_s`` seconds later."""
+        if not self._stop.is_set():
+            self._grace_s = grace_s
+            self._stop.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; return whether it has come."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            outcome = self._execute()
+        except Exception as error:  # the thread's boundary: the server must learn of it
+            logger.exception("run %d failed in the agent", self.run_id)
+            outcome = Outcome(1, f"the agent failed: {type(error).__name__}: {error}")
+        self._folder.create()
+        write_outcome(self._folder.path, outcome)
+        if outcome.reason:
+            _say(self._folder, outcome.reason)
+        logger.info("run %d ended with code %d", self.run_id, outcome.exit_code)
+        finish_run(self._folder, self.run_id, self._client, self._closing)
+
+    def _execute(self) -> Outcome:
+        refused = self._prepare()
+        if refused is not None:
+            return refused
+        if self._stop.is_set():
+            return Outcome(-15, "the run was stopped before it began")
+        process = self._starter(self._folder, self._environment)
+        note_launcher(self._folder, process)
+        logger.info("run %d started as process %d", self.run_id, process.pid)
+        over = threading.Event()
+        teller = threading.Thread(target=self._tell, args=(over,), daemon=True)
+        teller.start()
+        try:
+            code = process.poll()
+            while code is None:
+                if self._stop.wait(_POLL_S):
+                    code = stop_launcher(process, self._grace_s)
+                else:
+                    code = process.poll()
+        finally:
+            over.set()
+        kill_leftovers(self._folder)
+        teller.join()
+        return read_outcome(self._folder.path) or _outcome_without_launcher(code)
+
+    def _prepare(self) -> Outcome | None:
+        """Make the run's directory; return why it cannot be, if so."""
+        folder = self._folder
+        folder.create()
+        spec = msgspec.structs.replace(
+            self._item.spec,
+            model_dir=str(folder.model),
+            run_dir=str(folder.path),
+            master=self._client.url,
+            token=self._item.spec.token or self._token,
+        )
+        write_run_spec(spec, folder.spec)
+        fetched: list[bytes] = []
+
+        def fetch() -> None:
+            fetched.append(self._client.download_archive(self._item.archive))
+
+        try:
+            if not _until_reached(fetch, self._stop):
+                return Outcome(-15, "the run was stopped before it began")
+            unpack(fetched[0], folder.model)
+        except (ZerolabError, OSError) as error:
+            return Outcome(EXIT_USER_ERROR, f"the model directory cannot be unpacked: {error}")
+        return None
+
+    def _tell(self, over: threading.Event) -> None:
+        """Tell the server that the run is there, and ship its logs while it runs."""
+        shipper = LogShipper(self._folder, self.run_id, self._client)
+        try:
+            _until_reached(lambda: self._client.run_started(self.run_id), over)
+            while not over.wait(_SHIP_S):
+                _until_reached(shipper.ship, over)
+        except (NotFoundError, ConflictError) as error:
+            logger.info("run %d: the server wants nothing of it: %s", self.run_id, error)
+        except ZerolabError:
+            logger.exception("run %d: logs are not shipped while it runs", self.run_id)
+
+
+def leftover_runs(runs: Path) -> list[tuple[int, RunFolder]]:
+    """Find runs that an earlier agent has not brought to their end.
+
+    Their processes, if there still are any, are killed; a run without an outcome gets one.
+    """
+    found = []
+    for path in sorted(runs.iterdir() if runs.is_dir() else ()):
+        folder = RunFolder(path)
+        if not path.name.isdecimal() or folder.delivered.exists() or not folder.spec.exists():
+            continue
+        kill_leftovers(folder)
+        if read_outcome(path) is None:
+            outcome = Outcome(-9, "the agent ended while the run was going on")
+            write_outcome(path, outcome)
+            _say(folder, str(outcome.reason))
+        found.append((int(path.name), folder))
+    return found
+
+
+def finish_run(folder: RunFolder, run_id: int, client: Client, closing: threading.Event) -> bool:
+    """Deliver all that a run has left: logs, reports, and last how it ended.
+
+    Tries for as long as it takes, until ``closing`` is set and the server still does not answer.
+
+    Returns:
+        Whether the server knows it all now.
+    """
+    shipper = LogShipper(folder, run_id, client)
+    outcome = read_outcome(folder.path) or Outcome(1, "the run left no outcome")
+    end = RunExit(outcome.exit_code, outcome.reason, _log_tail(folder, outcome))
+    steps: list[Callable[[], object]] = [
+        lambda: shipper.ship(final=True),
+        lambda: deliver(folder.path, client, run_id),
+        lambda: client.run_exited(run_id, end),
+    ]
+    if folder.delivered.exists():  # the server asks again for what it only has to be told again
+        del steps[:2]
+    for step in steps:
+        try:
+            if not _until_reached(step, closing):
+                return False
+        except (NotFoundError, ConflictError) as error:
+            logger.info("run %d: the server wants nothing more: %s", run_id, error)
+        except ZerolabError:
+            logger.exception("run %d: the server refuses its rest", run_id)
+    write_json(folder.delivered, {"exit_code": outcome.exit_code})
+    _remove_tree(folder.model)
+    return True
+
+
+def _until_reached(action: Callable[[], object], stop: _Stoppable) -> bool:
+    """Do something as soon as the server can be reached; return False when ``stop`` comes first."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            action()
+        except UnreachableError as error:
+            logger.warning("%s", error)
+        else:
+            return True
+        if stop.wait(pause_s):
+            return False
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _outcome_without_launcher(code: int) -> Outcome:
+    if code < 0:
+        return Outcome(code, f"the launcher was killed by signal {-code}")
+    return Outcome(code or 1, f"the launcher ended with code {code}; see logs/launcher.log")
+
+
+def _log_tail(folder: RunFolder, outcome: Outcome) -> str:
+    """Return the end of what the rank that failed wrote, or of the launcher's own output."""
+    if outcome.exit_code == 0:
+        return ""
+    ranks = [outcome.rank] if outcome.rank is not None else sorted(folder.rank_pids())
+    tails = (tail(folder.stderr(rank), _FINAL_TAIL_LINES) for rank in ranks)
+    written = next((text for text in tails if text.strip()), "")
+    return written or tail(folder.launcher_log, _FINAL_TAIL_LINES)
+
+
+def _say(folder: RunFolder, text: str) -> None:
+    """Add a line to what the agent says about a run."""
+    now = datetime.fromtimestamp(time.time(), UTC).strftime("%H:%M:%SZ")
+    with folder.agent_log.open("a", encoding="utf-8") as file:
+        file.write("".join(f"{now} {line}\n" for line in text.splitlines() if line.strip()))
+
+
+def _remove_tree(path: Path) -> None:
+    import shutil
+
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path)

@@ -1,0 +1,78 @@
+"""Which devices this machine offers, and what a run on some of them sees."""
+
+import os
+from collections.abc import Sequence
+
+from zerolab.errors import ConfigError
+from zerolab.linux import usable_cores
+from zerolab.wire import SlotInfo
+
+__all__ = ["find_slots", "run_environment"]
+
+
+def find_slots(count: int | None = None, *, cpu: bool = False) -> list[SlotInfo]:
+    """Find the slots of this machine: its GPUs, or else one for each CPU core.
+
+    Args:
+        count: Offer this many; all when None. There may be more CPU slots than cores.
+        cpu: Offer CPU slots although there are GPUs.
+
+    Raises:
+        ConfigError: If ``count`` is not positive, or more than there are GPUs.
+    """
+    if count is not None and count < 1:
+        raise ConfigError("slots", [f"must be at least 1, got {count}"])
+    gpus = [] if cpu else _gpus()
+    if not gpus:
+        return [SlotInfo(index, "cpu") for index in range(count or usable_cores())]
+    if count is not None and count > len(gpus):
+        problem = f"must be at most {len(gpus)}, the GPUs found, got {count}; or offer CPU slots"
+        raise ConfigError("slots", [f"{problem} with --cpu"])
+    return gpus[:count]
+
+
+def run_environment(slots: Sequence[SlotInfo], slot_ids: Sequence[int]) -> dict[str, str]:
+    """Return the variables that confine a run to its slots.
+
+    Args:
+        slots: All slots of this machine; when all are taken, the ranks' threads fit the cores.
+        slot_ids: Those of the run.
+    """
+    threads = max(1, usable_cores() // len(slots))
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    if any(slot.device.startswith("cuda") for slot in slots):
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which the slots are counted
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in slot_ids)
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+def _gpus() -> list[SlotInfo]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        found = range(pynvml.nvmlDeviceGetCount())
+        allowed = set(found) if named is None else _numbers(named)
+        return [
+            SlotInfo(index, f"cuda:{index} {_name(pynvml, index)}")
+            for index in found
+            if index in allowed
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _numbers(visible_devices: str) -> set[int]:
+    return {int(part) for part in visible_devices.split(",") if part.strip().isdecimal()}
+
+
+def _name(pynvml: object, index: int) -> str:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)  # type: ignore[attr-defined]
+    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
+    return name.decode() if isinstance(name, bytes) else str(name)

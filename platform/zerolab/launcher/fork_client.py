@@ -1,0 +1,136 @@
+"""The agent's end of the fork server: launchers that need not import torch any more."""
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerolab.launcher.process import MODULE, LauncherProcess, start_launcher
+from zerolab.launcher.run_folder import RunFolder
+
+__all__ = ["ForkServer"]
+
+logger = logging.getLogger(__name__)
+
+_MESSAGE_BYTES = 1 << 20
+_SERVER_DIED = -9  # its children die with it, by SIGKILL
+
+
+class _Forked:
+    """A launcher that the fork server has started."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.exit_code
+
+
+class ForkServer:
+    """A process that has imported torch and forks launchers; see ``zerotrial.fork_server``.
+
+    The kernel kills it when the thread that made it ends. While it cannot serve (it could not be
+    started, or has died), launchers are started afresh: slower, but the same.
+
+    Args:
+        log: File for what the server itself says.
+    """
+
+    def __init__(self, log: Path) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, log.open("ab") as output:
+            words = [sys.executable, "-P", "-m", MODULE, "--serve", str(os.getpid())]
+            self._process = subprocess.Popen(
+                [*words, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._channel = ours
+        self._changed = threading.Condition()
+        self._ready = False
+        self._closed = False
+        self._started: dict[str, _Forked] = {}
+        self._running: dict[int, _Forked] = {}
+        threading.Thread(target=self._listen, name="fork-server", daemon=True).start()
+
+    def start(
+        self, folder: RunFolder, environment: Mapping[str, str], timeout_s: float = 60.0
+    ) -> LauncherProcess:
+        """Start a launcher, as :func:`zerolab.launcher.process.start_launcher` does.
+
+        Args:
+            folder: Of the run; holds the run spec.
+            environment: Variables on top of ours.
+            timeout_s: Longest wait for the server to be ready, in seconds.
+        """
+        spec_file = str(folder.spec)
+        request = {
+            "spec_file": spec_file,
+            "environment": dict(environment),
+            "log": str(folder.launcher_log),
+        }
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._closed, timeout_s)
+            if self._ready and not self._closed:
+                try:
+                    self._channel.send(json.dumps(request).encode())
+                except OSError:
+                    self._closed = True
+                self._changed.wait_for(
+                    lambda: spec_file in self._started or self._closed, timeout_s
+                )
+                if spec_file not in self._started:
+                    self._process.kill()  # lest it starts the run a second time, later
+            forked = self._started.pop(spec_file, None)
+        return forked or start_launcher(folder, environment)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server has died after it was ready: another one may do better."""
+        return self._closed and self._ready
+
+    def close(self) -> None:
+        """End the server, and with it every launcher that it has forked."""
+        self._channel.shutdown(socket.SHUT_RDWR)
+        self._process.wait()
+        self._channel.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                content = self._channel.recv(_MESSAGE_BYTES)
+            except OSError:
+                content = b""
+            with self._changed:
+                if content:
+                    self._handle(json.loads(content))
+                else:
+                    self._closed = True
+                    for forked in self._running.values():
+                        forked.exit_code = _SERVER_DIED
+                self._changed.notify_all()
+            if not content:
+                return
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self._ready = True
+        elif "started" in message:
+            forked = _Forked(message["started"])
+            self._running[forked.pid] = forked
+            self._started[message["spec_file"]] = forked
+        elif "ended" in message:
+            forked_or_none = self._running.pop(message["ended"], None)
+            if forked_or_none is not None:
+                forked_or_none.exit_code = message["exit_code"]
