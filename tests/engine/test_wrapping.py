@@ -103,3 +103,11 @@ def test_ignored_parameters_belong_to_no_unit() -> None:
     biases = [p for p in model.parameters() if p.dim() == 1]
     units = plan_units(model, ignored=biases)
     assert sum(unit.numel for unit in units) == numel(model) - sum(p.numel() for p in biases)
+
+
+def test_a_leaf_class_is_gathered_whole_with_all_that_is_inside_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 4), nn.Linear(4, 4))
+    units = plan_units(model, leaves=["TransformerEncoderLayer"], unit_numel=1)
+    assert names(units) == ["0", "1", "2", ""]
+    whole = nn.Sequential(Tied(), nn.Linear(4, 4))
+    assert names(plan_units(whole, leaves=["Tied"])) == ["0", ""]

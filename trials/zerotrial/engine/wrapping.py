@@ -56,6 +56,7 @@ def plan_units(
     module: nn.Module,
     *,
     wrap: Collection[str] | WrapFunction | None = None,
+    leaves: Collection[str] = (),
     unit_numel: int = DEFAULT_UNIT_NUMEL,
     ignored: Collection[nn.Parameter] = (),
 ) -> list[Unit]:
@@ -65,6 +66,7 @@ def plan_units(
         module: The whole model, not yet sharded.
         wrap: Class names (``["Block"]``), or a function that picks modules; None to let the
             structure decide.
+        leaves: Class names of modules that are gathered whole, with all that is inside them.
         unit_numel: Elements from which on a module becomes a unit of its own.
         ignored: Parameters that are not sharded at all.
 
@@ -72,14 +74,14 @@ def plan_units(
         At least the root, which has the empty name.
 
     Raises:
-        ConfigError: If ``wrap`` names a class that is nowhere in the model, or picks a module
-            that is not part of it.
+        ConfigError: If ``wrap`` or ``leaves`` names a class that is nowhere in the model, or
+            ``wrap`` picks a module that is not part of it.
     """
-    chosen = _by_choice(module, wrap) if wrap else _by_structure(module, unit_numel)
-    chosen -= {
-        module,
-        *(child for child in chosen if isinstance(child, (nn.ModuleList, nn.ModuleDict))),
-    }
+    whole = _of_classes(module, leaves)
+    inside = {child for leaf in whole for child in leaf.modules() if child is not leaf}
+    chosen = _by_choice(module, wrap) if wrap else _by_structure(module, whole, unit_numel)
+    chosen = (chosen | whole) - inside - {module}
+    chosen -= {child for child in chosen if isinstance(child, nn.ModuleList | nn.ModuleDict)}
     while sharing := _sharing(module, chosen):
         chosen -= sharing
     claimed = set(ignored)
@@ -126,29 +128,29 @@ def _depth(name: str) -> int:
 
 
 def _by_choice(module: nn.Module, wrap: Collection[str] | WrapFunction) -> set[nn.Module]:
-    every = set(module.modules())
-    if callable(wrap):
-        picked = set(wrap(module))
-        if strangers := picked - every:
-            found = ", ".join(sorted(type(stranger).__name__ for stranger in strangers))
-            problem = f"the wrapping function: must pick modules of the model, got others: {found}"
-            raise ConfigError("stage 3", [problem])
-        return picked
-    present = {type(child).__name__ for child in every}
-    if missing := sorted(set(wrap) - present):
-        known = ", ".join(sorted(name for name in present if name not in _CONTAINER_NAMES))
+    if not callable(wrap):
+        return _of_classes(module, wrap)
+    picked = set(wrap(module))
+    if strangers := picked - set(module.modules()):
+        found = ", ".join(sorted(type(stranger).__name__ for stranger in strangers))
+        problem = f"the wrapping function: must pick modules of the model, got others: {found}"
+        raise ConfigError("stage 3", [problem])
+    return picked
+
+
+def _of_classes(module: nn.Module, names: Collection[str]) -> set[nn.Module]:
+    present = {type(child).__name__ for child in module.modules()}
+    if missing := sorted(set(names) - present):
+        known = ", ".join(sorted(present - {container.__name__ for container in CONTAINERS}))
         raise ConfigError(
             "stage 3",
-            [f"wrapped class {name!r}: not in the model, which has: {known}" for name in missing],
+            [f"class {name!r}: not in the model, which has: {known}" for name in missing],
         )
-    return {child for child in every if type(child).__name__ in set(wrap)}
+    return {child for child in module.modules() if type(child).__name__ in set(names)}
 
 
-_CONTAINER_NAMES = {container.__name__ for container in CONTAINERS}
-
-
-def _by_structure(module: nn.Module, unit_numel: int) -> set[nn.Module]:
-    blocks: set[nn.Module] = set()
+def _by_structure(module: nn.Module, leaves: set[nn.Module], unit_numel: int) -> set[nn.Module]:
+    blocks = set(leaves)
     _find_blocks(module, blocks)
     large: set[nn.Module] = set()
     _find_large(module, blocks, large, unit_numel)
@@ -157,7 +159,7 @@ def _by_structure(module: nn.Module, unit_numel: int) -> set[nn.Module]:
 
 def _find_blocks(module: nn.Module, found: set[nn.Module]) -> None:
     """Collect the repeated blocks; what is inside a block or a leaf is not looked at."""
-    if isinstance(module, LEAVES):
+    if isinstance(module, LEAVES) or module in found:
         return
     children = list(module.children())
     kinds = [type(child) for child in children]

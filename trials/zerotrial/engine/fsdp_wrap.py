@@ -1,0 +1,172 @@
+"""Hands a model to ``fully_shard``, unit by unit, and says what stands in the way when it cannot.
+
+Every trainable parameter becomes a ``DTensor`` cut along its first dimension: with R rows on N
+ranks, rank r keeps rows ``r * ceil(R / N)`` and the next ``ceil(R / N)`` of them. A rank's part of
+a parameter is therefore one contiguous range of its flattened elements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from zerolab.errors import ConfigError, TrialError
+from zerotrial.engine.wrapping import Unit, plan_units
+
+if TYPE_CHECKING:
+    from zerotrial.engine.parts import StageInputs
+
+_REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
+
+
+def shard_module(inputs: StageInputs) -> list[FSDPModule]:
+    """Shard the model in place. **Collective**.
+
+    Args:
+        inputs: The stage's; trainable parameters must be on ``inputs.device``, or on the CPU when
+            they are offloaded.
+
+    Returns:
+        The units, inner ones first and the root last.
+
+    Raises:
+        ConfigError: If ``fully_shard`` cannot take the model.
+    """
+    module = inputs.module
+    frozen = {p for p in module.parameters() if not p.requires_grad}
+    _check_shardable(module, inputs.config.zero_optimization.offload_param.device)
+    _prepare_types(inputs, frozen)
+    leaves = inputs.config.zero_optimization.leaf_module.classes
+    wrap = cast("Callable[[], Sequence[nn.Module]] | None", getattr(module, "stage3_units", None))
+    units = plan_units(
+        module, wrap=(lambda _: wrap()) if wrap else None, leaves=leaves, ignored=frozen
+    )
+    mesh = _mesh(inputs)
+    for unit in units:
+        _shard_unit(unit, mesh, inputs, frozen)
+    _guard_forward(module)
+    # Lazily, the first module to run would become the root: a submodule called on its own, say.
+    fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+    return [cast("FSDPModule", unit.module) for unit in units]
+
+
+def _shard_unit(
+    unit: Unit, mesh: DeviceMesh, inputs: StageInputs, frozen: set[nn.Parameter]
+) -> None:
+    precision = inputs.precision
+    is_root = unit.module is inputs.module
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if precision.compute == torch.float32 else precision.compute,
+        reduce_dtype=precision.communicate,
+        # Only what enters the model is cast, as at the other stages.
+        cast_forward_inputs=precision.cast_inputs and is_root,
+    )
+    try:
+        fully_shard(
+            unit.module,
+            mesh=mesh,
+            # The root is needed from the first to the last moment of a forward, and again at once.
+            reshard_after_forward=not is_root,
+            mp_policy=policy,
+            offload_policy=_offload(inputs),
+            ignored_params=frozen,
+        )
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        name = unit.name or "the model"
+        raise ConfigError(
+            "stage 3", [f"{name} ({type(unit.module).__name__}): {error}; {_REMEDY}"]
+        ) from error
+    sharded = cast("FSDPModule", unit.module)
+    # A parameter that only some ranks used must still take part on all, or the sums would mix.
+    sharded.set_reduce_scatter_unused_params(
+        inputs.config.zero_optimization.ignore_unused_parameters
+    )
+
+
+def _offload(inputs: StageInputs) -> OffloadPolicy:
+    offload = inputs.config.zero_optimization.offload_param
+    if offload.device == "none":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=offload.pin_memory and torch.cuda.is_available())
+
+
+def _mesh(inputs: StageInputs) -> DeviceMesh:
+    """The data-parallel ranks as a mesh; one process becomes a group of one."""
+    kind = inputs.device.type
+    if inputs.group is not None:
+        return DeviceMesh.from_group(inputs.group, kind)
+    if not dist.is_initialized():
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return DeviceMesh.from_group(cast("dist.ProcessGroup", alone), kind)
+
+
+def _check_shardable(module: nn.Module, offload: str) -> None:
+    problems = []
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            problems.append(
+                f"parameter {name}: must have a dimension to be cut along, got a scalar; "
+                f"give it the shape (1,), or {_REMEDY}"
+            )
+        if parameter.is_meta:
+            problems.append(f"parameter {name}: must hold values, got the meta device")
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            problems.append(f"module {name}: sparse gradients cannot be sharded; set sparse=False")
+    if offload not in ("none", "cpu"):
+        problems.append(f"offload_param.device: must be none or cpu, got {offload}")
+    if problems:
+        raise ConfigError("stage 3", problems)
+
+
+def _prepare_types(inputs: StageInputs, frozen: set[nn.Parameter]) -> None:
+    """Make trainable parameters fp32 masters, and the rest what forward computes in."""
+    for parameter in inputs.module.parameters():
+        if parameter.is_floating_point():
+            wanted = inputs.precision.compute if parameter in frozen else inputs.precision.master
+            parameter.data = parameter.data.to(wanted).contiguous()
+    if inputs.config.zero_optimization.offload_param.device == "cpu":
+        for parameter in set(inputs.module.parameters()) - frozen:
+            parameter.data = parameter.data.cpu()
+    if inputs.precision.compute == torch.float32:
+        return
+    for child in inputs.module.modules():
+        for name, buffer in child.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(child, name, buffer.to(inputs.precision.compute))
+
+
+def _guard_forward(module: nn.Module) -> None:
+    """Explain the error of a weight that is read outside the unit that gathers it."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except RuntimeError as error:
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise TrialError(
+                "stage 3: forward reads a weight outside the module that owns it, where it is "
+                "not gathered; name the class of a module that contains both in "
+                f"zero_optimization.leaf_module.classes, or {_REMEDY}"
+            ) from error
+
+    module.forward = guarded
