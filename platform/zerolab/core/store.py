@@ -69,6 +69,11 @@ class CheckpointStore:
         else:
             self._root = Path(url.removeprefix("file://")).absolute()
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the root is not a directory of this machine's file system."""
+        return self._remote is not None
+
     def begin(self, name: str) -> Path:
         """Return the directory into which this rank writes its part of checkpoint ``name``."""
         partial = self._partial(name)

@@ -1,0 +1,286 @@
+"""The parts of the Core API: what a script reads, reports, saves, and asks."""
+
+import contextlib
+import copy
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from zerolab.client.reporting import Reporter, plain_metadata
+from zerolab.contract import EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE, CheckpointRef, RunSpec
+from zerolab.core.distributed import Distributed
+from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerolab.core.store import CheckpointStore, new_uuid
+from zerolab.errors import (
+    ConfigError,
+    InvalidHyperparametersError,
+    StaleRunError,
+    ZerolabError,
+)
+from zerolab.launcher.outcome import write_reason
+
+__all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainContext:
+    """Hyperparameters in, metrics out.
+
+    Every rank may report; only what the chief reports counts.
+    """
+
+    def __init__(self, info: RunSpec, reporter: Reporter | None) -> None:
+        self.info = info
+        """Ids, seed, configuration and directories of this run."""
+        self._reporter = reporter
+
+    def get_hparams(self) -> dict[str, Any]:
+        """Return this trial's hyperparameters, nested as in the experiment file."""
+        return copy.deepcopy(self.info.hparams)
+
+    @property
+    def latest_checkpoint(self) -> CheckpointRef | None:
+        """Where to go on from; None at the very beginning."""
+        return self.info.latest_checkpoint
+
+    def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Report named numbers of the training.
+
+        Args:
+            steps_completed: Batches (optimizer steps) completed.
+            metrics: Name to number.
+
+        Raises:
+            ConfigError: If ``steps_completed`` is not a whole number of at least 0.
+        """
+        self.report_metrics("training", steps_completed, metrics)
+
+    def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Report named numbers of a validation; the searcher decides by them.
+
+        Args:
+            steps_completed: Batches (optimizer steps) completed.
+            metrics: Name to number; must hold the searcher's metric.
+
+        Raises:
+            ConfigError: If ``steps_completed`` is not a whole number of at least 0.
+        """
+        self.report_metrics("validation", steps_completed, metrics)
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Report named numbers of any group; see :meth:`Reporter.report_metrics`."""
+        if self._reporter is not None:
+            self._reporter.report_metrics(group, steps_completed, metrics)
+
+    def report_progress(self, progress: float) -> None:
+        """Report how far the training is, 0 to 1."""
+        if self._reporter is not None:
+            self._reporter.report_progress(progress)
+
+
+class CheckpointContext:
+    """Checkpoints that are complete or not there, and that the server knows of."""
+
+    def __init__(
+        self, store: CheckpointStore, distributed: Distributed, reporter: Reporter | None
+    ) -> None:
+        self.store = store
+        """The storage itself."""
+        self._distributed = distributed
+        self._reporter = reporter
+
+    @contextlib.contextmanager
+    def store_path(
+        self, metadata: Mapping[str, Any], *, shard: bool = False
+    ) -> Iterator[tuple[Path, str]]:
+        """Give a directory to fill; when the block ends, it becomes a checkpoint.
+
+        An exception in the block, on any rank, leaves no checkpoint behind.
+
+        Args:
+            metadata: Kept with the checkpoint; ``steps_completed`` must be among it.
+            shard: Every rank calls this and writes files of its own names into the same
+                directory (**Collective**). Else only the chief may call it.
+
+        Yields:
+            The directory, and the new checkpoint's uuid.
+
+        Raises:
+            ConfigError: If ``metadata`` does not hold ``steps_completed``, or another rank than
+                the chief calls this without ``shard``.
+            StaleRunError: If another run has taken over; there is no checkpoint then.
+            ZerolabError: If another rank failed; there is no checkpoint then.
+        """
+        steps = _steps_of(metadata)
+        details = plain_metadata(metadata)
+        ranks = self._distributed if shard else Distributed()
+        if not shard and not self._distributed.is_chief:
+            problem = f"only the chief stores one without shard=True, this is rank {self._rank}"
+            raise ConfigError("checkpoint", [problem])
+        if self.store.is_remote and ranks.local_size != ranks.size:
+            problem = "ranks on several machines need a directory that all of them see for shards"
+            raise ConfigError("checkpoint storage", [problem])
+        name = str(ranks.broadcast(new_uuid()))
+        failure: BaseException | None = None
+        try:
+            yield self.store.begin(name), name
+        except BaseException as error:  # noqa: BLE001 - the other ranks must hear of it first
+            failure = error
+        failed = _tell(ranks, failure)
+        if failed is None and ranks.is_chief:
+            try:
+                self._commit(name, steps, details)
+            except Exception as error:  # noqa: BLE001 - as above
+                failure = error
+        failed = failed or _tell(ranks, failure)
+        if failed is not None:
+            if ranks.is_chief:
+                self.store.abort(name)
+            if failure is not None:
+                raise failure
+            raise ZerolabError(failed)
+
+    def restore_path(self, uuid: str) -> contextlib.AbstractContextManager[Path]:
+        """Give a directory with a checkpoint's files, for reading, until the block ends.
+
+        Any rank may call it, at any time.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint, or a file of it is missing.
+        """
+        return self.store.restore_path(uuid)
+
+    @property
+    def _rank(self) -> int:
+        return self._distributed.rank
+
+    def _commit(self, name: str, steps: int, metadata: Mapping[str, Any]) -> None:
+        if self._reporter is not None and self._reporter.stale.is_set():
+            msg = "another run of this trial has taken over: no checkpoint is stored"
+            raise StaleRunError(msg)
+        stored = self.store.commit(name, steps, metadata)
+        if self._reporter is not None:
+            self._reporter.report_checkpoint(name, steps, stored.resources, metadata)
+
+
+class PreemptContext:
+    """Whether to save a checkpoint and leave."""
+
+    def __init__(
+        self, distributed: Distributed, poller: DirectivePoller | None, sigterm: SigtermFlag
+    ) -> None:
+        self._distributed = distributed
+        self._poller = poller
+        self._sigterm = sigterm
+        self.acknowledged = False
+        """Whether :meth:`should_preempt` has said yes."""
+
+    def should_preempt(self) -> bool:
+        """Return whether to save a checkpoint and leave; the same on every rank.
+
+        Yes when the server wants the slots back or the trial to stop, when any rank was sent
+        SIGTERM, or when another run has taken over. **Collective**: call it once a batch, or
+        less often; it costs the ranks a round trip.
+        """
+        wanted = bool(self._sigterm) or (self._poller is not None and self._poller.should_preempt)
+        if any(self._distributed.allgather(wanted)):
+            self.acknowledged = True
+        return self.acknowledged
+
+
+class Context:
+    """What ``zerolab.core.init()`` returns; use it in a ``with`` block.
+
+    At the end of the block everything reported is shipped. When the script runs under a server
+    and leaves because it was preempted, the process exits there, with the code that says so.
+    """
+
+    def __init__(
+        self,
+        info: RunSpec,
+        distributed: Distributed,
+        store: CheckpointStore,
+        *,
+        platform: bool,
+    ) -> None:
+        self.info = info
+        """Ids, seed, configuration and directories of this run."""
+        self.distributed = distributed
+        """Rank, size, and small collectives."""
+        self._platform = platform
+        self._sigterm = SigtermFlag()
+        self._reporter: Reporter | None = None
+        self._poller: DirectivePoller | None = None
+        if distributed.is_chief:
+            self._reporter = Reporter(info)
+            self._poller = DirectivePoller(info, self._reporter.stale, sigterm=False)
+        self.train = TrainContext(info, self._reporter)
+        """Hyperparameters and metrics."""
+        self.checkpoint = CheckpointContext(store, distributed, self._reporter)
+        """Storing and restoring."""
+        self.preempt = PreemptContext(distributed, self._poller, self._sigterm)
+        """Whether to leave."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ship what is left; under a server, exit with the code that says why.
+
+        Raises:
+            SystemExit: If the run was preempted, has been taken over, or declares its
+                hyperparameters impossible.
+        """
+        stale = self._reporter is not None and self._reporter.stale.is_set()
+        self.close()
+        if not self._platform:
+            return
+        if stale or isinstance(error, StaleRunError):
+            self._leave(EXIT_STALE, "another run of this trial has taken over")
+        if isinstance(error, InvalidHyperparametersError):
+            self._leave(EXIT_INVALID_HP, str(error))
+        if error is None and self.preempt.acknowledged:
+            self._leave(EXIT_PREEMPTED, "preempted")
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Ship what was reported, and stop listening; what ``with`` does at its end.
+
+        Args:
+            timeout_s: Longest wait for the server; what it does not take by then, the agent
+                ships later.
+        """
+        if self._poller is not None:
+            self._poller.close()
+        if self._reporter is not None:
+            self._reporter.close(timeout_s)
+        self._sigterm.restore()
+        self.distributed.close()
+
+    def _leave(self, exit_code: int, reason: str) -> None:
+        write_reason(self.info.run_dir, exit_code, reason)
+        logger.info("leaving: %s", reason)
+        sys.exit(exit_code)
+
+
+def _tell(ranks: Distributed, failure: BaseException | None) -> str | None:
+    """Tell the other ranks whether this one failed; return what the first that did says."""
+    mine = None if failure is None else f"rank {ranks.rank}: {type(failure).__name__}: {failure}"
+    said = [text for text in ranks.allgather(mine) if text is not None]
+    return f"checkpoint: not stored, because of {said[0]}" if said else None
+
+
+def _steps_of(metadata: Mapping[str, Any]) -> int:
+    steps = metadata.get("steps_completed")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        problem = f"must hold the batches completed, a whole number of at least 0, got {steps!r}"
+        raise ConfigError("checkpoint metadata", [f"steps_completed: {problem}"])
+    return steps

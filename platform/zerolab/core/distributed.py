@@ -1,0 +1,317 @@
+"""The ranks of a run, and what little they must tell each other, without torch.
+
+Every rank holds one connection to the chief (rank 0). What travels is MessagePack: None,
+booleans, numbers, strings, bytes, lists and dictionaries; it is never unpickled, so nothing that
+connects can run code. Tensors are better sent by ``torch.distributed``.
+"""
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import msgspec
+
+from zerolab.errors import ConfigError, ZerolabError
+
+__all__ = ["Distributed"]
+
+_LENGTH = struct.Struct("<Q")
+_HELLO = struct.Struct("<32sI")
+_CONFIRM = b"\x01"
+_PORTS_TRIED = 16
+_HANDSHAKE_TIMEOUT_S = 10.0
+_RETRY_S = 0.05
+
+
+class Distributed:
+    """This process's place among the ranks of its run, and their collectives.
+
+    A collective must be called by every rank, in the same order, from one thread. If a rank dies
+    or does not answer in time, the others get an error that names it.
+
+    Args:
+        rank: 0 is the chief.
+        size: Number of ranks.
+        local_rank: Rank among those of this machine.
+        local_size: Number of ranks on this machine.
+        address: Where the chief is; unused for one rank.
+        port: The chief listens on one of the ports that follow this one.
+        secret: Known to the ranks only.
+        timeout_s: Longest wait for the other ranks, in seconds.
+
+    Raises:
+        ZerolabError: If the ranks do not find each other in time.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        local_size: int = 1,
+        *,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        secret: str = "",
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self._timeout_s = timeout_s
+        self._peers: dict[int, socket.socket] = {}
+        if size == 1:
+            return
+        one_machine = local_size == size
+        host = "127.0.0.1" if one_machine else address
+        ports = [1024 + (port + offset - 1024) % 64512 for offset in range(1, _PORTS_TRIED + 1)]
+        key = hashlib.sha256(f"zerolab {secret} {port} {size}".encode()).digest()
+        meeting = _Meeting(key, rank, size, time.monotonic() + timeout_s)
+        if rank == 0:
+            self._peers = meeting.gather("127.0.0.1" if one_machine else "", ports)
+        else:
+            self._peers = {0: meeting.find(host, ports)}
+        for peer in self._peers.values():
+            peer.settimeout(timeout_s)
+
+    @classmethod
+    def from_environment(
+        cls,
+        secret: str = "",
+        *,
+        timeout_s: float = 1800.0,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Read torchrun's variables; without them, this process is the only rank.
+
+        Raises:
+            ConfigError: If only some of the variables are there, or one is not a number.
+            ZerolabError: If the ranks do not find each other in time.
+        """
+        if "WORLD_SIZE" not in environment:
+            return cls(timeout_s=timeout_s)
+        numbers, problems = {}, []
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+            text = environment.get(name, "")
+            if text.isdecimal():
+                numbers[name] = int(text)
+            else:
+                problems.append(f"{name}: must be a number, got {text!r}; start with torchrun")
+        if problems:
+            raise ConfigError("environment of the ranks", problems)
+        return cls(
+            numbers["RANK"],
+            numbers["WORLD_SIZE"],
+            numbers["LOCAL_RANK"],
+            numbers["LOCAL_WORLD_SIZE"],
+            address=environment.get("MASTER_ADDR", "127.0.0.1"),
+            port=numbers["MASTER_PORT"],
+            # A restarted group must not meet what is left of the one before it.
+            secret=f"{secret} {environment.get('TORCHELASTIC_RUN_ID', '')} "
+            f"{environment.get('TORCHELASTIC_RESTART_COUNT', '')}",
+            timeout_s=timeout_s,
+        )
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0, which talks to the server."""
+        return self.rank == 0
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in the order of ranks.
+
+        **Collective**: every rank must call it.
+
+        Raises:
+            ConfigError: If MessagePack cannot hold ``value``.
+            ZerolabError: If a rank dies, or does not take part in time.
+        """
+        data = _encode(value)
+        if self.size == 1:
+            return [msgspec.msgpack.decode(data)]
+        if self.rank == 0:
+            parts = [data, *(self._receive(rank, "allgather") for rank in range(1, self.size))]
+            gathered = msgspec.msgpack.encode([msgspec.Raw(part) for part in parts])
+            for rank in self._peers:
+                self._send(rank, gathered, "allgather")
+        else:
+            self._send(0, data, "allgather")
+            gathered = self._receive(0, "allgather")
+        values: list[Any] = msgspec.msgpack.decode(gathered)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the chief's value; the others' values are ignored.
+
+        **Collective**: every rank must call it.
+
+        Raises:
+            ConfigError: If MessagePack cannot hold ``value``.
+            ZerolabError: If a rank dies, or does not take part in time.
+        """
+        if self.rank == 0:
+            data = _encode(value)
+            for rank in self._peers:
+                self._send(rank, data, "broadcast")
+        else:
+            data = self._receive(0, "broadcast")
+        return msgspec.msgpack.decode(data)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here.
+
+        **Collective**: every rank must call it.
+
+        Raises:
+            ZerolabError: If a rank dies, or does not take part in time.
+        """
+        self.allgather(None)
+
+    def close(self) -> None:
+        """Close the connections; no collective may follow."""
+        for peer in self._peers.values():
+            peer.close()
+        self._peers = {}
+
+    def _send(self, rank: int, data: bytes, operation: str) -> None:
+        self._guard(rank, operation, lambda peer: peer.sendall(_LENGTH.pack(len(data)) + data))
+
+    def _receive(self, rank: int, operation: str) -> bytes:
+        data = b""
+
+        def receive(peer: socket.socket) -> None:
+            nonlocal data
+            (length,) = _LENGTH.unpack(_receive_exactly(peer, _LENGTH.size))
+            data = _receive_exactly(peer, length)
+
+        self._guard(rank, operation, receive)
+        return data
+
+    def _guard(self, rank: int, operation: str, action: Callable[[socket.socket], None]) -> None:
+        try:
+            action(self._peers[rank])
+        except TimeoutError:
+            msg = (
+                f"{operation}: rank {rank} did not take part within {self._timeout_s:g} s "
+                f"(this is rank {self.rank}); do all ranks make the same calls?"
+            )
+            raise ZerolabError(msg) from None
+        except (OSError, EOFError, KeyError) as error:
+            msg = f"{operation}: rank {rank} is gone (this is rank {self.rank}); see its log"
+            raise ZerolabError(msg) from error
+
+
+class _Meeting:
+    """How the ranks find each other when the chief's port is not known beforehand.
+
+    torchrun names one port, and its own store sits there. The chief takes the first free one of
+    those that follow; a rank tries them in turn, and knows the chief by its answer to a keyed
+    hello. The chief counts a rank when that has confirmed, so that a rank which gave up in
+    between, and comes again, is not counted twice.
+    """
+
+    def __init__(self, key: bytes, rank: int, size: int, deadline: float) -> None:
+        self._key = key
+        self._rank = rank
+        self._size = size
+        self._deadline = deadline
+
+    def gather(self, host: str, ports: Sequence[int]) -> dict[int, socket.socket]:
+        """As the chief, wait for every other rank."""
+        peers: dict[int, socket.socket] = {}
+        with _listen(host, ports, self._size) as listener:
+            while len(peers) < self._size - 1:
+                left = self._deadline - time.monotonic()
+                listener.settimeout(max(left, 0.001))
+                try:
+                    peer, _ = listener.accept()
+                except TimeoutError:
+                    missing = sorted(set(range(1, self._size)) - set(peers))
+                    msg = f"ranks {missing} did not come in time; see their logs"
+                    raise ZerolabError(msg) from None
+                rank = self._admit(peer)
+                if rank is None:
+                    peer.close()
+                else:
+                    peers[rank] = peer
+        return dict(sorted(peers.items()))
+
+    def find(self, host: str, ports: Sequence[int]) -> socket.socket:
+        """As another rank, connect to the chief."""
+        while time.monotonic() < self._deadline:
+            for port in ports:
+                try:
+                    peer = socket.create_connection((host, port), _HANDSHAKE_TIMEOUT_S)
+                except OSError:
+                    continue
+                if self._introduce(peer):
+                    return peer
+                peer.close()
+            time.sleep(_RETRY_S)
+        msg = f"rank {self._rank} did not find the chief at {host} in time; see the chief's log"
+        raise ZerolabError(msg)
+
+    def _admit(self, peer: socket.socket) -> int | None:
+        _prepare(peer)
+        try:
+            proof, rank = _HELLO.unpack(_receive_exactly(peer, _HELLO.size))
+            if not 0 < rank < self._size or not hmac.compare_digest(proof, self._proof("r", rank)):
+                return None
+            peer.sendall(self._proof("c", rank))
+            return rank if _receive_exactly(peer, 1) == _CONFIRM else None
+        except (OSError, EOFError):
+            return None
+
+    def _introduce(self, peer: socket.socket) -> bool:
+        _prepare(peer)
+        try:
+            peer.sendall(_HELLO.pack(self._proof("r", self._rank), self._rank))
+            answer = _receive_exactly(peer, 32)
+            if not hmac.compare_digest(answer, self._proof("c", self._rank)):
+                return False
+            peer.sendall(_CONFIRM)
+        except (OSError, EOFError):
+            return False
+        return True
+
+    def _proof(self, side: str, rank: int) -> bytes:
+        return hmac.digest(self._key, f"{side}{rank}".encode(), "sha256")
+
+
+def _listen(host: str, ports: Sequence[int], backlog: int) -> socket.socket:
+    problems = []
+    for port in ports:
+        try:
+            return socket.create_server((host, port), backlog=backlog)
+        except OSError as error:
+            problems.append(f"port {port}: {error}")
+    raise ConfigError("ports of the ranks", problems)
+
+
+def _prepare(peer: socket.socket) -> None:
+    peer.settimeout(_HANDSHAKE_TIMEOUT_S)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, OverflowError, RecursionError) as error:
+        problem = f"must be made of numbers, strings, bytes, lists and dictionaries: {error}"
+        raise ConfigError("value for the other ranks", [problem]) from error
+
+
+def _receive_exactly(peer: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = peer.recv(min(size - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
