@@ -14,7 +14,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import pathspec
 
@@ -36,7 +36,6 @@ _NEVER = (
     ".pytest_cache/", ".DS_Store",
 )  # fmt: skip
 _HEADER_BYTES = 4096  # what a tar file spends on one member, generously
-_CHUNK_BYTES = 1 << 20
 
 
 class _Member(NamedTuple):
@@ -93,6 +92,8 @@ def unpack(archive: bytes, directory: Path, *, max_bytes: int = MAX_BYTES) -> No
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise ConfigError("archive", [f"{directory}: must be empty before an archive goes there"])
+    for _ in _read(archive, max_bytes):
+        pass  # all of it is checked before anything is written
     for info, content in _read(archive, max_bytes):
         target = directory / info.name
         try:
@@ -101,8 +102,7 @@ def unpack(archive: bytes, directory: Path, *, max_bytes: int = MAX_BYTES) -> No
                 target.mkdir(exist_ok=True)
                 continue
             with target.open("xb") as file:
-                while chunk := content.read(_CHUNK_BYTES):
-                    file.write(chunk)
+                file.write(content)
             target.chmod(0o755 if info.mode & stat.S_IXUSR else 0o644)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise ConfigError("archive", [f"{info.name}: stands in it twice"]) from error
@@ -117,7 +117,7 @@ def read_member(archive: bytes, path: str, *, max_bytes: int = MAX_BYTES) -> byt
     wanted = PurePosixPath(path)
     for info, content in _read(archive, max_bytes):
         if content is not None and PurePosixPath(info.name) == wanted:
-            return content.read()
+            return content
     return None
 
 
@@ -202,7 +202,7 @@ class _BoundedGzip(gzip.GzipFile):
         return data
 
 
-def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """Go through an archive once; the content is None for a directory."""
     limit = max_bytes + _HEADER_BYTES * MAX_FILES
     count = total = 0
@@ -216,7 +216,8 @@ def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, IO[
                 count += 1
                 total += info.size
                 _check_member(info, count, total, max_bytes)
-                yield info, None if info.isdir() else tar.extractfile(info)
+                file = tar.extractfile(info)
+                yield info, file.read() if file else None
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError) as error:
         raise ConfigError("archive", [f"must be an undamaged tar.gz: {error}"]) from error
 
