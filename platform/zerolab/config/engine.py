@@ -198,15 +198,23 @@ class EngineConfig(Section):
         Raises:
             ConfigError: If both the train and the micro-batch size are missing, or they disagree.
         """
-        sizes = resolve_batch_sizes(
+        sizes = self._sizes(dp_world_size)
+        if isinstance(sizes, str):
+            raise ConfigError(self._source, [sizes])
+        return sizes
+
+    def batch_problem(self, dp_world_size: int) -> str | None:
+        """What is wrong with the batch sizes for so many data-parallel ranks, in one line."""
+        sizes = self._sizes(dp_world_size)
+        return sizes if isinstance(sizes, str) else None
+
+    def _sizes(self, dp_world_size: int) -> BatchSizes | str:
+        return resolve_batch_sizes(
             self.train_batch_size,
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
             dp_world_size,
         )
-        if isinstance(sizes, str):
-            raise ConfigError(self._source, [sizes])
-        return sizes
 
 
 _OPAQUE = frozenset({"optimizer.params", "scheduler.params"})
@@ -221,6 +229,8 @@ class EngineFile:
     problems: list[str]
     bad: frozenset[str]
     """Dotted keys that were wrong; they stand at their defaults in ``config``."""
+    prefix: str = ""
+    """What problems of this file begin with."""
 
 
 def load_engine_config(

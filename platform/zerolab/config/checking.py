@@ -1,0 +1,198 @@
+"""Checking an experiment with the engine file it names, before anything starts."""
+
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from zerolab.config.engine import EngineConfig, EngineFile, parse_engine_config
+from zerolab.config.experiment import ExperimentConfig, parse_experiment
+from zerolab.config.files import parse_json, read_json, read_yaml
+from zerolab.config.hints import hints_of
+from zerolab.config.hyperparameters import extremes, space_problems
+from zerolab.config.resolved import format_entries, resolve
+from zerolab.errors import ConfigError
+
+__all__ = ["check_experiment", "check_file", "engine_files"]
+
+ReadFile = Callable[[str], bytes | None]
+"""Reads a file of the model directory by its relative path; None when there is none."""
+
+_BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def check_experiment(
+    content: Mapping[str, Any], read_file: ReadFile, source: str = "experiment"
+) -> ExperimentConfig:
+    """Check an experiment's configuration and the engine file that it names, as one.
+
+    Searched values are tried at the ends of their ranges, and every choice once.
+
+    Args:
+        content: The experiment file.
+        read_file: Reads a file of the model directory by its relative path; None when it is not
+            there.
+        source: The experiment file's name, for messages.
+
+    Raises:
+        ConfigError: With every problem of both files.
+    """
+    parsed = parse_experiment(content)
+    problems = list(parsed.problems)
+    slots = _slots(content, parsed.config)
+    space = content.get("hyperparameters")
+    if isinstance(space, Mapping) and not space_problems(space):
+        for _, found in engine_files(space, read_file):
+            problems += found.problems
+            problems += _batch_problems(found, slots)
+    problems = list(dict.fromkeys(problems))
+    if problems or parsed.config is None:
+        raise ConfigError(source, problems)
+    return parsed.config
+
+
+def engine_files(space: Mapping[str, Any], read_file: ReadFile) -> Iterator[tuple[str, EngineFile]]:
+    """Read the engine file of each extreme sample of a space, overrides merged.
+
+    Args:
+        space: An experiment's hyperparameters, without mistakes.
+        read_file: Reads a file of the model directory by its relative path.
+
+    Yields:
+        The engine file's name (empty when the experiment holds its content) and what was read;
+        its problems begin with the file's name.
+    """
+    for sample in extremes(space):
+        base = sample.get("deepspeed_config")
+        overrides = sample.get("overwrite_deepspeed_args") or {}
+        if base is None:
+            if overrides:
+                text = (
+                    "hyperparameters.overwrite_deepspeed_args: needs "
+                    "hyperparameters.deepspeed_config, got none"
+                )
+                yield "", EngineFile(None, [text], frozenset())
+            continue
+        if not isinstance(overrides, Mapping):
+            text = f"must be a mapping of keys to values, got {overrides!r}"
+            problem = f"hyperparameters.overwrite_deepspeed_args: {text}"
+            yield "", EngineFile(None, [problem], frozenset())
+            overrides = {}
+        yield _read_engine(base, overrides, sample, read_file)
+
+
+def _read_engine(
+    base: Any, overrides: Mapping[str, Any], sample: Mapping[str, Any], read_file: ReadFile
+) -> tuple[str, EngineFile]:
+    key = "hyperparameters.deepspeed_config"
+    if isinstance(base, Mapping):
+        found = parse_engine_config(base, key, overrides, sample)
+        return "", _prefixed(found, f"{key}.")
+    if not isinstance(base, str):
+        text = f"{key}: must be the path of a JSON file or its content, got {base!r}"
+        return "", EngineFile(None, [text], frozenset())
+    path = PurePosixPath(base)
+    if path.is_absolute() or ".." in path.parts:
+        text = f"{key}: must be a path inside the model directory, got {base!r}"
+        return base, EngineFile(None, [text], frozenset())
+    raw = read_file(str(path))
+    if raw is None:
+        text = f"{key}: must name a file in the model directory, got {base!r}, which is not there"
+        return base, EngineFile(None, [text], frozenset())
+    try:
+        content = parse_json(raw, base)
+    except ConfigError as error:
+        found = EngineFile(None, error.problems, frozenset())
+    else:
+        found = parse_engine_config(content, base, overrides, sample)
+    return base, _prefixed(found, f"{base}: ")
+
+
+def _prefixed(found: EngineFile, prefix: str) -> EngineFile:
+    return EngineFile(found.config, [prefix + line for line in found.problems], found.bad, prefix)
+
+
+def _slots(content: Mapping[str, Any], config: ExperimentConfig | None) -> int | None:
+    """Ranks of a trial; None when the file says something impossible there."""
+    if config is not None:
+        return config.resources.slots_per_trial
+    resources = content.get("resources", {})
+    slots = resources.get("slots_per_trial", 1) if isinstance(resources, Mapping) else None
+    return slots if type(slots) is int and slots > 0 else None
+
+
+def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
+    config = found.config
+    if config is None or slots is None or found.bad & set(_BATCH_KEYS):
+        return []
+    problem = config.batch_problem(slots)
+    return [found.prefix + problem] if problem else []
+
+
+def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
+    """Check an experiment file or an engine file, and say what it comes to.
+
+    Args:
+        path: An experiment file (``.yaml``, ``.yml``) or an engine file (JSON).
+        world_size: Data-parallel ranks; ``slots_per_trial`` of an experiment, else 1, by default.
+
+    Returns:
+        The resolved engine configuration, line by line, with the origin of every value.
+
+    Raises:
+        ConfigError: With every problem that was found.
+    """
+    path = Path(path)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return _check_experiment_file(path, world_size)
+    found = parse_engine_config(read_json(path), str(path))
+    problems = found.problems + _batch_problems(found, world_size or 1)
+    if problems or found.config is None:
+        raise ConfigError(str(path), problems)
+    return _report(str(path), found.config, world_size or 1)
+
+
+def _check_experiment_file(path: Path, world_size: int | None) -> str:
+    content = dict(read_yaml(path))
+
+    def read_file(name: str) -> bytes | None:
+        file = path.parent / name
+        return file.read_bytes() if file.is_file() else None
+
+    resources = content.get("resources")
+    if world_size is not None and isinstance(resources, Mapping | None):
+        content["resources"] = {**(resources or {}), "slots_per_trial": world_size}
+    config = check_experiment(content, read_file, str(path))
+    parts = [_experiment_report(str(path), content, config)]
+    seen = set()
+    for name, found in engine_files(config.hyperparameters, read_file):
+        if found.config is not None and name not in seen:
+            seen.add(name)
+            label = name or "hyperparameters.deepspeed_config"
+            parts.append(_report(label, found.config, config.resources.slots_per_trial))
+    return "\n\n".join(parts)
+
+
+def _experiment_report(source: str, content: Mapping[str, Any], config: ExperimentConfig) -> str:
+    searcher = config.searcher
+    trials = {"single": "1 trial", "random": f"{searcher.max_trials} trials"}
+    length = searcher.max_length
+    until = f", {length.count} {length.unit} each" if length else ""
+    lines = [
+        f"{source}: ok",
+        f"  {config.name}: {trials.get(searcher.name, 'a grid of trials')}{until}, "
+        f"{config.resources.slots_per_trial} slot(s) a trial",
+    ]
+    for key, reason in hints_of(ExperimentConfig).items():
+        value: Any = content
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            lines.append(f"  {key} = {value}  (hint: {reason})")
+    return "\n".join(lines)
+
+
+def _report(source: str, config: EngineConfig, world_size: int) -> str:
+    text = format_entries(resolve(config, world_size))
+    lines = "".join(f"\n  {line}" for line in text.splitlines())
+    return f"{source}: ok for {world_size} data-parallel rank(s){lines}"
