@@ -76,13 +76,15 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
         error = UnreachableError(f"{url}: the server cannot take this now ({status}): {message}")
     elif kind == "stale_run":
         error = StaleRunError(message)
-    elif status == 404:
+    elif kind == "not_found":
         error = NotFoundError(message)
     elif status == 409:
         error = ConflictError(message)
-    elif kind == "config" or status == 422:
+    elif kind and status < 500:
         source = message.partition("\n")[0].rsplit(": ", 1)[0] if problems else "request"
         error = ConfigError(source, problems or [message])
-    else:
+    elif kind:
         error = ZerolabError(f"{url}: the server failed ({status}): {message}; see its log")
+    else:
+        error = UnreachableError(f"{url}: what answers is no Zerolab server ({status}): {message}")
     return error

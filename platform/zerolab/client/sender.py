@@ -15,14 +15,15 @@ from zerolab.errors import (
     NotFoundError,
     StaleRunError,
     UnreachableError,
-    ZerolabError,
 )
+from zerolab.wire import MetricsRecord
 
 __all__ = ["Sender", "Shipment"]
 
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 512 * 1024
+_MOST_RECORDS = 10_000
 INTERVAL_S = 0.2
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
@@ -48,7 +49,9 @@ class Shipment:
         self._reader = reader
         self._client = client
         self._run_id = run_id
-        self._batch_bytes = BATCH_BYTES
+        self._first = 1
+        self._payloads: list[bytes] = []  # read and not yet acknowledged, from record _first on
+        self._most = _MOST_RECORDS
         self.stored = 0
         """Number of the last record that the server has acknowledged."""
 
@@ -59,33 +62,47 @@ class Shipment:
             StaleRunError: If nothing of this run is wanted any more.
             UnreachableError: If the server cannot take it now; call again later.
         """
-        first, payloads = self._reader.read(self._batch_bytes)
-        if not payloads:
+        if not self._payloads:
+            self._first, self._payloads = self._reader.read(BATCH_BYTES)
+        batch = self._payloads[: self._most]
+        if not batch:
             return False
-        body = _ENCODER.encode(_EncodedBatch(first, [msgspec.Raw(data) for data in payloads]))
+        body = _ENCODER.encode(_EncodedBatch(self._first, [msgspec.Raw(data) for data in batch]))
         try:
-            self.stored = self._client.report(self._run_id, body)
+            stored = self._client.report(self._run_id, body)
         except ConfigError as error:
-            self._refused(first, len(payloads), error)
+            self._refused(len(batch), error)
             return True
-        except ZerolabError:
-            self._reader.seek(first)
-            raise
-        self._reader.seek(self.stored + 1)
-        self._batch_bytes = BATCH_BYTES
-        self._reader.discard(self.stored)
-        if self.stored < first:
-            msg = f"the server stored nothing of records {first} to {first + len(payloads) - 1}"
-            raise UnreachableError(msg)
+        self._most = min(_MOST_RECORDS, 2 * self._most)
+        self._acknowledged(stored, len(batch))
         return True
 
-    def _refused(self, first: int, count: int, error: ConfigError) -> None:
+    def _acknowledged(self, stored: int, sent: int) -> None:
+        first, self.stored = self._first, stored
+        if first <= stored + 1 <= first + len(self._payloads):
+            self._payloads = self._payloads[stored + 1 - first :]
+            self._first = stored + 1
+        else:
+            self._payloads = []
+            self._reader.seek(stored + 1)
+        self._reader.discard(stored)
+        if stored < first:
+            last = first + sent - 1
+            msg = f"the server has stored {stored} records, and nothing of {first} to {last}"
+            raise UnreachableError(msg)
+
+    def _refused(self, count: int, error: ConfigError) -> None:
         """Find the one record that the server will never take, so that the others get there."""
         if count > 1:
-            self._batch_bytes = 1  # one record at a time, until one is taken
-            self._reader.seek(first)
+            self._most = count // 2
             return
-        logger.error("record %d of run %d is left out: %s", first, self._run_id, error)
+        logger.error("record %d of run %d is left out: %s", self._first, self._run_id, error)
+        self._payloads[0] = _nothing()
+
+
+def _nothing() -> bytes:
+    """Encode a record that says nothing, to stand where the server takes no other."""
+    return _ENCODER.encode(MetricsRecord("system", 0, {}, time.time()))
 
 
 class Sender(threading.Thread):
