@@ -1,0 +1,47 @@
+"""What a searcher asks for."""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Continue", "Create", "Operation", "Shutdown", "Stop"]
+
+
+@dataclass(frozen=True)
+class Create:
+    """Start a trial."""
+
+    trial_id: int
+    """Number within the experiment, from 1."""
+    hparams: dict[str, Any]
+    """Its hyperparameters, nested as in the experiment file."""
+    trial_seed: int
+    """From 0 to 2**31 - 1."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End a trial after a checkpoint."""
+
+    trial_id: int
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Let a trial train on."""
+
+    trial_id: int
+    until: int
+    """Length at which it pauses again, in the unit of the search."""
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """The search is over."""
+
+    failed: bool = False
+    """Every trial failed."""
+    canceled: bool = False
+    """Every trial was canceled."""
+
+
+Operation = Create | Stop | Continue | Shutdown
