@@ -52,6 +52,7 @@ class Shipment:
         self._first = 1
         self._payloads: list[bytes] = []  # read and not yet acknowledged, from record _first on
         self._most = _MOST_RECORDS
+        self._blank = 0  # number of the record that was refused last
         self.stored = 0
         """Number of the last record that the server has acknowledged."""
 
@@ -96,6 +97,9 @@ class Shipment:
         if count > 1:
             self._most = count // 2
             return
+        if self._blank == self._first:
+            raise error
+        self._blank = self._first
         logger.error("record %d of run %d is left out: %s", self._first, self._run_id, error)
         self._payloads[0] = _nothing()
 

@@ -1,0 +1,176 @@
+import os
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerolab.client.spool import AppendFile, Spool, SpoolReader
+
+
+def read_all(directory: Path, max_bytes: int = 64) -> list[tuple[int, bytes]]:
+    reader = SpoolReader(directory)
+    found: list[tuple[int, bytes]] = []
+    while True:
+        first, payloads = reader.read(max_bytes)
+        if not payloads:
+            return found
+        found += enumerate(payloads, first)
+
+
+def payload(number: int) -> bytes:
+    return f"record {number} ".encode() + bytes(number % 50)
+
+
+def test_records_come_back_numbered_and_in_order_over_several_segments(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, segment_bytes=200)
+    for number in range(1, 101):
+        spool.append(payload(number))
+    assert len(list(tmp_path.iterdir())) > 10
+    assert read_all(tmp_path) == [(n, payload(n)) for n in range(1, 101)]
+    assert read_all(tmp_path, max_bytes=1) == read_all(tmp_path, max_bytes=1 << 20)
+
+
+def test_a_reader_beside_the_writer_sees_each_record_once(tmp_path: Path) -> None:
+    spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
+    assert reader.read(1000) == (1, [])
+    for number in range(1, 60):
+        spool.append(payload(number))
+        assert reader.read(1000) == (number, [payload(number)])
+        assert reader.read(1000) == (number + 1, [])
+
+
+def test_a_spool_that_is_opened_again_goes_on_with_the_numbers(tmp_path: Path) -> None:
+    for number in range(1, 30):
+        spool = Spool(tmp_path, segment_bytes=100)
+        assert spool.count == number - 1
+        spool.append(payload(number))
+        spool.close()
+    assert read_all(tmp_path) == [(n, payload(n)) for n in range(1, 30)]
+
+
+def test_a_reader_goes_to_any_number(tmp_path: Path) -> None:
+    spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
+    for number in range(1, 60):
+        spool.append(payload(number))
+    for number in (40, 7, 59, 1, 60, 30):
+        reader.seek(number)
+        first, payloads = reader.read(1)
+        assert first == number
+        assert payloads == ([payload(number)] if number < 60 else [])
+
+
+def test_acknowledged_segments_are_deleted_and_the_newest_stays(tmp_path: Path) -> None:
+    spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
+    for number in range(1, 60):
+        spool.append(payload(number))
+    assert reader.read(1 << 20)[0] == 1
+    reader.discard(30)
+    kept = read_all(tmp_path)
+    assert kept[0][0] <= 31
+    assert kept == [(n, payload(n)) for n in range(kept[0][0], 60)]
+    reader.discard(59)
+    assert len(list(tmp_path.iterdir())) == 1
+    spool.append(b"next")
+    reader.seek(60)
+    assert reader.read(100) == (60, [b"next"])
+    assert Spool(tmp_path).count == 60
+
+
+@settings(max_examples=200, deadline=None)
+@given(cut=st.integers(0, 2000), garbage=st.binary(max_size=40))
+def test_a_torn_tail_is_dropped_wherever_it_was_torn(
+    cut: int, garbage: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("spool")
+    spool, ends = Spool(directory), [0]
+    (file,) = directory.iterdir()
+    for number in range(1, 31):
+        spool.append(payload(number))
+        ends.append(file.stat().st_size)
+    spool.close()
+    cut = min(cut, ends[-1])
+    whole = sum(1 for end in ends[1:] if end <= cut)
+    os.truncate(file, cut)
+    if cut in ends:  # else garbage could, in theory, complete the torn frame
+        with file.open("ab") as stream:
+            stream.write(bytes(8) + garbage)
+    assert read_all(directory) == [(n, payload(n)) for n in range(1, whole + 1)]
+    again = Spool(directory)
+    assert again.count == whole
+    again.append(b"after")
+    again.close()
+    assert read_all(directory)[-1] == (whole + 1, b"after")
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    for number in range(1, 4):
+        spool.append(payload(number))
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert [number for number, _ in read_all(tmp_path)] == [1, 2]
+
+
+def test_a_damaged_segment_costs_its_own_records_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path, segment_bytes=100)
+    for number in range(1, 30):
+        spool.append(payload(number))
+    damaged = sorted(tmp_path.iterdir())[1]
+    following = int(sorted(tmp_path.iterdir())[2].stem)
+    os.truncate(damaged, damaged.stat().st_size - 1)
+    numbers = [number for number, _ in read_all(tmp_path)]
+    assert numbers == [*range(1, following - 1), *range(following, 30)]
+    assert f"records {following - 1} to {following - 1} are lost" in caplog.text
+
+
+def test_a_spool_that_nobody_empties_stops_growing_and_says_so(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, segment_bytes=100, max_bytes=500)
+    with pytest.raises(OSError, match="no server has taken"):
+        deque(map(spool.append, map(payload, range(1, 1000))))
+    count = spool.count
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 700
+    SpoolReader(tmp_path).discard(count)
+    spool.append(b"room again")
+    assert read_all(tmp_path)[-1] == (count + 1, b"room again")
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from zerolab.client.spool import AppendFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+file = AppendFile(Path(sys.argv[1]), 0)
+file.append(b"a" * 60)
+for size in (60, 41, 50):
+    try:
+        file.append(b"b" * size)
+    except OSError:
+        pass
+    else:
+        sys.exit("was written beyond the limit")
+file.append(b"c" * 40)
+assert file.size == 100
+"""
+
+
+def test_a_write_that_finds_no_room_leaves_no_part_of_itself(tmp_path: Path) -> None:
+    # The limit on a file's size stands for a full disk: the write stops in the middle.
+    path = tmp_path / "file"
+    subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True)
+    assert path.read_bytes() == b"a" * 60 + b"c" * 40
+
+
+def test_the_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    Spool(tmp_path / "spool").append(b"x")
+    AppendFile(tmp_path / "file", 0).close()
+    for path in (tmp_path / "spool", *(tmp_path / "spool").iterdir(), tmp_path / "file"):
+        assert path.stat().st_mode & 0o077 == 0
