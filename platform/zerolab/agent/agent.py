@@ -1,6 +1,7 @@
 """The agent's loop: what the server wants of this machine is made true."""
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -75,8 +76,6 @@ class Agent:
             msg = f"another agent runs with the data directory {self._home.path}"
             raise ConflictError(f"{msg}; stop it with `zerolab down`") from error
         with lock:
-            import os
-
             write_json(self._home.agent_file, {"pid": os.getpid()})
             try:
                 self._work()
@@ -140,6 +139,7 @@ class Agent:
     def _register(self) -> str | int:
         registration = AgentRegistration(self._name, socket.gethostname(), self._slots)
         agent_id = self._client.register_agent(registration)
+        write_json(self._home.agent_file, {"pid": os.getpid(), "agent_id": agent_id})
         logger.info("registered as %s (%s) with %d slots", self._name, agent_id, len(self._slots))
         return agent_id
 

@@ -1,0 +1,69 @@
+"""``zerolab agent``: the process that offers a machine's slots."""
+
+from typing import Annotated
+
+import typer
+
+from zerolab.cli.output import print_json, print_table
+
+__all__ = ["group"]
+
+group = typer.Typer(help="Machines that offer slots.", no_args_is_help=True)
+
+
+@group.command()
+def start(
+    slots: Annotated[
+        int | None, typer.Option(help="How many slots to offer. Default: all GPUs, else cores.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Offer CPU slots although there are GPUs.")] = (
+        False
+    ),
+    name: Annotated[
+        str, typer.Option(help="Name of this agent. Default: the name of the machine.")
+    ] = "",
+) -> None:
+    """Offer this machine's slots to a server, in the foreground, until it is stopped.
+
+    `zerolab up` does it for this machine. On another one, set ZEROLAB_MASTER and ZEROLAB_TOKEN.
+    """
+    import logging
+
+    from zerolab.agent.agent import Agent
+    from zerolab.agent.slots import find_slots
+    from zerolab.cli.connection import connect, token_of
+    from zerolab.paths import Home
+
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    home = Home.default().create()
+    with connect(home) as client:
+        Agent(home, client, token_of(home), find_slots(slots, cpu=cpu), name).run()
+
+
+@group.command("list")
+def list_agents(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the agents and their slots."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        agents = client.agents()
+    if as_json:
+        print_json(agents)
+        return
+    rows = [
+        (
+            one["id"],
+            one["name"],
+            one["host"],
+            "yes" if one["alive"] else "no",
+            len(one["slots"]),
+            sum(1 for slot in one["slots"] if slot["run_id"] is not None),
+            one["slots"][0]["device"] if one["slots"] else None,
+        )
+        for one in agents
+    ]
+    print_table(["id", "name", "host", "alive", "slots", "in use", "device"], rows)

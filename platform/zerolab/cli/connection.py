@@ -1,0 +1,46 @@
+"""Which server a command talks to, and with which token."""
+
+import os
+from typing import TYPE_CHECKING
+
+from zerolab.contract import ENV_MASTER, ENV_TOKEN
+from zerolab.errors import UnreachableError
+from zerolab.files import read_json
+from zerolab.paths import Home
+
+if TYPE_CHECKING:
+    from zerolab.client.http import Client
+
+__all__ = ["connect", "named_master", "server_url", "token_of"]
+
+
+def named_master() -> str | None:
+    """Return the address that ``--master`` or the environment names, if one does."""
+    return os.environ.get(ENV_MASTER) or None
+
+
+def server_url(home: Home) -> str | None:
+    """Return the address of the server: the one named, or this installation's own."""
+    own = (read_json(home.server_file) or {}).get("url")
+    return named_master() or (str(own) if own else None)
+
+
+def token_of(home: Home) -> str:
+    """Return the token to use; empty when there is none yet."""
+    return os.environ.get(ENV_TOKEN) or home.read_token() or ""
+
+
+def connect(home: Home | None = None, *, timeout_s: float = 60.0) -> "Client":
+    """Connect to the server.
+
+    Raises:
+        UnreachableError: If no server of this installation has been started, and none is named.
+    """
+    from zerolab.client.http import Client
+
+    home = home or Home.default()
+    url = server_url(home)
+    if url is None:
+        msg = f"no server runs for the data directory {home.path}; start one with `zerolab up`"
+        raise UnreachableError(msg)
+    return Client(url, token_of(home), timeout_s=timeout_s)

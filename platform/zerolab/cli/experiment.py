@@ -1,0 +1,261 @@
+"""``zerolab experiment``: what was submitted, and what becomes of it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerolab.cli.output import number, print_fields, print_json, print_table, result, say
+
+__all__ = ["group"]
+
+group = typer.Typer(help="Experiments: a searcher and its trials.", no_args_is_help=True)
+
+ExperimentId = Annotated[int, typer.Argument(help="Id of the experiment.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_DONE = {
+    "pause": "is pausing: its runs checkpoint and give their slots back",
+    "activate": "is active",
+    "cancel": "is being canceled: its runs checkpoint first",
+    "kill": "is being killed",
+    "archive": "is archived",
+    "unarchive": "is not archived any more",
+}
+
+
+@group.command("list")
+def list_experiments(
+    state: Annotated[str | None, typer.Option(help="Only in this state: ACTIVE, ERROR...")] = None,
+    name: Annotated[str | None, typer.Option(help="Only with this in the name.")] = None,
+    sort: Annotated[str | None, typer.Option(help="Field to sort by; -field for descending.")] = (
+        None
+    ),
+    limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List experiments, newest first.
+
+    Example: zerolab experiment list --state ACTIVE
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.experiments(state=state, name=name, sort=sort, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["id"],
+            one["name"],
+            one["state"],
+            f"{100 * (one['progress'] or 0):.0f} %",
+            one["num_trials"],
+            one["metric"],
+            number(one["best_validation"]),
+            one["created_at"],
+        )
+        for one in found
+    ]
+    columns = ["id", "name", "state", "progress", "trials", "metric", "best", "created"]
+    print_table(columns, rows)
+
+
+@group.command()
+def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
+    """Show one experiment: state, searcher, best trial, and its error if it has one."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.experiment(experiment_id)
+        trials = client.trials(experiment_id)
+    if as_json:
+        print_json({**found, "trials": trials})
+        return
+    best = next((one for one in trials if one["id"] == found["best_trial_id"]), None)
+    states = [one["state"] for one in trials]
+    print_fields(
+        {
+            "experiment": f"{found['id']}: {found['name']}",
+            "description": found["description"],
+            "labels": ", ".join(found["labels"]),
+            "notes": found["notes"],
+            "state": found["state"],
+            "progress": f"{100 * (found['progress'] or 0):.0f} %",
+            "searcher": f"{found['searcher_name']} on {found['metric']}",
+            "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
+            "best validation": number(found["best_validation"]),
+            "best trial": found["best_trial_id"],
+            "best checkpoint": best["best_checkpoint"] if best else None,
+            "created": found["created_at"],
+            "ended": found["ended_at"],
+            "error": found["error"],
+        }
+    )
+
+
+@group.command()
+def logs(
+    experiment_id: ExperimentId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the experiment has ended.")
+    ] = False,
+    tail: Annotated[int | None, typer.Option(help="Only the last lines, so many.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Only this rank's lines.")] = None,
+    level: Annotated[str | None, typer.Option(help="Only lines of this level: ERROR...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Print what the ranks of all trials wrote.
+
+    Example: zerolab experiment logs 1 --follow
+    """
+    from zerolab.cli.connection import connect
+    from zerolab.cli.following import LogFilter, print_logs
+
+    with connect() as client:
+        wanted = LogFilter(rank=rank, level=level, tail=tail)
+        print_logs(client, "experiment", experiment_id, wanted, follow=follow, as_json=as_json)
+
+
+@group.command()
+def metrics(
+    experiment_id: ExperimentId,
+    form: Annotated[str, typer.Option("--format", help="csv or ndjson.")] = "csv",
+    output: Annotated[Path | None, typer.Option(help="File to write. Default: print.")] = None,
+) -> None:
+    """Export every point of every metric.
+
+    Example: zerolab experiment metrics 1 --output m.csv
+    """
+    import sys
+
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        pieces = client.export_metrics(experiment_id, format=form)
+        if output is None:
+            for piece in pieces:
+                sys.stdout.buffer.write(piece)
+            return
+        with output.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+    say(f"written to {output}")
+
+
+@group.command()
+def wait(
+    experiment_id: ExperimentId,
+    timeout: Annotated[
+        float | None, typer.Option(help="Give up after so many seconds, with exit code 124.")
+    ] = None,
+) -> None:
+    """Wait for the end; prints the state. Exit code 0 when it is COMPLETED, else 1."""
+    from zerolab.cli.connection import connect
+    from zerolab.cli.following import ENDED, wait_for_end
+
+    with connect() as client:
+        state = wait_for_end(client, experiment_id, timeout)["state"]
+    result(state)
+    if state not in ENDED:
+        raise typer.Exit(124)
+    if state != "COMPLETED":
+        raise typer.Exit(1)
+
+
+@group.command()
+def pause(experiment_id: ExperimentId) -> None:
+    """Checkpoint the runs and free their slots, until it is activated again."""
+    _act(experiment_id, "pause")
+
+
+@group.command()
+def activate(experiment_id: ExperimentId) -> None:
+    """Let a paused experiment go on."""
+    _act(experiment_id, "activate")
+
+
+@group.command()
+def cancel(experiment_id: ExperimentId) -> None:
+    """Stop for good, after a checkpoint."""
+    _act(experiment_id, "cancel")
+
+
+@group.command()
+def kill(experiment_id: ExperimentId) -> None:
+    """Stop for good, now."""
+    _act(experiment_id, "kill")
+
+
+@group.command()
+def archive(experiment_id: ExperimentId) -> None:
+    """Put an ended experiment away: it leaves the lists, its data stays."""
+    _act(experiment_id, "archive")
+
+
+@group.command()
+def unarchive(experiment_id: ExperimentId) -> None:
+    """Bring an archived experiment back into the lists."""
+    _act(experiment_id, "unarchive")
+
+
+@group.command()
+def fork(experiment_id: ExperimentId) -> None:
+    """Submit the same files again as a new experiment; prints its id."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        made = client.experiment_action(experiment_id, "fork")
+    result(str(made["id"]))
+
+
+@group.command()
+def change(
+    experiment_id: ExperimentId,
+    name: Annotated[str | None, typer.Option(help="New name.")] = None,
+    description: Annotated[str | None, typer.Option(help="New description.")] = None,
+    notes: Annotated[str | None, typer.Option(help="New notes.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Label; may be repeated; replaces all labels.")
+    ] = None,
+) -> None:
+    """Change the name, description, notes or labels.
+
+    Example: change 1 --label best
+    """
+    from zerolab.cli.connection import connect
+    from zerolab.errors import ConfigError
+
+    given = {"name": name, "description": description, "notes": notes, "labels": label}
+    changes = {key: value for key, value in given.items() if value}
+    if not changes:
+        problem = "give at least one of --name, --description, --notes, --label"
+        raise ConfigError("zerolab experiment change", [problem])
+    with connect() as client:
+        client.patch_experiment(experiment_id, **changes)
+    say(f"experiment {experiment_id} is changed")
+
+
+@group.command()
+def delete(
+    experiment_id: ExperimentId,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete an ended experiment with its metrics, logs and checkpoints."""
+    if not yes:
+        text = f"Delete experiment {experiment_id} with its metrics, logs and checkpoints?"
+        typer.confirm(text, abort=True, err=True)
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.delete_experiment(experiment_id)
+    say(f"experiment {experiment_id} is deleted")
+
+
+def _act(experiment_id: int, action: str) -> None:
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.experiment_action(experiment_id, action)
+    say(f"experiment {experiment_id} {_DONE[action]}")

@@ -1,0 +1,86 @@
+"""Logs as they come, and waiting for an end."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from zerolab.cli.output import result
+
+if TYPE_CHECKING:
+    from zerolab.client.http import Client
+
+__all__ = ["ENDED", "LogFilter", "print_logs", "wait_for_end"]
+
+ENDED = frozenset({"COMPLETED", "CANCELED", "ERROR"})
+"""States of experiments and trials in which nothing more happens."""
+
+_POLL_S = 0.3
+_PAGE = 1000
+
+Noun = Literal["experiment", "trial"]
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines are wanted."""
+
+    rank: int | None = None
+    level: str | None = None
+    tail: int | None = None
+
+
+def print_logs(
+    client: "Client", noun: Noun, noun_id: int, wanted: LogFilter, *, follow: bool, as_json: bool
+) -> None:
+    """Print log lines, to the present end or, with ``follow``, until it has ended."""
+    after: Any = None
+    tail = wanted.tail
+    while True:
+        # Asked before the page: an end that is seen here has all its lines behind it.
+        ended = not follow or _state(client, noun, noun_id) in ENDED
+        while True:
+            page = _page(client, noun, noun_id, wanted, tail=tail, after=after)
+            for entry in page["logs"]:
+                result(json.dumps(entry) if as_json else _line(entry))
+                after = entry["id"]
+            if tail is not None or page.get("next_after") is None:
+                break
+        tail = None
+        if ended:
+            return
+        time.sleep(_POLL_S)
+
+
+def wait_for_end(
+    client: "Client", experiment_id: int, timeout_s: float | None = None
+) -> dict[str, Any]:
+    """Wait until an experiment has ended; return it, ended or not when the time is over."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        found = client.experiment(experiment_id)
+        if found["state"] in ENDED or (deadline is not None and time.monotonic() > deadline):
+            return found
+        time.sleep(_POLL_S)
+
+
+def _page(
+    client: "Client", noun: Noun, noun_id: int, wanted: LogFilter, *, tail: int | None, after: Any
+) -> dict[str, Any]:
+    limit = None if tail is not None else _PAGE
+    filters = {
+        "rank": wanted.rank, "level": wanted.level, "tail": tail, "after": after, "limit": limit
+    }  # fmt: skip
+    if noun == "trial":
+        return client.trial_logs(noun_id, **filters)
+    return client.experiment_logs(noun_id, **filters)
+
+
+def _state(client: "Client", noun: Noun, noun_id: int) -> str:
+    found = client.trial(noun_id) if noun == "trial" else client.experiment(noun_id)
+    return str(found["state"])
+
+
+def _line(entry: dict[str, Any]) -> str:
+    origin = entry["stream"] if entry.get("rank") is None else f"rank {entry['rank']}"
+    return f"{entry['time']} trial {entry['trial_id']} [{origin}] {entry['text']}"

@@ -1,0 +1,112 @@
+"""``up``, ``down``, ``status``, ``open``, ``token``: this installation's own server and agent."""
+
+from typing import Annotated
+
+import typer
+
+from zerolab.cli.output import print_fields, print_json, result, say
+from zerolab.paths import Home
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the root."""
+    for command in (up, down, status):
+        app.command()(command)
+    app.command(name="open")(open_page)
+    app.command()(token)
+
+
+def up(
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port of the server; 0 for any free one. Default: 8080, else any."),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(help="Slots that the agent offers. Default: all GPUs, else cores.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Offer CPU slots although there are GPUs.")] = (
+        False
+    ),
+    agent: Annotated[bool, typer.Option(help="Start an agent on this machine too.")] = True,
+) -> None:
+    """Start the server and an agent in the background; what runs already is left alone.
+
+    Prints the server's address. Example: zerolab up --slots 2
+    """
+    from zerolab.cli.services import bring_up
+
+    result(bring_up(Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, say=say))
+
+
+def down() -> None:
+    """Stop the agent (its runs checkpoint first) and the server.
+
+    What was running goes on from its checkpoints after the next `zerolab up`.
+    """
+    from zerolab.cli.services import bring_down
+
+    if not bring_down(Home.default(), say):
+        say("nothing was running")
+
+
+def status(
+    url: Annotated[bool, typer.Option("--url", help="Print the address of the server only.")] = (
+        False
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what runs: server, agents, slots, experiments. Exit code 1 when no server answers."""
+    from zerolab.cli.connection import connect, server_url
+    from zerolab.errors import UnreachableError
+
+    home = Home.default()
+    try:
+        with connect(home, timeout_s=10.0) as client:
+            info, agents = client.info(), client.agents()
+            active = client.experiments(state="ACTIVE")
+    except UnreachableError as error:
+        say(f"zerolab: {error}")
+        raise typer.Exit(1) from None
+    if url:
+        result(str(server_url(home)))
+        return
+    if as_json:
+        print_json({"url": server_url(home), "info": info, "agents": agents, "active": active})
+        return
+    cluster = info["cluster"]
+    print_fields(
+        {
+            "server": server_url(home),
+            "version": info["version"],
+            "data": info["home"],
+            "started": info["started_at"],
+            "agents": ", ".join(one["name"] for one in agents if one["alive"]) or "none",
+            "slots": f"{cluster['slots']}, {cluster['free_slots']} free",
+            "active": "\n".join(f"experiment {one['id']}: {one['name']}" for one in active),
+        }
+    )
+
+
+def open_page(
+    browser: Annotated[bool, typer.Option(help="Open a browser; else only print the link.")] = True,
+) -> None:
+    """Print a link that signs a browser in to the web page, once, and open it."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        link = client.login_link()
+    result(link)
+    if browser:
+        import webbrowser
+
+        webbrowser.open(link)
+
+
+def token() -> None:
+    """Print the token of this installation, for curl and other programs.
+
+    Example: curl -H "Authorization: Bearer $(zerolab token)" "$(zerolab status --url)/api/v1/info"
+    """
+    result(Home.default().create().ensure_token())

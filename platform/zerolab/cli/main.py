@@ -1,0 +1,76 @@
+"""The root of the command: groups, global options, and errors as exit codes."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from zerolab.cli import (
+    agent,
+    checkpoint,
+    config,
+    experiment,
+    installation,
+    running,
+    tools,
+    trial,
+)
+from zerolab.contract import ENV_MASTER
+from zerolab.errors import ZerolabError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="zerolab",
+    help="Train deep-learning models with ZeRO: experiments, from a laptop to a few GPU nodes.",
+    epilog="Begin with: zerolab run examples/digits/experiment.yaml",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    master: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of the server, e.g. http://127.0.0.1:8080; this installation's own "
+            "when left out.",
+            envvar=ENV_MASTER,
+        ),
+    ] = None,
+) -> None:
+    """Hold the options that stand before any command."""
+    if master:
+        os.environ[ENV_MASTER] = master
+
+
+running.add_to(app)
+installation.add_to(app)
+app.add_typer(experiment.group, name="experiment")
+app.add_typer(trial.group, name="trial")
+app.add_typer(checkpoint.group, name="checkpoint")
+app.add_typer(agent.group, name="agent")
+app.add_typer(config.group, name="config")
+tools.add_to(app)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one message and exit code 2."""
+    try:
+        app()
+    except ZerolabError as error:
+        print(f"zerolab: {error}", file=sys.stderr)  # noqa: T201 - the one message
+        sys.exit(2)
+    except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        print(f"zerolab: {error}", file=sys.stderr)  # noqa: T201 - the one message
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Live progress of an experiment: batch, loss, samples per second, time that is left."""
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerolab.cli.following import ENDED
+from zerolab.cli.output import duration, number
+from zerolab.errors import UnreachableError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from zerolab.client.http import Client
+
+__all__ = ["TrialProgress", "describe_line", "watch"]
+
+_POLL_S = 0.5
+_SHOWN_TRIALS = 8
+_SPEED = "samples_per_second"
+
+
+@dataclass(frozen=True)
+class TrialProgress:
+    """What is shown of one trial."""
+
+    trial_id: int
+    state: str
+    batch: int
+    progress: float
+    """0 to 1."""
+    metric: str = ""
+    """Name of the training metric that is shown: ``loss`` where there is one."""
+    value: float | str | None = None
+    speed: float | str | None = None
+    """Samples per second, over all ranks."""
+    remaining_s: float | None = None
+
+
+def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
+    """Show progress on standard error until an experiment has ended; return it.
+
+    On a terminal it is redrawn; else a line is printed when something has changed.
+    """
+    watcher = _Watcher(client, experiment_id)
+    if not sys.stderr.isatty():
+        return _watch_lines(watcher)
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
+        while True:
+            experiment, trials = watcher.look()
+            live.update(_table(experiment, trials))
+            if experiment["state"] in ENDED:
+                return experiment
+            time.sleep(_POLL_S)
+
+
+def describe_line(trial: TrialProgress) -> str:
+    """Say in one line how far a trial is."""
+    parts = [f"trial {trial.trial_id}", trial.state.lower(), f"batch {trial.batch}"]
+    if trial.value is not None:
+        parts.append(f"{trial.metric} {number(trial.value)}")
+    if isinstance(trial.speed, float | int):
+        parts.append(f"{trial.speed:.0f} samples/s")
+    parts.append(f"{100 * trial.progress:.0f} %")
+    if trial.remaining_s is not None:
+        parts.append(f"{duration(trial.remaining_s)} left")
+    return "  ".join(parts)
+
+
+class _Watcher:
+    """Asks the server, and keeps what it takes to tell the time that is left."""
+
+    def __init__(self, client: "Client", experiment_id: int) -> None:
+        self._client = client
+        self._experiment_id = experiment_id
+        self._first_seen: dict[int, tuple[float, float]] = {}
+        """Trial to the time and the progress at which it was first seen to move."""
+        self._last: tuple[dict[str, Any], list[TrialProgress]] | None = None
+
+    def look(self) -> tuple[dict[str, Any], list[TrialProgress]]:
+        """Return the experiment and its running trials, as last known while nothing answers."""
+        try:
+            experiment = self._client.experiment(self._experiment_id)
+            found = self._client.trials(self._experiment_id)
+            shown = [one for one in found if one["state"] not in ENDED][:_SHOWN_TRIALS]
+            self._last = experiment, [self._progress(one) for one in shown]
+        except UnreachableError:
+            if self._last is None:
+                raise
+        return self._last
+
+    def _progress(self, trial: dict[str, Any]) -> TrialProgress:
+        curves = self._client.metrics(trial["id"], max_points=2)
+        training = {one["name"]: one["points"] for one in curves if one["group"] == "training"}
+        metric = "loss" if "loss" in training else next(iter(sorted(training)), "")
+        speeds = [one["points"] for one in curves if one["name"] == _SPEED and one["points"]]
+        points = training.get(metric)
+        return TrialProgress(
+            trial_id=trial["id"],
+            state=trial["state"],
+            batch=trial["steps_completed"],
+            progress=trial["progress"],
+            metric=metric,
+            value=points[-1][1] if points else None,
+            speed=speeds[0][-1][1] if speeds else None,
+            remaining_s=self._remaining_s(trial["id"], trial["progress"]),
+        )
+
+    def _remaining_s(self, trial_id: int, progress: float) -> float | None:
+        if progress <= 0:
+            self._first_seen.pop(trial_id, None)
+            return None
+        began, at = self._first_seen.setdefault(trial_id, (time.monotonic(), progress))
+        if progress <= at:
+            return None
+        return (time.monotonic() - began) * (1 - progress) / (progress - at)
+
+
+def _watch_lines(watcher: _Watcher) -> dict[str, Any]:
+    shown: dict[int, tuple[str, int]] = {}
+    while True:
+        experiment, trials = watcher.look()
+        for trial in trials:
+            if shown.get(trial.trial_id) != (trial.state, trial.batch):
+                shown[trial.trial_id] = trial.state, trial.batch
+                print(describe_line(trial), file=sys.stderr, flush=True)  # noqa: T201 - progress
+        if experiment["state"] in ENDED:
+            return experiment
+        time.sleep(_POLL_S)
+
+
+def _table(experiment: dict[str, Any], trials: list[TrialProgress]) -> "RenderableType":
+    from rich.box import SIMPLE_HEAD
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.title = Text(
+        f"experiment {experiment['id']}: {experiment['name']}  {experiment['state']}  "
+        f"{100 * experiment['progress']:.0f} %  "
+        f"best {experiment['metric']} {number(experiment['best_validation']) or '-'}"
+    )
+    for column in ("trial", "state", "batch", "loss", "samples/s", "progress", "left"):
+        table.add_column(column)
+    for trial in trials:
+        named = trial.metric if trial.metric not in ("", "loss") else ""
+        table.add_row(
+            str(trial.trial_id),
+            trial.state.lower(),
+            str(trial.batch),
+            f"{named} {number(trial.value)}".strip(),
+            f"{trial.speed:.0f}" if isinstance(trial.speed, float | int) else "",
+            ProgressBar(total=1.0, completed=trial.progress, width=24),
+            "" if trial.remaining_s is None else duration(trial.remaining_s),
+        )
+    return table

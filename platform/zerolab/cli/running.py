@@ -1,0 +1,145 @@
+"""``run`` and ``submit``: from an experiment file to an experiment."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zerolab.cli.output import number, print_fields, print_json, result, say
+
+if TYPE_CHECKING:
+    from zerolab.client.http import Client
+
+__all__ = ["add_to"]
+
+EXIT_FAILED = 1
+EXIT_DETACHED = 130
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the root."""
+    app.command()(run)
+    app.command()(submit)
+
+
+Config = Annotated[Path, typer.Argument(help="Experiment file, e.g. experiment.yaml.")]
+ModelDir = Annotated[
+    Path | None,
+    typer.Argument(help="Directory with the model's code. Default: the experiment file's."),
+]
+Test = Annotated[
+    bool, typer.Option("--test", help="One batch, one validation, one checkpoint, then the end.")
+]
+
+
+def run(
+    config: Config,
+    model_dir: ModelDir = None,
+    test: Test = False,
+    slots: Annotated[
+        int | None, typer.Option(help="Slots of the agent, when one is started.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the server, when one is started; 0 for any.")
+    ] = None,
+) -> None:
+    """Run an experiment: start what is missing, submit, show progress, say how it ended.
+
+    Exit code 0 when it completed, 1 when it did not. Ctrl-C leaves it running.
+    Example: zerolab run examples/digits/experiment.yaml
+    """
+    from zerolab.cli.connection import connect, named_master
+    from zerolab.cli.progress import watch
+    from zerolab.cli.services import bring_up
+    from zerolab.paths import Home
+
+    content, archive = _read(config, model_dir)
+    home = Home.default()
+    if named_master() is None:
+        bring_up(home, port=port, slots=slots, say=say)
+    with connect(home) as client:
+        made = client.create_experiment(content, archive, test=test)
+        experiment_id = made["id"]
+        say(f"experiment {experiment_id} is submitted")
+        try:
+            ended = watch(client, experiment_id)
+        except KeyboardInterrupt:
+            say(
+                f"\ndetached: experiment {experiment_id} goes on; see it with "
+                f"`zerolab experiment describe {experiment_id}`, "
+                f"stop it with `zerolab experiment cancel {experiment_id}`"
+            )
+            raise typer.Exit(EXIT_DETACHED) from None
+        _conclude(client, ended)
+    if ended["state"] != "COMPLETED":
+        raise typer.Exit(EXIT_FAILED)
+
+
+def submit(
+    config: Config,
+    model_dir: ModelDir = None,
+    test: Test = False,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Do not start it; `experiment activate` does.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,
+) -> None:
+    """Submit an experiment to the server and print its id.
+
+    Example: id=$(zerolab submit experiment.yaml)
+    """
+    from zerolab.cli.connection import connect
+
+    content, archive = _read(config, model_dir)
+    with connect() as client:
+        made = client.create_experiment(content, archive, activate=not paused, test=test)
+    if as_json:
+        print_json(made)
+        return
+    say(f"experiment {made['id']}: {made['name']}")
+    result(str(made["id"]))
+
+
+def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
+    """Read and check an experiment and pack its model, before anything is started.
+
+    Raises:
+        ConfigError: With every problem of the experiment file and its engine file.
+    """
+    from zerolab.client.archive import pack
+    from zerolab.config import check_experiment
+    from zerolab.config.files import read_yaml
+
+    content = read_yaml(config)
+    directory = model_dir or config.absolute().parent
+
+    def read_file(path: str) -> bytes | None:
+        file = directory / path
+        return file.read_bytes() if file.is_file() else None
+
+    check_experiment(content, read_file, str(config))
+    return content, pack(directory)
+
+
+def _conclude(client: "Client", ended: dict[str, Any]) -> None:
+    trials = client.trials(ended["id"])
+    best = next((one for one in trials if one["id"] == ended["best_trial_id"]), None)
+    last = best or (trials[0] if trials else None)
+    uuid = last and (last["best_checkpoint"] or last["latest_checkpoint"])
+    validation = None
+    if best is not None:
+        place = f"at batch {best['best_steps']} of trial {best['id']}"
+        validation = f"{ended['metric']} {number(ended['best_validation'])} {place}"
+    error = ended["error"] or next((one["error"] for one in trials if one["error"]), None)
+    print_fields(
+        {
+            "experiment": ended["id"],
+            "state": ended["state"],
+            "error": error if ended["state"] == "ERROR" else None,
+            "best validation": validation,
+            "checkpoint": uuid,
+            "browse": client.login_link(),
+        }
+    )
+    if ended["state"] == "ERROR":
+        say(f"see `zerolab experiment logs {ended['id']}`")

@@ -1,0 +1,230 @@
+"""The server and the agent of this installation as background processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerolab.cli.connection import token_of
+from zerolab.contract import ENV_HOME, ENV_MASTER
+from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
+from zerolab.files import read_json
+from zerolab.paths import Home
+
+if TYPE_CHECKING:
+    import psutil
+
+__all__ = ["Service", "bring_down", "bring_up", "running"]
+
+_UP_S = 120.0
+"""For a server to answer, in seconds; it takes one, but a machine can be busy."""
+_DOWN_S = 60.0
+"""Longer than an agent gives its runs to checkpoint."""
+_POLL_S = 0.05
+_PORT = 8080
+
+
+@dataclass(frozen=True)
+class Service:
+    """A background process of an installation."""
+
+    name: str
+    file: Path
+    """Written by the process while it runs; holds its pid."""
+    word: str
+    """What every such process has in its command line."""
+    log: Path
+
+
+def server_of(home: Home) -> Service:
+    """Describe the server of an installation."""
+    return Service("server", home.server_file, "zeroserver", home.logs / "server.log")
+
+
+def agent_of(home: Home) -> Service:
+    """Describe the agent of an installation."""
+    return Service("agent", home.agent_file, "zerolab", home.logs / "agent.log")
+
+
+def running(service: Service) -> "psutil.Process | None":
+    """Return the process of a service, if it lives and really is that service."""
+    from zerolab.linux import our_process
+
+    pid = (read_json(service.file) or {}).get("pid")
+    try:
+        written = service.file.stat().st_mtime
+    except OSError:
+        return None
+    return our_process(pid, service.word, written) if isinstance(pid, int) else None
+
+
+def bring_up(
+    home: Home,
+    *,
+    port: int | None = None,
+    slots: int | None = None,
+    cpu: bool = False,
+    agent: bool = True,
+    say: Callable[[str], None],
+) -> str:
+    """Start what does not run yet, and wait until it answers.
+
+    Args:
+        home: Of the installation.
+        port: For the server; 8080, or any free one when that is taken, when None.
+        slots: For the agent; all when None.
+        cpu: Offer CPU slots although there are GPUs.
+        agent: Start an agent too.
+        say: Told what is started.
+
+    Returns:
+        Address of the server.
+
+    Raises:
+        ZerolabError: If something does not come up.
+    """
+    import filelock
+
+    home.create()
+    home.ensure_token()
+    with filelock.FileLock(home.up_lock):
+        url = _server_up(home, port, say)
+        if agent:
+            _agent_up(home, url, slots, cpu=cpu, say=say)
+    return url
+
+
+def bring_down(home: Home, say: Callable[[str], None]) -> bool:
+    """Stop the agent, so that its runs can checkpoint and report, and then the server.
+
+    Returns:
+        Whether anything ran.
+    """
+    import filelock
+
+    home.create()
+    found = False
+    with filelock.FileLock(home.up_lock):
+        for service in (agent_of(home), server_of(home)):
+            process = running(service)
+            if process is not None:
+                _stop(service, process, say)
+                found = True
+            service.file.unlink(missing_ok=True)
+    return found
+
+
+def _server_up(home: Home, port: int | None, say: Callable[[str], None]) -> str:
+    service = server_of(home)
+    process = running(service)
+    if process is not None:
+        return _wait_for_server(home, process.is_running)
+    service.file.unlink(missing_ok=True)  # left by a server that was killed
+    say(f"starting the server (log: {service.log})")
+    ports = [_PORT, 0] if port is None else [port]
+    for attempt in ports:
+        words = ["zeroserver", "--home", str(home.path), "--port", str(attempt)]
+        child = _start(service, words, home)
+        try:
+            return _wait_for_server(home, lambda: child.poll() is None)  # noqa: B023 - used here
+        except UnreachableError:
+            if child.poll() is None or attempt == ports[-1]:
+                raise
+    raise AssertionError
+
+
+def _wait_for_server(home: Home, lives: Callable[[], bool]) -> str:
+    service = server_of(home)
+    deadline = time.monotonic() + _UP_S
+    while time.monotonic() < deadline:
+        alive = lives()
+        url = (read_json(service.file) or {}).get("url")
+        if url and _answers(str(url), home):
+            return str(url)
+        if not alive:
+            msg = f"the server ended as it started; its log, {service.log}, ends with:\n"
+            raise UnreachableError(msg + _tail(service.log))
+        time.sleep(_POLL_S)
+    msg = f"the server does not answer after {_UP_S:.0f} s; see {service.log}"
+    raise UnreachableError(msg)
+
+
+def _answers(url: str, home: Home) -> bool:
+    from zerolab.client.http import Client
+
+    try:
+        with Client(url, token_of(home), timeout_s=10.0) as client:
+            client.info()
+    except UnreachableError:
+        return False
+    except ForbiddenError:
+        raise
+    except ZerolabError:
+        return False
+    return True
+
+
+def _agent_up(
+    home: Home, url: str, slots: int | None, *, cpu: bool, say: Callable[[str], None]
+) -> None:
+    service = agent_of(home)
+    if running(service) is not None:
+        return
+    say(f"starting the agent (log: {service.log})")
+    words = ["zerolab", "agent", "start"]
+    words += [] if slots is None else ["--slots", str(slots)]
+    words += ["--cpu"] if cpu else []
+    child = _start(service, words, home, {ENV_MASTER: url})
+    deadline = time.monotonic() + _UP_S
+    while time.monotonic() < deadline:
+        noted = read_json(service.file) or {}
+        if noted.get("pid") == child.pid and "agent_id" in noted:
+            return
+        if child.poll() is not None:
+            msg = f"the agent ended as it started; its log, {service.log}, ends with:\n"
+            raise UnreachableError(msg + _tail(service.log))
+        time.sleep(_POLL_S)
+    msg = f"the agent has not registered after {_UP_S:.0f} s; see {service.log}"
+    raise UnreachableError(msg)
+
+
+def _start(
+    service: Service, words: Sequence[str], home: Home, environment: dict[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    with service.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=home.path,
+            env={**os.environ, ENV_HOME: str(home.path), **(environment or {})},
+            start_new_session=True,
+        )
+
+
+def _stop(service: Service, process: "psutil.Process", say: Callable[[str], None]) -> None:
+    import psutil
+
+    from zerolab.linux import kill_tree
+
+    say(f"stopping the {service.name} (process {process.pid})")
+    try:
+        process.send_signal(signal.SIGTERM)
+        process.wait(_DOWN_S)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.TimeoutExpired:
+        say(f"the {service.name} does not end by itself after {_DOWN_S:.0f} s: killing it")
+        kill_tree(process.pid)
+
+
+def _tail(log: Path) -> str:
+    from zerolab.launcher.outcome import tail
+
+    return tail(log, 15)
