@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
     from zerolab.config.engine import EngineConfig
 
 __all__ = [
@@ -100,19 +101,19 @@ class OptimizerFactory(Protocol):
 class Precision:
     """In which types a model computes, accumulates and communicates."""
 
-    compute: torch.dtype
-    """Of parameters and activations: fp32, bf16 or fp16."""
+    compute: torch.dtype | None
+    """Of parameters and activations: bf16 or fp16; None keeps each parameter's own type."""
 
-    accumulate: torch.dtype
-    """Of gradients while micro-batches are summed."""
+    accumulate: torch.dtype | None = None
+    """Of gradients while micro-batches are summed; None means the parameter's type."""
 
-    communicate: torch.dtype
-    """Of gradients on their way between ranks."""
+    communicate: torch.dtype | None = None
+    """Of gradients on their way between ranks; None means what costs the stage no extra cast."""
 
     master: torch.dtype = torch.float32
     """Of the weights that the optimizer updates."""
 
-    cast_inputs: bool = True
+    cast_inputs: bool = False
     """Whether floating-point inputs of the module are cast to ``compute``."""
 
 
@@ -205,8 +206,9 @@ class Stage(Protocol):
         """Walk what this rank owns, in a fixed order.
 
         Args:
-            write: Keep what is changed in a piece's tensors when the iterator advances (needed
-                where states live in files).
+            write: For a load: walk everything that this rank holds (at stage 0 that is all, where
+                a save walks its share), and keep what is changed in a piece's tensors when the
+                iterator advances (needed where states live in files).
         """
         ...
 
@@ -269,7 +271,7 @@ class Updater(Protocol):
 
     optimizer: torch.optim.Optimizer
 
-    def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> None:
+    def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """Update one bucket's shard.
 
         Args:
@@ -278,6 +280,9 @@ class Updater(Protocol):
             scale: What the gradient is still to be multiplied by.
             publish: ``(shard numel,)`` in the compute type; receives the new weights. May alias the
                 master.
+
+        Returns:
+            Whether ``publish`` is in place already; if not, it is after :meth:`finish`.
         """
         ...
 

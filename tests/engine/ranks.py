@@ -1,0 +1,130 @@
+"""Running a function on several ranks, once, and collecting what each returns."""
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+__all__ = ["RankError", "run_on_ranks"]
+
+
+class RankError(AssertionError):
+    """A rank raised, died, or did not finish in time."""
+
+
+def run_on_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 240.0,
+    group_timeout: float = 120.0,
+    expect_deaths: bool = False,
+) -> list[Any]:
+    """Call ``function(*args)`` on every rank of a fresh gloo world.
+
+    Args:
+        function: At the top level of a module, so that a new process can import it.
+        world_size: Number of ranks.
+        args: Passed to every rank; must be picklable.
+        timeout: Seconds for everything.
+        group_timeout: Seconds for one collective.
+        expect_deaths: A rank that ends without an answer gives None rather than an error.
+
+    Returns:
+        What each rank returned, in rank order.
+
+    Raises:
+        RankError: With the traceback of each rank that failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as directory:
+        store = os.path.join(directory, "rendezvous")
+        processes, pipes = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank_main,
+                args=(theirs, function, rank, world_size, store, group_timeout, args),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(ours)
+        try:
+            answers = _collect(pipes, time.monotonic() + timeout)
+        finally:
+            _end(processes)
+    problems = []
+    results = []
+    for rank, answer in enumerate(answers):
+        if answer is None and expect_deaths:
+            results.append(None)
+        elif answer is None:
+            problems.append(f"rank {rank}: no answer (exit code {processes[rank].exitcode})")
+        elif isinstance(answer, str):
+            problems.append(f"rank {rank}:\n{answer}")
+        else:
+            results.append(answer[0])
+    if problems:
+        raise RankError("\n".join(problems))
+    return results
+
+
+def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
+    answers: list[Any] = [None] * len(pipes)
+    open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
+    while open_pipes and time.monotonic() < deadline:
+        for pipe in wait(list(open_pipes), timeout=1.0):
+            assert isinstance(pipe, Connection)
+            rank = open_pipes.pop(pipe)
+            with contextlib.suppress(EOFError):
+                answers[rank] = pipe.recv()
+            if isinstance(answers[rank], str):  # the others may wait for this rank for ever
+                deadline = min(deadline, time.monotonic() + 20.0)
+    return answers
+
+
+def _end(processes: list[Any]) -> None:
+    for process in processes:
+        process.join(timeout=20.0)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _rank_main(
+    pipe: Connection,
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    store: str,
+    group_timeout: float,
+    args: tuple[Any, ...],
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=group_timeout),
+        )
+        result = function(*args)
+        dist.barrier()
+        dist.destroy_process_group()
+        pipe.send((result,))
+    except BaseException:  # noqa: BLE001 - told to the parent, which raises
+        pipe.send(traceback.format_exc())
+        os._exit(1)

@@ -1,0 +1,250 @@
+"""From DeepSpeed's arguments to an engine: the only place that asks for stage and precision."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zerolab.config.engine import EngineConfig, load_engine_config
+from zerolab.errors import ConfigError
+from zerotrial.engine.comm import connect
+from zerotrial.engine.data import build_loader
+from zerotrial.engine.engine import Engine, EngineParts
+from zerotrial.engine.loss_scale import make_scaler
+from zerotrial.engine.lr_schedules import SCHEDULES
+from zerotrial.engine.optim import choose_optimizer
+from zerotrial.engine.parts import (
+    NamedParameter,
+    NullObserver,
+    ParamGroup,
+    Stage,
+    StageInputs,
+)
+from zerotrial.engine.precision import choose_precision, register_input_cast
+from zerotrial.engine.stages import Stage0, Stage1, Stage2
+
+__all__ = ["initialize"]
+
+_FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
+
+
+def initialize(
+    args: Any = None,
+    model: nn.Module | None = None,
+    optimizer: "torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None" = None,
+    model_parameters: "Iterable[nn.Parameter] | Iterable[dict[str, Any]] | None" = None,
+    training_data: Any = None,
+    lr_scheduler: Any = None,
+    distributed_port: int = 29500,
+    mpu: Any = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    config: "str | PathLike[str] | Mapping[str, Any] | EngineConfig | None" = None,
+    mesh_param: Any = None,
+    config_params: Any = None,
+    device: "torch.device | str | None" = None,
+) -> tuple[Engine, torch.optim.Optimizer, Any, Any]:
+    """Build an engine; stands where ``deepspeed.initialize`` stood. **Collective**.
+
+    Args:
+        args: An object whose ``deepspeed_config`` names the file, when ``config`` is not given.
+        model: The model; its parameters are taken over (flattened, cast) in place.
+        optimizer: An instance on the model's parameters, or a callable that makes one from
+            parameters; overrides the configuration's.
+        model_parameters: What to train, or parameter groups; all that require gradients by default.
+        training_data: A dataset; makes the returned loader.
+        lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the engine's.
+        distributed_port: Not used; ranks find each other through the environment.
+        mpu: Gives ``get_data_parallel_group()`` where the world holds more than data parallelism.
+        dist_init_required: False: torch.distributed is left alone.
+        collate_fn: Of the loader.
+        config: File name, mapping, or a configuration that was read already.
+        mesh_param: Not supported; pass ``mpu``.
+        config_params: Old name of ``config``.
+        device: Where to train; the local rank's GPU where there is one, else the CPU.
+
+    Returns:
+        Engine, optimizer, training loader or None, schedule or None.
+
+    Raises:
+        ConfigError: With all problems of the arguments or the file.
+    """
+    del distributed_port
+    resolved = _read_config(args, model, config if config is not None else config_params)
+    assert model is not None
+    if mesh_param is not None:
+        raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
+    where = _choose_device(device)
+    group = _find_group(mpu, where, dist_init_required)
+    ranks = dist.get_world_size(group) if group is not None else 1
+    batch = resolved.batch_sizes(ranks)
+    precision = choose_precision(resolved, batch.accumulation_steps)
+
+    model.to(where)
+    made = _make_given(optimizer, model_parameters, model)
+    inputs = StageInputs(
+        module=model,
+        groups=_groups_of(model, made, model_parameters),
+        config=resolved,
+        precision=precision,
+        optimizer_factory=choose_optimizer(resolved, made),
+        accumulation_steps=batch.accumulation_steps,
+        device=where,
+        group=group,
+        observer=NullObserver(),
+    )
+    stage = _build_stage(inputs)
+    if precision.cast_inputs and precision.compute is not None:
+        register_input_cast(model, precision.compute)
+    schedule = _make_schedule(
+        resolved, lr_scheduler, stage.optimizer, has_optimizer=made is not None
+    )
+    loader = None
+    if training_data is not None:
+        rank = dist.get_rank(group) if group is not None else 0
+        loader = build_loader(training_data, resolved, batch, rank, collate_fn)
+    engine = Engine(
+        EngineParts(
+            module=model,
+            stage=stage,
+            scaler=make_scaler(resolved.fp16),
+            lr_scheduler=schedule,
+            training_dataloader=loader,
+            config=resolved,
+            batch=batch,
+            device=where,
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            group=group,
+            observer=inputs.observer,
+        )
+    )
+    return engine, engine.optimizer, loader, schedule
+
+
+def _read_config(args: Any, model: Any, config: Any) -> EngineConfig:
+    problems = []
+    if not isinstance(model, nn.Module):
+        problems.append(f"model: must be a torch.nn.Module, got {type(model).__name__}")
+    from_args = getattr(args, "deepspeed_config", None)
+    if from_args is not None and config is not None:
+        problems.append("config: is given twice, by args.deepspeed_config and by config; keep one")
+    if from_args is None and config is None:
+        problems.append("config: is missing; pass a file name or a mapping")
+    if problems:
+        raise ConfigError("initialize()", problems)
+    source = config if config is not None else from_args
+    return source if isinstance(source, EngineConfig) else load_engine_config(source)
+
+
+def _choose_device(device: "torch.device | str | None") -> torch.device:
+    if device is not None:
+        return torch.device(device)
+    if torch.cuda.is_available():
+        where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(where)
+        return where
+    return torch.device("cpu")
+
+
+def _find_group(
+    mpu: Any, device: torch.device, init_required: bool | None
+) -> "dist.ProcessGroup | None":
+    """The data-parallel ranks; starts torch.distributed when the environment describes a world."""
+    if not dist.is_initialized() and init_required is not False:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1 or init_required:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend)
+    if not dist.is_initialized():
+        return None
+    if mpu is not None:
+        group: dist.ProcessGroup = mpu.get_data_parallel_group()
+        return group
+    return dist.group.WORLD
+
+
+def _make_given(
+    given: Any, model_parameters: Any, model: nn.Module
+) -> torch.optim.Optimizer | None:
+    """Turn a callable into an optimizer on the model's own parameters."""
+    if given is None or isinstance(given, torch.optim.Optimizer):
+        return given
+    wanted = model_parameters if model_parameters is not None else model.parameters()
+    made = given(list(wanted))
+    if not isinstance(made, torch.optim.Optimizer):
+        msg = f"optimizer: the callable must return a torch Optimizer, got {type(made).__name__}"
+        raise ConfigError("initialize()", [msg])
+    return made
+
+
+def _groups_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, model_parameters: Any
+) -> list[ParamGroup]:
+    """Name the parameters to be trained, group by group."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    if optimizer is not None:
+        raw: Sequence[dict[str, Any]] = optimizer.param_groups
+    else:
+        given = list(model_parameters) if model_parameters is not None else list(names)
+        raw = given if given and isinstance(given[0], dict) else [{"params": given}]
+    groups, seen, problems = [], set(), []
+    for index, group in enumerate(raw):
+        members = group["params"]
+        named = []
+        for parameter in [members] if isinstance(members, nn.Parameter) else list(members):
+            if isinstance(parameter, tuple):  # named parameters, as torch 2.6 on accepts them
+                parameter = parameter[1]
+            if parameter not in names:
+                problems.append(f"parameter group {index}: has a parameter that model has not")
+            elif parameter in seen:
+                problems.append(f"parameter group {index}: has {names[parameter]} a second time")
+            elif parameter.requires_grad:
+                named.append(NamedParameter(names[parameter], parameter))
+            seen.add(parameter)
+        options = {k: v for k, v in group.items() if k not in {"params", "param_names"}}
+        groups.append(ParamGroup(named, options if optimizer is None else {}))
+    if not any(group.parameters for group in groups):
+        problems.append("model: no parameter requires a gradient; there is nothing to train")
+    if problems:
+        raise ConfigError("initialize()", problems)
+    return groups
+
+
+def _build_stage(inputs: StageInputs) -> Stage:
+    number = inputs.config.zero_optimization.stage
+    if number == 3:
+        from zerotrial.engine.fsdp import build_stage3
+
+        return build_stage3(inputs)
+    updater = None
+    if inputs.config.zero_optimization.offload_optimizer.device != "none":
+        from zerotrial.engine.offload import build_updater
+
+        updater = build_updater
+    return _FLAT_STAGES[number](inputs, connect(inputs.group, inputs.device), updater)
+
+
+def _make_schedule(
+    config: EngineConfig, given: Any, optimizer: torch.optim.Optimizer, *, has_optimizer: bool
+) -> Any:
+    if given is not None:
+        if callable(given) and not hasattr(given, "step"):
+            return given(optimizer)
+        if not has_optimizer:
+            msg = "lr_scheduler: an instance needs its optimizer; pass optimizer= too, or a "
+            raise ConfigError("initialize()", [f"{msg}callable that takes the optimizer"])
+        return given
+    if config.scheduler is None:
+        return None
+    name, params = config.scheduler.type, config.scheduler.params
+    cls: Any = SCHEDULES.get(name) or getattr(torch.optim.lr_scheduler, name)
+    try:
+        return cls(optimizer, **params)
+    except TypeError as problem:
+        raise ConfigError(
+            config.source, [f"scheduler.params: {name} refuses them: {problem}"]
+        ) from problem

@@ -1,0 +1,351 @@
+"""The engine: DeepSpeed's calls, each a few lines that hand the work to a part.
+
+The parts are chosen in :mod:`zerotrial.engine.build`; nothing here asks for stage or precision.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerolab.config.batch import BatchSizes
+from zerolab.config.engine import EngineConfig
+from zerolab.errors import ZerolabError
+from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.parts import Observer, Stage, StepResult
+
+__all__ = ["Engine", "EngineParts"]
+
+
+@dataclass
+class EngineParts:
+    """What an engine is made of; see :mod:`zerotrial.engine.build`."""
+
+    module: nn.Module
+    stage: Stage
+    scaler: LossScaler
+    lr_scheduler: Any
+    training_dataloader: Any
+    config: EngineConfig
+    batch: BatchSizes
+    device: torch.device
+    local_rank: int
+    group: "dist.ProcessGroup | None"
+    observer: Observer
+
+
+class Engine:
+    """A model in training: call it, :meth:`backward` the loss, :meth:`step`.
+
+    Unknown attributes are the module's, so an engine stands where the model stood.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        # parts
+        self.module = parts.module
+        self.stage = parts.stage
+        self.scaler = parts.scaler
+        self.lr_scheduler = parts.lr_scheduler
+        self.training_dataloader = parts.training_dataloader
+        self.observer = parts.observer
+        # where and how
+        self.config = parts.config
+        self.batch = parts.batch
+        self.device = parts.device
+        self.local_rank = parts.local_rank
+        self.group = parts.group
+        # counters
+        self.global_steps = 0
+        """Accumulation boundaries passed, skipped steps included."""
+        self.micro_steps = 0
+        """Calls of :meth:`step`."""
+        self.skipped_steps = 0
+        """Boundaries whose gradient was not finite."""
+        self.global_samples = 0
+        # state of the running step
+        self._backwards = 0
+        self._syncing = True
+        self._boundary: bool | None = None
+        self._last = StepResult(updated=False)
+        self._grad_norm: float | None = None
+
+    # -- training -------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's forward."""
+        with self.observer.phase("forward"):
+            return self.module(*args, **kwargs)
+
+    forward = __call__
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
+        """Gather the gradients of one micro-batch.
+
+        Args:
+            loss: A scalar, the mean over the micro-batch; it is divided by the accumulation steps
+                and multiplied by the loss scale here.
+            retain_graph: As in ``Tensor.backward``.
+
+        Returns:
+            The loss divided by the accumulation steps.
+
+        Raises:
+            ZerolabError: If the loss is not one number, or does not depend on trained parameters.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            msg = f"backward(loss): loss must be a scalar tensor, got {found}; take its mean"
+            raise ZerolabError(msg)
+        if not loss.requires_grad:
+            msg = "backward(loss): the loss does not depend on trained parameters; was it made "
+            raise ZerolabError(f"{msg}under no_grad, detached, or by another model?")
+        boundary = self.is_gradient_accumulation_boundary() and self._syncing
+        share = loss / self.batch.accumulation_steps
+        with self.observer.phase("backward"):
+            self.stage.before_backward(boundary=boundary)
+            (share * self.scaler.scale).backward(retain_graph=retain_graph)
+            self.stage.after_backward(boundary=boundary)
+        self._backwards += 1
+        return share.detach()
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
+        """End a micro-batch and, at an accumulation boundary, update the weights.
+
+        **Collective** at a boundary. A gradient that is not finite is dropped, and the step counted
+        as skipped; schedule and weights then stay as they are.
+
+        Args:
+            lr_kwargs: Passed on to the schedule's ``step``.
+
+        Returns:
+            Whether the weights changed, and the gradient norm.
+
+        Raises:
+            ZerolabError: If there was no :meth:`backward`, or inside :meth:`no_sync`.
+        """
+        if not self._syncing:
+            msg = "step() inside no_sync(): gradients are not averaged there; call it outside"
+            raise ZerolabError(msg)
+        if self._backwards == 0:
+            msg = "step() without backward(): there is no gradient; call engine.backward(loss) "
+            raise ZerolabError(f"{msg}(not loss.backward()) before each engine.step()")
+        boundary = self.is_gradient_accumulation_boundary()
+        self.micro_steps += 1
+        self._backwards = 0
+        self._last = self._update(lr_kwargs or {}) if boundary else StepResult(updated=False)
+        return self._last
+
+    def _update(self, lr_kwargs: dict[str, Any]) -> StepResult:
+        with self.observer.phase("reduce"):
+            norm = self.stage.reduce_gradients(self.scaler.scale)
+        with self.observer.phase("step"):
+            updated = math.isfinite(norm)
+            scale = self.scaler.scale
+            self.scaler.update(not updated)
+            if updated:
+                self.stage.apply(self._clip(norm) / scale)
+                if self.lr_scheduler is not None:
+                    self.lr_scheduler.step(**lr_kwargs)
+            else:
+                self.stage.drop_gradients()
+                self.skipped_steps += 1
+        self.global_steps += 1
+        self.global_samples += self.batch.train
+        self._grad_norm = norm
+        result = StepResult(updated=updated, grad_norm=norm)
+        self.observer.step_finished(result)
+        return result
+
+    def _clip(self, norm: float) -> float:
+        limit = self.config.gradient_clipping
+        return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gather gradients without averaging them over ranks; the next backward outside does.
+
+        At stage 2 there is no room for whole gradients, so they are averaged all the same.
+        """
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
+        """Train on as many micro-batches as one optimizer step takes. **Collective**.
+
+        Args:
+            data_iter: Yields micro-batches; None uses the loader of ``initialize()``. The module
+                must return the loss; a tuple or list is passed as its arguments, a dict by name.
+
+        Returns:
+            Mean loss of this rank's micro-batches.
+        """
+        if data_iter is None:
+            data_iter = self._own_batches()
+        total = torch.zeros((), device=self.device)
+        for _ in range(self.batch.accumulation_steps):
+            total += self.backward(self._loss_of(next(data_iter))).float()
+            self.step()
+        return total
+
+    def eval_batch(self, data_iter: Iterator[Any]) -> Any:
+        """Run one micro-batch through the module in evaluation mode, without gradients."""
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                return self._loss_of(next(data_iter))
+        finally:
+            self.module.train(training)
+
+    def _loss_of(self, batch: Any) -> Any:
+        batch = _to_device(batch, self.device)
+        if isinstance(batch, dict):
+            return self(**batch)
+        return self(*batch) if isinstance(batch, tuple | list) else self(batch)
+
+    def _own_batches(self) -> Iterator[Any]:
+        if self.training_dataloader is None:
+            msg = "train_batch(): pass data_iter, or training_data to initialize()"
+            raise ZerolabError(msg)
+        return self.training_dataloader.forever()  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> "Engine":  # noqa: FBT001, FBT002 - nn.Module's
+        """Set the module to training mode."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> "Engine":
+        """Set the module to evaluation mode."""
+        self.module.eval()
+        return self
+
+    # -- questions ------------------------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one whose ``param_groups`` hold the learning rates."""
+        return self.stage.optimizer
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next :meth:`step` updates the weights."""
+        if self._boundary is not None:
+            return self._boundary
+        return (self.micro_steps + 1) % self.batch.accumulation_steps == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:  # noqa: FBT001
+        """Decide by hand where boundaries are; None returns to counting."""
+        self._boundary = is_boundary
+
+    def was_step_applied(self) -> bool:
+        """Whether the last :meth:`step` changed the weights."""
+        return self._last.updated
+
+    def get_global_grad_norm(self) -> float | None:
+        """Norm of the whole averaged gradient at the last boundary, before clipping."""
+        return self._grad_norm
+
+    def get_lr(self) -> list[float]:
+        """Learning rate of each parameter group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by; 1 unless fp16."""
+        return self.scaler.scale
+
+    def train_batch_size(self) -> int:
+        """Samples of one optimizer step, over all ranks."""
+        return self.batch.train
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples of one micro-batch on one rank."""
+        return self.batch.micro
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of one optimizer step."""
+        return self.batch.accumulation_steps
+
+    def zero_optimization_stage(self) -> int:
+        """0, 1, 2 or 3."""
+        return self.config.zero_optimization.stage
+
+    @property
+    def dp_world_size(self) -> int:
+        """Data-parallel ranks."""
+        return self.batch.dp_world_size
+
+    def counters(self) -> dict[str, int]:
+        """What a checkpoint keeps of the engine itself."""
+        return {
+            "global_steps": self.global_steps,
+            "micro_steps": self.micro_steps,
+            "skipped_steps": self.skipped_steps,
+            "global_samples": self.global_samples,
+        }
+
+    def set_counters(self, counters: dict[str, int]) -> None:
+        """Restore what :meth:`counters` gave."""
+        self.global_steps = counters["global_steps"]
+        self.micro_steps = counters["micro_steps"]
+        self.skipped_steps = counters["skipped_steps"]
+        self.global_samples = counters["global_samples"]
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else is asked for is the module's."""
+        if name == "module":
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+    # -- checkpoints ----------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        save_dir: str | PathLike[str],
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Write everything that training needs to go on. **Collective**.
+
+        See :func:`zerotrial.engine.checkpoint.save_checkpoint`.
+        """
+        from zerotrial.engine.checkpoint import save_checkpoint
+
+        return save_checkpoint(self, save_dir, tag, client_state, **options)
+
+    def load_checkpoint(
+        self, load_dir: str | PathLike[str], tag: str | None = None, **options: Any
+    ) -> Any:
+        """Go on from a checkpoint of any stage and number of ranks. **Collective**.
+
+        See :func:`zerotrial.engine.checkpoint.load_checkpoint`.
+
+        Returns:
+            The checkpoint's path, and the client state that was saved with it.
+        """
+        from zerotrial.engine.checkpoint import load_checkpoint
+
+        return load_checkpoint(self, load_dir, tag, **options)
+
+    def close(self) -> None:
+        """Remove the hooks from the module and give shared memory back."""
+        self.stage.close()
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple | list):
+        return type(value)(_to_device(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: _to_device(item, device) for key, item in value.items()}
+    return value

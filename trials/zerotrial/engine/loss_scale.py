@@ -1,0 +1,147 @@
+"""Loss scaling for fp16, as DeepSpeed's ZeRO optimizers do it, without torch."""
+
+from typing import Any
+
+from zerolab.config.precision import Fp16Config
+from zerolab.errors import ConfigError, ZerolabError
+
+__all__ = ["DynamicLossScaler", "LossScaleError", "LossScaler", "StaticLossScaler", "make_scaler"]
+
+
+class LossScaleError(ZerolabError):
+    """Gradients overflow even at the smallest loss scale."""
+
+
+class StaticLossScaler:
+    """A scale that never changes.
+
+    Args:
+        scale: The loss is multiplied by it; 1 for bf16 and fp32.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def update(self, overflow: bool) -> None:  # noqa: FBT001 - the name says it
+        """Take note of an optimizer step; nothing changes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """A static scale is the configuration's, not the checkpoint's."""
+
+
+class DynamicLossScaler:
+    """Halves the scale when gradients overflow, doubles it after a window of clean steps.
+
+    Args:
+        initial_scale_power: The scale starts at 2 to this power.
+        loss_scale_window: Clean optimizer steps after which the scale doubles.
+        hysteresis: Overflows in a row of which all but the last are tolerated; at least 1.
+        consecutive_hysteresis: A clean step restores the tolerance; otherwise only growth does.
+        min_loss_scale: Smallest scale.
+
+    Raises:
+        ConfigError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        initial_scale_power: int = 16,
+        loss_scale_window: int = 1000,
+        hysteresis: int = 2,
+        consecutive_hysteresis: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's order
+        min_loss_scale: float = 1.0,
+    ) -> None:
+        problems = []
+        if initial_scale_power < 0:
+            problems.append(f"fp16.initial_scale_power: must be >= 0, got {initial_scale_power}")
+        if loss_scale_window < 1:
+            problems.append(f"fp16.loss_scale_window: must be >= 1, got {loss_scale_window}")
+        if hysteresis < 1:
+            problems.append(f"fp16.hysteresis: must be >= 1, got {hysteresis}")
+        if min_loss_scale <= 0:
+            problems.append(f"fp16.min_loss_scale: must be > 0, got {min_loss_scale}")
+        if problems:
+            raise ConfigError("loss scaler", problems)
+        self.scale = float(2**initial_scale_power)
+        self._window = loss_scale_window
+        self._hysteresis = hysteresis
+        self._consecutive = consecutive_hysteresis
+        self._minimum = float(min_loss_scale)
+        self._tolerance = hysteresis
+        self._step = 0
+        self._last_overflow = -1
+
+    def update(self, overflow: bool) -> None:  # noqa: FBT001 - the name says it
+        """Take note of an optimizer step.
+
+        Args:
+            overflow: Whether its gradient was not finite (the step is skipped).
+
+        Raises:
+            LossScaleError: If the scale would have to fall below its minimum.
+        """
+        if overflow:
+            self._shrink()
+            self._last_overflow = self._step
+        else:
+            self._grow()
+        self._step += 1
+
+    def _shrink(self) -> None:
+        if self._tolerance > 1:
+            self._tolerance -= 1
+            return
+        if self.scale <= self._minimum:
+            msg = (
+                f"the gradient is not finite even at the smallest loss scale {self._minimum:g} "
+                "(fp16.min_loss_scale); look for an inf or nan in the loss or the data, lower the "
+                "learning rate, or train in bf16"
+            )
+            raise LossScaleError(msg)
+        self.scale = max(self.scale / 2, self._minimum)
+
+    def _grow(self) -> None:
+        if self._consecutive:
+            self._tolerance = self._hysteresis
+        clean = self._step - self._last_overflow - 1
+        if clean > 0 and clean % self._window == 0:
+            self._tolerance = self._hysteresis
+            self.scale *= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "scale": self.scale,
+            "tolerance": self._tolerance,
+            "step": self._step,
+            "last_overflow": self._last_overflow,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken."""
+        self.scale = float(state["scale"])
+        self._tolerance = int(state.get("tolerance", self._hysteresis))
+        self._step = int(state.get("step", 0))
+        self._last_overflow = int(state.get("last_overflow", -1))
+
+
+LossScaler = StaticLossScaler | DynamicLossScaler
+
+
+def make_scaler(config: Fp16Config) -> LossScaler:
+    """Build the scaler that the ``fp16`` block asks for; a scale of 1 when it is off."""
+    if not config.enabled:
+        return StaticLossScaler()
+    if config.loss_scale > 0:
+        return StaticLossScaler(config.loss_scale)
+    return DynamicLossScaler(
+        config.initial_scale_power,
+        config.loss_scale_window,
+        config.hysteresis,
+        config.consecutive_hysteresis,
+        config.min_loss_scale,
+    )

@@ -1,0 +1,147 @@
+"""From a configuration or a user's argument to the one optimizer of an engine."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from zerolab.config.engine import EngineConfig
+from zerolab.config.optimizers import OPTIMIZERS
+from zerolab.errors import ConfigError
+from zerotrial.engine.parts import OptimizerFactory
+
+__all__ = ["ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
+
+_ELEMENTWISE = frozenset(
+    {
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.Adamax,
+        torch.optim.ASGD,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+    }
+)
+"""Classes that update each element from its own gradient and states alone."""
+
+
+def _is_elementwise(cls: type) -> bool:
+    return cls in _ELEMENTWISE or getattr(cls, "elementwise", False) is True
+
+
+class ConfiguredOptimizer:
+    """The ``optimizer`` block; see :class:`~zerotrial.engine.parts.OptimizerFactory`."""
+
+    def __init__(self, cls: type[torch.optim.Optimizer], params: Mapping[str, Any]) -> None:
+        self._cls = cls
+        self._params = dict(params)
+        self.elementwise = _is_elementwise(cls)
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Build it, fused where torch has a fused kernel for it."""
+        fused = {}
+        accepted = inspect.signature(self._cls.__init__).parameters
+        if "fused" in accepted and not {"fused", "foreach"} & self._params.keys():
+            fused = {"fused": True}
+        filled = [group for group in groups if group["params"]] or groups
+        if len(filled) != len(groups):
+            filled = groups
+        try:
+            return self._cls(_with_place_holders(filled), **self._params, **fused)
+        except (TypeError, ValueError, RuntimeError):
+            if fused:
+                try:
+                    return self._cls(_with_place_holders(filled), **self._params)
+                except (TypeError, ValueError) as plain:
+                    problem = plain
+            msg = f"optimizer.params: {self._cls.__name__} refuses them: {problem}"
+            raise ConfigError("engine config", [msg]) from problem
+
+
+def _with_place_holders(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A rank may own nothing of a group, which torch accepts; copies, since torch writes there."""
+    return [dict(group) for group in groups]
+
+
+class GivenOptimizer:
+    """The user's instance, or a callable that makes one from parameter groups."""
+
+    def __init__(
+        self, given: "torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]"
+    ) -> None:
+        self._given = given
+        known = isinstance(given, torch.optim.Optimizer) and _is_elementwise(type(given))
+        self.elementwise = known
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Put the engine's tensors in the place of the user's parameters."""
+        if not isinstance(self._given, torch.optim.Optimizer):
+            return self._given(_with_place_holders(groups))
+        optimizer = self._given
+        optimizer.state.clear()
+        for group, mine in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = mine["params"]
+        return optimizer
+
+
+def choose_optimizer(
+    config: EngineConfig,
+    given: "torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None",
+) -> OptimizerFactory:
+    """Take the user's optimizer, else the configuration's.
+
+    Raises:
+        ConfigError: If there is neither, or the configuration's is not known.
+    """
+    if given is not None:
+        if isinstance(given, torch.optim.Optimizer) and given.state:
+            msg = "optimizer: must not have stepped before initialize(); pass a fresh one"
+            raise ConfigError("initialize()", [msg])
+        return GivenOptimizer(given)
+    if config.optimizer is None:
+        msg = "optimizer: set it in the engine config, or pass optimizer= to initialize()"
+        raise ConfigError(config.source, [msg])
+    return _configured(config.optimizer.type, config.optimizer.params)
+
+
+def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
+    params = dict(params)
+    for key in ("torch_adam", "fp32_optimizer_states"):
+        params.pop(key, None)
+    if name in {"Adam", "AdamW"}:
+        decoupled = params.pop("adam_w_mode", True) or name == "AdamW"
+        cls: type[torch.optim.Optimizer] = torch.optim.AdamW if decoupled else torch.optim.Adam
+        # torch's AdamW decays by 0.01 where DeepSpeed's does not decay
+        params.setdefault("weight_decay", 0.0)
+        _refuse_without_correction(params)
+    elif name == "Lion":
+        from zerotrial.engine.lion import Lion
+
+        cls = Lion
+    elif name == "LAMB":
+        from zerotrial.engine.lamb import Lamb
+
+        cls = Lamb
+    elif name == "Muon":
+        from zerotrial.engine.muon import MuonWithAdamW
+
+        cls = MuonWithAdamW
+    else:
+        cls = getattr(torch.optim, name)
+    if name in OPTIMIZERS:
+        params.setdefault("lr", 1e-3)
+    if "betas" in params:
+        params["betas"] = tuple(params["betas"])
+    return ConfiguredOptimizer(cls, params)
+
+
+def _refuse_without_correction(params: dict[str, Any]) -> None:
+    if not params.pop("bias_correction", True):
+        msg = "optimizer.params.bias_correction: must be true for Adam, got false; remove it"
+        raise ConfigError("engine config", [msg])
