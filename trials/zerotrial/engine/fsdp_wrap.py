@@ -59,8 +59,6 @@ def shard_module(inputs: StageInputs) -> list[FSDPModule]:
     for unit in units:
         _shard_unit(unit, mesh, inputs, frozen)
     _guard_forward(module)
-    # Lazily, the first module to run would become the root: a submodule called on its own, say.
-    fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
     return [cast("FSDPModule", unit.module) for unit in units]
 
 
@@ -70,10 +68,10 @@ def _shard_unit(
     precision = inputs.precision
     is_root = unit.module is inputs.module
     policy = MixedPrecisionPolicy(
-        param_dtype=None if precision.compute == torch.float32 else precision.compute,
-        reduce_dtype=precision.communicate,
-        # Only what enters the model is cast, as at the other stages.
-        cast_forward_inputs=precision.cast_inputs and is_root,
+        param_dtype=precision.compute,
+        reduce_dtype=precision.communicate or precision.accumulate,
+        # What enters the model is cast by the engine, at every stage alike.
+        cast_forward_inputs=False,
     )
     try:
         fully_shard(
@@ -137,19 +135,33 @@ def _check_shardable(module: nn.Module, offload: str) -> None:
 
 def _prepare_types(inputs: StageInputs, frozen: set[nn.Parameter]) -> None:
     """Make trainable parameters fp32 masters, and the rest what forward computes in."""
-    for parameter in inputs.module.parameters():
-        if parameter.is_floating_point():
-            wanted = inputs.precision.compute if parameter in frozen else inputs.precision.master
-            parameter.data = parameter.data.to(wanted).contiguous()
+    compute = inputs.precision.compute
     if inputs.config.zero_optimization.offload_param.device == "cpu":
         for parameter in set(inputs.module.parameters()) - frozen:
             parameter.data = parameter.data.cpu()
-    if inputs.precision.compute == torch.float32:
+    for parameter in inputs.module.parameters():
+        parameter.data = parameter.data.contiguous()
+        if compute is not None and parameter.is_floating_point():
+            wanted = compute if parameter in frozen else inputs.precision.master
+            parameter.data = parameter.data.to(wanted)
+    if compute is None:
         return
     for child in inputs.module.modules():
         for name, buffer in child.named_buffers(recurse=False):
             if buffer.is_floating_point():
-                setattr(child, name, buffer.to(inputs.precision.compute))
+                setattr(child, name, buffer.to(compute))
+
+
+def start(module: nn.Module) -> None:
+    """Make the whole model the root of its units; after this they may run in any order.
+
+    Left to itself, ``fully_shard`` takes the first module that runs for the root, which may be a
+    submodule that was called on its own.
+
+    Args:
+        module: The whole model, sharded and laid out.
+    """
+    fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
 
 
 def _guard_forward(module: nn.Module) -> None:

@@ -95,6 +95,32 @@ def plan_units(
     return units
 
 
+def find_blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Find the parts into which a model divides itself, for recomputation and compilation.
+
+    Args:
+        module: The whole model.
+
+    Returns:
+        Names and modules: the repeated blocks; where there are none, the model's own children
+        that have parameters and a forward.
+    """
+    blocks: set[nn.Module] = set()
+    _find_blocks(module, blocks)
+    found = [(name, child) for name, child in module.named_modules() if child in blocks]
+    if found:
+        return found
+    return [
+        (name, child)
+        for name, child in module.named_children()
+        if not isinstance(child, nn.ModuleList | nn.ModuleDict) and _has_parameters(child)
+    ]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
 def _sharing(module: nn.Module, units: Collection[nn.Module]) -> set[nn.Module]:
     """Units that hold a parameter which another unit, or the root, holds too."""
     owners: dict[nn.Parameter, set[nn.Module]] = {}
@@ -166,7 +192,7 @@ def _find_blocks(module: nn.Module, found: set[nn.Module]) -> None:
     listed = isinstance(module, (nn.ModuleList, nn.Sequential))
     for child in children:
         repeated = listed and kinds.count(type(child)) > 1 and not isinstance(child, CONTAINERS)
-        if repeated and any(True for _ in child.parameters()):
+        if repeated and _has_parameters(child):
             found.add(child)
         else:
             _find_blocks(child, found)
