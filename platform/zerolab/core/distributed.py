@@ -24,6 +24,7 @@ _LENGTH = struct.Struct("<Q")
 _HELLO = struct.Struct("<32sI")
 _CONFIRM = b"\x01"
 _PORTS_TRIED = 16
+_FIRST_PATIENCE_S = 0.5
 _HANDSHAKE_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
 
@@ -64,7 +65,8 @@ class Distributed:
         self.size = size
         self.local_rank = local_rank
         self.local_size = local_size
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Longest wait for the other ranks in a collective, in seconds."""
         self._peers: dict[int, socket.socket] = {}
         if size == 1:
             return
@@ -77,8 +79,6 @@ class Distributed:
             self._peers = meeting.gather("127.0.0.1" if one_machine else "", ports)
         else:
             self._peers = {0: meeting.find(host, ports)}
-        for peer in self._peers.values():
-            peer.settimeout(timeout_s)
 
     @classmethod
     def from_environment(
@@ -195,10 +195,12 @@ class Distributed:
 
     def _guard(self, rank: int, operation: str, action: Callable[[socket.socket], None]) -> None:
         try:
-            action(self._peers[rank])
+            peer = self._peers[rank]
+            peer.settimeout(self.timeout_s)
+            action(peer)
         except TimeoutError:
             msg = (
-                f"{operation}: rank {rank} did not take part within {self._timeout_s:g} s "
+                f"{operation}: rank {rank} did not take part within {self.timeout_s:g} s "
                 f"(this is rank {self.rank}); do all ranks make the same calls?"
             )
             raise ZerolabError(msg) from None
@@ -244,21 +246,23 @@ class _Meeting:
 
     def find(self, host: str, ports: Sequence[int]) -> socket.socket:
         """As another rank, connect to the chief."""
+        patience_s = _FIRST_PATIENCE_S  # something else may listen there and never answer
         while time.monotonic() < self._deadline:
             for port in ports:
                 try:
-                    peer = socket.create_connection((host, port), _HANDSHAKE_TIMEOUT_S)
+                    peer = socket.create_connection((host, port), patience_s)
                 except OSError:
                     continue
-                if self._introduce(peer):
+                if self._introduce(peer, patience_s):
                     return peer
                 peer.close()
+            patience_s = min(_HANDSHAKE_TIMEOUT_S, 2 * patience_s)
             time.sleep(_RETRY_S)
         msg = f"rank {self._rank} did not find the chief at {host} in time; see the chief's log"
         raise ZerolabError(msg)
 
     def _admit(self, peer: socket.socket) -> int | None:
-        _prepare(peer)
+        _prepare(peer, _HANDSHAKE_TIMEOUT_S)
         try:
             proof, rank = _HELLO.unpack(_receive_exactly(peer, _HELLO.size))
             if not 0 < rank < self._size or not hmac.compare_digest(proof, self._proof("r", rank)):
@@ -268,8 +272,8 @@ class _Meeting:
         except (OSError, EOFError):
             return None
 
-    def _introduce(self, peer: socket.socket) -> bool:
-        _prepare(peer)
+    def _introduce(self, peer: socket.socket, patience_s: float) -> bool:
+        _prepare(peer, patience_s)
         try:
             peer.sendall(_HELLO.pack(self._proof("r", self._rank), self._rank))
             answer = _receive_exactly(peer, 32)
@@ -294,8 +298,8 @@ def _listen(host: str, ports: Sequence[int], backlog: int) -> socket.socket:
     raise ConfigError("ports of the ranks", problems)
 
 
-def _prepare(peer: socket.socket) -> None:
-    peer.settimeout(_HANDSHAKE_TIMEOUT_S)
+def _prepare(peer: socket.socket, timeout_s: float) -> None:
+    peer.settimeout(timeout_s)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

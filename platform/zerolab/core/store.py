@@ -177,7 +177,8 @@ class CheckpointStore:
     def list(self) -> list[StoredCheckpoint]:
         """Return the complete checkpoints, oldest first."""
         if self._remote is not None:
-            found = self._remote.ls(self._prefix, detail=False)
+            with_prefix = self._remote.exists(self._prefix)
+            found = self._remote.ls(self._prefix, detail=False) if with_prefix else []
             names = [path.rstrip("/").rpartition("/")[2] for path in found]
         else:
             names = [path.name for path in self._root.iterdir()] if self._root.is_dir() else []
