@@ -35,6 +35,7 @@ from zerolab.config.section import (
     Section,
     dotted,
     validate,
+    without_nulls,
 )
 from zerolab.config.zero import ZeroConfig
 from zerolab.errors import ConfigError
@@ -277,7 +278,7 @@ def parse_engine_config(
     filled, problems = fill_auto(merged, hyperparameters or {})
     renamed, twice = without_aliases(filled)
     rest, refused, off = take_refused(renamed, REFUSED, _OPAQUE)
-    config, wrong, paths = validate(EngineConfig, rest)
+    config, wrong, paths = validate(EngineConfig, without_nulls(rest, _OPAQUE))
     problems += [*twice, *refused, *wrong]
     bad = frozenset(dotted(path) for path in paths)
     if config is None:

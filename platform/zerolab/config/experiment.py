@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from zerolab.config.experiment_refused import OTHER_SEARCHERS, REFUSED_FIELDS
+from zerolab.config.experiment_refused import REFUSED_FIELDS, STRANGERS
 from zerolab.config.experiment_sections import (
     CheckpointStorageConfig,
     EnvironmentConfig,
@@ -20,11 +20,17 @@ from zerolab.config.experiment_sections import (
     SearcherConfig,
 )
 from zerolab.config.files import read_yaml
-from zerolab.config.hints import hint
 from zerolab.config.hyperparameters import needs_search, space_problems
 from zerolab.config.lengths import Length
 from zerolab.config.refused import take_refused
-from zerolab.config.section import NonNegativeInt, PositiveInt, Section, dotted, validate
+from zerolab.config.section import (
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    dotted,
+    validate,
+    without_nulls,
+)
 from zerolab.errors import ConfigError
 
 __all__ = ["ExperimentConfig", "ExperimentFile", "load_experiment", "parse_experiment"]
@@ -95,8 +101,8 @@ class ExperimentConfig(Section):
     scheduling_unit: PositiveInt = 100
     """Training metrics are reported each time so many batches are done."""
 
-    records_per_epoch: NonNegativeInt = hint(0, "an epoch is a pass over the training loader")
-    """Samples in an epoch."""
+    records_per_epoch: NonNegativeInt = 0
+    """Samples in an epoch, for training data that has no length; 0 means unknown."""
 
     reproducibility: ReproducibilityConfig = ReproducibilityConfig()
     """Randomness."""
@@ -114,7 +120,7 @@ class ExperimentConfig(Section):
     """How long logs are kept."""
 
     profiling: ProfilingConfig = ProfilingConfig()
-    """Determined's profiler."""
+    """Timings of the training loop."""
 
     @property
     def trial_class(self) -> tuple[str, str] | None:
@@ -154,10 +160,8 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
     Raises:
         ConfigError: With every problem of the file.
     """
-    is_content = isinstance(source, Mapping)
     name = "experiment" if isinstance(source, Mapping) else str(source)
-    content = source if isinstance(source, Mapping) and is_content else read_yaml(str(source))
-    parsed = parse_experiment(content)
+    parsed = parse_experiment(source if isinstance(source, Mapping) else read_yaml(source))
     if parsed.problems or parsed.config is None:
         raise ConfigError(name, parsed.problems)
     return parsed.config
@@ -165,11 +169,10 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
 
 def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     """Check the content of an experiment file and go on after its mistakes."""
-    problems = _searcher_problems(content)
-    rest, refused, _ = take_refused(content, REFUSED_FIELDS, opaque=_OPAQUE)
-    config, wrong, paths = validate(ExperimentConfig, _without_nulls(rest))
-    told = {problem.partition(": ")[0] for problem in problems}
-    problems += refused + [line for line in wrong if line.partition(": ")[0] not in told]
+    content, problems = _without_strangers(content)
+    rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
+    config, wrong, paths = validate(ExperimentConfig, without_nulls(rest, _OPAQUE))
+    problems += refused + wrong
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
         told = {problem.partition(": ")[0] for problem in problems}
@@ -185,25 +188,23 @@ _OPAQUE = frozenset({"hyperparameters", "data"})
 """Blocks whose content is the user's own."""
 
 
-def _without_nulls(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Drop fields that say null, which means their default."""
-    kept: dict[str, Any] = {}
-    for name, value in content.items():
-        if not prefix and name in _OPAQUE:
-            kept[name] = value
-        elif isinstance(value, Mapping):
-            kept[name] = _without_nulls(value, f"{prefix}{name}.")
-        elif value is not None:
-            kept[name] = value
-    return kept
+def _without_strangers(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Name a searcher and a storage of Determined that do not exist here, in one line each.
 
-
-def _searcher_problems(content: Mapping[str, Any]) -> list[str]:
-    searcher = content.get("searcher")
-    name = searcher.get("name") if isinstance(searcher, Mapping) else None
-    if isinstance(name, str) and name in OTHER_SEARCHERS:
-        return [f"searcher.name: must be single, random or grid, got {name!r}"]
-    return []
+    Returns:
+        The file with known ones in their place, so that what else is wrong can still be told,
+        and the problems.
+    """
+    problems: list[str] = []
+    kept = dict(content)
+    for block, (key, table, fields, stand_in) in STRANGERS.items():
+        values = content.get(block)
+        chosen = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(values, Mapping) and isinstance(chosen, str) and chosen in table:
+            known = {name: value for name, value in values.items() if name not in fields}
+            kept[block] = stand_in | known | {key: stand_in[key]}
+            problems.append(f"{block}.{key}: {table[chosen]}, got {chosen!r}")
+    return kept, problems
 
 
 def _checks(config: ExperimentConfig) -> Iterator[str]:
@@ -231,6 +232,13 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
             f"got 'single' with {', '.join(searched)}"
         )
     yield from _storage_problems(config.checkpoint_storage)
+    profiling = config.profiling
+    last = profiling.end_after_batch
+    if last is not None and last < profiling.begin_on_batch:
+        yield (
+            "profiling.end_after_batch: must not be less than begin_on_batch = "
+            f"{profiling.begin_on_batch}, got {last}"
+        )
     slots = config.resources.slots_per_trial
     if config.resources.max_slots is not None and config.resources.max_slots < slots:
         yield (

@@ -1,9 +1,10 @@
 """Fields of Determined's experiment files that have no counterpart here, and what to do instead."""
 
-__all__ = ["OTHER_SEARCHERS", "REFUSED_FIELDS"]
+from typing import Any
+
+__all__ = ["OTHER_SEARCHERS", "OTHER_STORAGES", "REFUSED_FIELDS", "STRANGERS"]
 
 _NO_CONTAINERS = "trials run in the agent's own Python environment, not in containers"
-_BEST = "use single, random or grid"
 
 REFUSED_FIELDS: dict[str, str] = {
     "workspace": "use labels",
@@ -41,13 +42,62 @@ REFUSED_FIELDS: dict[str, str] = {
 }
 """Dotted field to what the user should do instead."""
 
-OTHER_SEARCHERS: dict[str, str] = {
-    "adaptive_asha": _BEST,
-    "async_halving": _BEST,
-    "pbt": _BEST,
-    "custom": "the core API trains any loop, and the REST API creates trials' experiments",
-    "sync_halving": _BEST,
-    "adaptive": _BEST,
-    "adaptive_simple": _BEST,
+OTHER_SEARCHERS: dict[str, str] = dict.fromkeys(
+    (
+        "adaptive_asha",
+        "async_halving",
+        "pbt",
+        "custom",
+        "sync_halving",
+        "adaptive",
+        "adaptive_simple",
+    ),
+    "must be single, random or grid",
+)
+"""Searchers that do not exist here."""
+
+OTHER_STORAGES: dict[str, str] = dict.fromkeys(
+    ("s3", "gcs", "azure"),
+    "must be shared_fs or directory; mount the bucket and name the directory",
+)
+"""Checkpoint storages that do not exist here."""
+
+STRANGERS: dict[str, tuple[str, dict[str, str], frozenset[str], dict[str, Any]]] = {
+    "searcher": (
+        "name",
+        OTHER_SEARCHERS,
+        frozenset(
+            [
+                "max_time",
+                "time_metric",
+                "divisor",
+                "max_rungs",
+                "num_rungs",
+                "mode",
+                "bracket_rungs",
+                "unit",
+            ]
+        ),
+        {"name": "random", "max_trials": 1, "max_length": 1},
+    ),
+    "checkpoint_storage": (
+        "type",
+        OTHER_STORAGES,
+        frozenset(
+            [
+                "bucket",
+                "access_key",
+                "secret_key",
+                "endpoint_url",
+                "prefix",
+                "container",
+                "connection_string",
+                "account_url",
+                "credential",
+            ]
+        ),
+        {"type": None},
+    ),
 }
-"""Searchers of Determined that do not exist here."""
+"""Block to the key that chooses its kind, the kinds that do not exist here, the fields that only
+they have, and what a kind that exists would say."""

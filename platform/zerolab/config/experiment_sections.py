@@ -182,16 +182,16 @@ class RetentionPolicyConfig(Section):
 
 
 class ProfilingConfig(Section):
-    """Determined's profiler."""
+    """Timings of the training loop, reported as system metrics."""
 
-    enabled: bool = hint(default=False, reason="system metrics are always recorded")
-    """Record system metrics."""
+    enabled: bool = False
+    """Time the phases of each batch. CPU, memory and GPU metrics are recorded in any case."""
 
-    begin_on_batch: NonNegativeInt = hint(0, "call context.set_profiler() for traces")
-    """First batch that is profiled."""
+    begin_on_batch: NonNegativeInt = 0
+    """First batch that is timed, counted from 0."""
 
-    end_after_batch: NonNegativeInt | None = hint(None, "call context.set_profiler() for traces")
-    """Last batch that is profiled."""
+    end_after_batch: NonNegativeInt | None = None
+    """Last batch that is timed; null means the last one of training."""
 
-    sync_timings: bool = hint(default=True, reason="call context.set_profiler() for traces")
-    """Wait for the device at each timing."""
+    sync_timings: bool = True
+    """Wait for the GPU before reading the clock."""

@@ -61,7 +61,7 @@ class DataTypesConfig(Section):
     """Types of what the engine keeps."""
 
     grad_accum_dtype: DType | None = None
-    """In which gradients accumulate; null means fp32."""
+    """In which gradients are summed over micro-batches; null means fp32."""
 
     param_dtype: DType | None = None
     """Must be the type that ``fp16`` or ``bf16`` chooses; it is derived from them."""

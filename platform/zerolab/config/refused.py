@@ -125,7 +125,7 @@ REFUSED["managed_gradient_accumulation"] = (
 
 
 def _is_off(key: str, value: Any) -> bool:
-    if value is None or value is False or (isinstance(value, Mapping | list) and not value):
+    if value is None or value is False or (isinstance(value, Mapping | list | str) and not value):
         return True
     if isinstance(value, Mapping):
         return value.get("enabled") is False

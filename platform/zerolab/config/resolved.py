@@ -56,7 +56,9 @@ def _derived(config: EngineConfig, world_size: int, model_elements: int | None) 
     """Values that follow from others where the file leaves them open."""
     sizes = config.batch_sizes(world_size)
     zero = config.zero_optimization
-    accumulate = config.data_types.grad_accum_dtype or "fp32"
+    # With one micro-batch there is nothing to sum: gradients stay as backward made them.
+    summed = "fp32" if sizes.accumulation_steps > 1 else config.dtype
+    accumulate = config.data_types.grad_accum_dtype or summed
     values: dict[str, Any] = {
         "train_batch_size": sizes.train,
         "train_micro_batch_size_per_gpu": sizes.micro,

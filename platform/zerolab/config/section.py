@@ -3,7 +3,7 @@
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -21,6 +21,7 @@ __all__ = [
     "keys_of",
     "suggest",
     "validate",
+    "without_nulls",
 ]
 
 Path = tuple[str | int, ...]
@@ -150,6 +151,26 @@ def without(data: Any, path: Path) -> Any:
             return [*data[:head], without(data[head], rest), *data[head + 1 :]]
         return [*data[:head], *data[head + 1 :]]
     return data
+
+
+def without_nulls(
+    content: Mapping[str, Any], opaque: Collection[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Leave out keys that say null, which means their default.
+
+    Args:
+        content: A file.
+        opaque: Dotted keys whose content is the user's own, and stays as it is.
+        prefix: Dotted key of ``content`` itself, with a dot behind it.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in opaque:
+            kept[name] = without_nulls(value, opaque, f"{key}.")
+        elif value is not None:
+            kept[name] = value
+    return kept
 
 
 def validate(section: type[S], data: Mapping[str, Any]) -> tuple[S | None, list[str], list[Path]]:

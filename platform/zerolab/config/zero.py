@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from zerolab.config.hints import hint
 from zerolab.config.section import Fraction, NonNegativeInt, PositiveInt, Section
 
@@ -64,15 +66,15 @@ class OffloadOptimizerConfig(Section):
 
 
 class LeafModuleConfig(Section):
-    """Modules that stage 3 gathers as one (DeepSpeed's way to handle mixtures of experts)."""
+    """Modules that stage 3 gathers as one."""
 
-    classes: list[str] = hint([], "a block is gathered whole, with all that is inside it")
-    """Class names."""
+    classes: list[str] = Field(default_factory=list)
+    """Class names of modules that are gathered whole, with all that is inside them."""
 
-    names: list[str] = hint([], "a block is gathered whole, with all that is inside it")
+    names: list[str] = hint([], "name the classes; they are found wherever they stand")
     """Module names."""
 
-    name_suffixes: list[str] = hint([], "a block is gathered whole, with all that is inside it")
+    name_suffixes: list[str] = hint([], "name the classes; they are found wherever they stand")
     """Ends of module names."""
 
 
@@ -214,4 +216,4 @@ class ZeroConfig(Section):
     """Keep Muon's momentum in memory."""
 
     leaf_module: LeafModuleConfig = LeafModuleConfig()
-    """Modules gathered as one."""
+    """Modules that stage 3 gathers as one."""

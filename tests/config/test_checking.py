@@ -1,0 +1,168 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from zerolab.config import check_experiment, check_file, load_engine_config, resolve
+from zerolab.config.resolved import format_entries
+from zerolab.errors import ConfigError
+
+EXPERIMENT: dict[str, Any] = {
+    "entrypoint": "model_def:T",
+    "hyperparameters": {
+        "deepspeed_config": "conf/ds.json",
+        "overwrite_deepspeed_args": {"optimizer": {"params": {"lr": 0.5}}},
+    },
+    "searcher": {"name": "single", "metric": "loss", "max_length": 10},
+    "resources": {"slots_per_trial": 2},
+}
+ENGINE: dict[str, Any] = {"train_batch_size": 32, "optimizer": {"type": "AdamW"}}
+
+
+def check(experiment: dict[str, Any], engine: Any) -> list[str]:
+    files = {"conf/ds.json": engine if isinstance(engine, bytes) else json.dumps(engine).encode()}
+    try:
+        check_experiment(experiment, files.get)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def changed(**hyperparameters: Any) -> dict[str, Any]:
+    return {**EXPERIMENT, "hyperparameters": EXPERIMENT["hyperparameters"] | hyperparameters}
+
+
+def test_a_good_pair_of_files_passes() -> None:
+    assert check(EXPERIMENT, ENGINE) == []
+
+
+def test_problems_of_both_files_come_together() -> None:
+    engine = {"train_batch_size": 33, "zero_optimization": {"stge": 1}, "gradient_clipping": "x"}
+    assert check({**EXPERIMENT, "max_restarts": -1}, engine) == [
+        "max_restarts: input should be greater than or equal to 0, got -1",
+        "conf/ds.json: gradient_clipping: input should be a valid number, got 'x'",
+        "conf/ds.json: optimizer.type: is required, got nothing",
+        "conf/ds.json: zero_optimization.stge: unknown key; did you mean 'stage'?",
+        "conf/ds.json: train_batch_size: must be a multiple of accumulation steps x "
+        "data-parallel ranks = 1 x 2 = 2, got 33; the nearest is 32 or 34",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "problem"),
+    [
+        ({"deepspeed_config": "ds.json"}, "hyperparameters.deepspeed_config: must name a file"),
+        ({"deepspeed_config": "../ds.json"}, "must be a path inside the model directory"),
+        ({"deepspeed_config": "/etc/passwd"}, "must be a path inside the model directory"),
+        ({"deepspeed_config": 3}, "must be the path of a JSON file or its content, got 3"),
+        ({"deepspeed_config": None}, "overwrite_deepspeed_args: needs"),
+        (
+            {"deepspeed_config": {"train_batch_size": 3}, "overwrite_deepspeed_args": {}},
+            "hyperparameters.deepspeed_config.train_batch_size: must be a multiple of",
+        ),
+        ({"overwrite_deepspeed_args": 3}, "overwrite_deepspeed_args: must be a mapping of keys"),
+        (
+            {"overwrite_deepspeed_args": {"train_batch_size": 3}},
+            "conf/ds.json: train_batch_size: must be a multiple of",
+        ),
+        (
+            {"overwrite_deepspeed_args": {"train_batch_size": "auto"}},
+            "conf/ds.json: train_batch_size: must be a value, got 'auto'",
+        ),
+    ],
+)
+def test_what_hyperparameters_say_of_the_engine_is_checked(
+    hyperparameters: dict[str, Any], problem: str
+) -> None:
+    lines = check(changed(**hyperparameters), ENGINE)
+    assert any(problem in line for line in lines), lines
+
+
+def test_searched_values_are_tried_at_their_ends() -> None:
+    searched = changed(
+        overwrite_deepspeed_args={
+            "gradient_clipping": {"type": "double", "minval": -1, "maxval": 1},
+            "train_batch_size": {"type": "categorical", "vals": [32, 7, 64]},
+        }
+    )
+    searched["searcher"] = {**EXPERIMENT["searcher"], "name": "random", "max_trials": 2}
+    lines = check(searched, ENGINE)
+    assert len(lines) == 2
+    assert "gradient_clipping: input should be greater than or equal to 0, got -1" in lines[0]
+    assert "= 1 x 2 = 2, got 7" in lines[1]
+
+
+def test_an_engine_file_that_is_not_json_is_named() -> None:
+    (line,) = check(EXPERIMENT, b"{")
+    assert line.startswith("conf/ds.json: line 1, column 2: must be JSON")
+    (line,) = check(EXPERIMENT, b"\xff\xff")
+    assert line.startswith("conf/ds.json: file: must be JSON in UTF-8")
+
+
+def test_auto_in_the_engine_file_comes_from_hyperparameters() -> None:
+    engine = {"train_batch_size": "auto", "optimizer": {"type": "Adam"}}
+    assert check(changed(global_batch_size=32), engine) == []
+    (line,) = check(changed(global_batch_size=31), engine)
+    assert "got 31" in line
+
+
+def test_the_report_of_an_experiment_shows_its_engine(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "ds.json").write_text(json.dumps(ENGINE))
+    file = tmp_path / "experiment.yaml"
+    retention = {"retention_policy": {"log_retention_days": 3}}
+    file.write_text(yaml.safe_dump({**EXPERIMENT, **retention}))
+    report = check_file(file)
+    assert report.startswith(f"{file}: ok\n  experiment: 1 trial, 10 batches each, 2 slot(s)")
+    assert "retention_policy.log_retention_days = 3  (hint: logs are kept" in report
+    assert "conf/ds.json: ok for 2 data-parallel rank(s)" in report
+    assert "optimizer.params.lr = 0.5" in report
+    with pytest.raises(ConfigError, match=r"ds\.json: train_batch_size: must be a multiple"):
+        check_file(file, world_size=5)
+
+
+def test_the_report_of_an_engine_file_says_where_values_come_from(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_batch_size": 32, "wandb": {"enabled": False}}))
+    lines = [" ".join(line.split()) for line in check_file(file, 4).splitlines()]
+    assert lines[0] == f"{file}: ok for 4 data-parallel rank(s)"
+    assert "train_batch_size = 32 (file)" in lines
+    assert "train_micro_batch_size_per_gpu = 8 (derived)" in lines
+    assert "gradient_clipping = 0.0 (default)" in lines
+    assert "wandb = null (hint: does not exist here, and is off)" in lines
+    with pytest.raises(ConfigError, match="train_batch_size: must be a multiple"):
+        check_file(file, 5)
+
+
+def test_every_value_of_the_engine_has_its_origin() -> None:
+    config = load_engine_config(
+        {
+            "train_micro_batch_size_per_gpu": 4,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+            "zero_optimization": {"stage": 2, "contiguous_gradients": True},
+        },
+        {"optimizer": {"params": {"lr": 0.5}}, "zero_optimization": {"sub_group_size": 7}},
+    )
+    found = {key: (value, origin) for key, value, origin in resolve(config, 2, 1000)}
+    assert found["zero_optimization.stage"] == (2, "file")
+    assert found["optimizer.params.lr"] == (0.5, "override")
+    assert found["optimizer.params.momentum"] == (0.9, "file")
+    assert found["train_batch_size"] == (8, "derived")
+    assert found["zero_optimization.reduce_bucket_size"] == (1000, "derived")
+    assert found["gradient_clipping"] == (0.0, "default")
+    assert found["zero_optimization.overlap_comm"] == (True, "derived")
+    assert found["zero_optimization.contiguous_gradients"][1].startswith("hint: ")
+    assert found["zero_optimization.sub_group_size"][0] == 7
+    assert found["zero_optimization.sub_group_size"][1].startswith("hint: ")
+    assert "zero_optimization.reduce_scatter" not in found  # a hint that nobody gave
+    assert format_entries(resolve(config, 2), ["override"]).startswith("optimizer.params.lr = 0.5")
+
+
+def test_a_bucket_larger_than_the_model_is_clamped_and_says_so() -> None:
+    config = load_engine_config(
+        {"train_batch_size": 2, "zero_optimization": {"reduce_bucket_size": 2000}}
+    )
+    found = {key: (value, origin) for key, value, origin in resolve(config, 2, 1000)}
+    assert found["zero_optimization.reduce_bucket_size"] == (1000, "derived: file says 2000")

@@ -1,0 +1,323 @@
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerolab.config import BatchSizes, load_engine_config, overwrite_deepspeed_config
+from zerolab.config.engine import EngineConfig
+from zerolab.config.hints import hints_of
+from zerolab.config.refused import REFUSED
+from zerolab.errors import ConfigError
+
+ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+
+
+def problems(content: dict[str, Any], **more: Any) -> list[str]:
+    try:
+        load_engine_config(content, **more)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def test_attributes_are_named_as_the_keys() -> None:
+    config = load_engine_config(
+        {
+            "train_batch_size": 32,
+            "gradient_clipping": 1,
+            "zero_optimization": {
+                "stage": 3,
+                "reduce_bucket_size": 5e8,
+                "offload_optimizer": {"device": "cpu"},
+            },
+            "fp16": {"enabled": True, "hysteresis": 3},
+            **ADAM,
+        }
+    )
+    assert config.zero_optimization.stage == 3
+    assert config.zero_optimization.reduce_bucket_size == 500_000_000
+    assert config.zero_optimization.offload_optimizer.device == "cpu"
+    assert config.gradient_clipping == 1.0
+    assert config.fp16.hysteresis == 3
+    assert config.dtype == "fp16"
+    assert config.optimizer is not None
+    assert config.optimizer.params == {"lr": 1e-3}
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_file_with_three_mistakes_names_all_three(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    zero = {"stge": 2, "reduce_bucket_size": -1}
+    file.write_text(json.dumps({"train_batch_size": "many", "zero_optimization": zero}))
+    with pytest.raises(ConfigError) as caught:
+        load_engine_config(file)
+    assert str(caught.value) == (
+        f"{file}: 3 problem(s)\n"
+        "  train_batch_size: input should be a valid integer, got 'many'\n"
+        "  zero_optimization.reduce_bucket_size: input should be greater than 0, got -1\n"
+        "  zero_optimization.stge: unknown key; did you mean 'stage'?"
+    )
+    assert isinstance(caught.value, ValueError)
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"train_batch_size": 1.5}, "train_batch_size: input should be a valid integer, got 1.5"),
+    ({"train_batch_size": True}, "train_batch_size: input should be a valid integer, got True"),
+    ({"train_batch_size": 0}, "train_batch_size: input should be greater than 0, got 0"),
+    ({"gradient_clipping": -0.5}, "gradient_clipping: input should be greater than or equal to 0"),
+    ({"gradient_clipping": "auto"}, "gradient_clipping: must be a value, got 'auto'"),
+    ({"gradient_allreduce_op": "max"}, "gradient_allreduce_op: input should be 'mean' or 'sum'"),
+    ({"communication_data_type": "int8"}, "communication_data_type: input should be 'fp32'"),
+    ({"fp16": {"enabled": True, "hysteresis": 0}}, "fp16.hysteresis: input should be greater"),
+    ({"fp16": {"loss_scale": -1}}, "fp16.loss_scale: input should be greater than or equal to 0"),
+    (
+        {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+        "fp16.enabled: must be false where bf16.enabled is true",
+    ),
+    ({"bfloat16": {"enabled": True}}, "bfloat16: unknown key"),
+    ({"zero_optimization": True}, "zero_optimization: must be a mapping of keys to values"),
+    ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: input should be 0, 1, 2 or 3"),
+    (
+        {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+        "zero_optimization.offload_optimizer.device: must be 'none' at stage 0",
+    ),
+    (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        "zero_optimization.offload_param.device: must be 'none' at stage 2, got 'cpu'; "
+        "set zero_optimization.stage to 3",
+    ),
+    (
+        {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}},
+        "zero_optimization.offload_optimizer.nvme_path: is required for device 'nvme'",
+    ),
+    (
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"ratio": 0.5}}},
+        "zero_optimization.offload_optimizer.ratio: must be 1",
+    ),
+    (
+        {"zero_optimization": {"cpu_offload": True}},
+        "zero_optimization.cpu_offload: is not supported; set zero_optimization.offload_optimizer",
+    ),
+    ({"elasticity": {"enabled": True}}, "elasticity: is not supported; checkpoints load at any"),
+    ({"amp": {"enabled": True}}, "amp: is not supported; set bf16.enabled"),
+    ({"optimizer": "Adam"}, "optimizer: must be a mapping of keys to values, got 'Adam'"),
+    ({"optimizer": {"params": {}}}, "optimizer.type: is required, got nothing"),
+    ({"optimizer": {"type": "AdamZ"}}, "did you mean 'Adam'?"),
+    ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type: compressed communication"),
+    (
+        {"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}},
+        "optimizer.params.max_grad_norm: is not an optimizer's parameter; set gradient_clipping",
+    ),
+    (
+        {"optimizer": {"type": "Adam", "params": {"weight_dcay": 1.0}}},
+        "optimizer.params.weight_dcay: unknown key; did you mean 'weight_decay'?",
+    ),
+    (
+        {"optimizer": {"type": "Adam", "params": {"betas": [0.9]}}},
+        "optimizer.params.betas: list should have at least 2 items",
+    ),
+    ({"optimizer": {"type": "SGD", "params": {"lr": -1}}}, "optimizer.params.lr: input should be"),
+    ({"scheduler": {"type": "Nope"}}, "scheduler.type: must be one of WarmupLR"),
+    ({"scheduler": {"type": "ReduceLROnPlateau"}}, "pass lr_scheduler to initialize()"),
+    (
+        {"scheduler": {"type": "WarmupDecayLR", "params": {}}},
+        "scheduler.params.total_num_steps: is required, got nothing",
+    ),
+    (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2.5}}},
+        "scheduler.params.warmup_num_steps: input should be a valid integer",
+    ),
+    (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}}},
+        "scheduler.params.warmup_type: input should be 'log' or 'linear', got 'cubic'",
+    ),
+    ({"data_types": {"param_dtype": "bf16"}}, "data_types.param_dtype: must be 'fp32'"),
+    ({"checkpoint": {"tag_validation": "MAYBE"}}, "checkpoint.tag_validation: input should be"),
+    (
+        {"zero_optimization": {"prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 2}},
+        "zero_optimization.prefetch_bucket_size: is a second name of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "problem"), REFUSALS, ids=lambda value: str(value)[:60])
+def test_a_mistake_is_refused_with_one_line(content: dict[str, Any], problem: str) -> None:
+    (line,) = problems(content)
+    assert problem in line
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_a_key_without_counterpart_is_refused_unless_it_is_off(key: str) -> None:
+    def nested(value: Any) -> dict[str, Any]:
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        assert isinstance(value, dict)
+        return value
+
+    (line,) = problems(nested({"enabled": True}))
+    assert line.startswith(f"{key}: is not supported; ")
+    assert problems(nested(value=False)) == []
+    assert load_engine_config(nested(value=None)).off == (key,)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "sizes"),
+    [
+        ((32, 4, 2), 4, (32, 4, 2)),
+        ((32, 4, None), 2, (32, 4, 4)),
+        ((32, None, 4), 2, (32, 4, 4)),
+        ((None, 4, 3), 2, (24, 4, 3)),
+        ((32, None, None), 4, (32, 8, 1)),
+        ((None, 4, None), 2, (8, 4, 1)),
+    ],
+)
+def test_missing_batch_sizes_follow_from_the_others(
+    given: tuple[int | None, ...], ranks: int, sizes: tuple[int, int, int]
+) -> None:
+    config = load_engine_config(_batch(*given))
+    assert config.batch_sizes(ranks) == BatchSizes(*sizes, ranks)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "problem"),
+    [
+        ((None, None, None), 2, "both are missing"),
+        ((None, None, 4), 2, "both are missing"),
+        ((30, 4, 3), 2, "= 4 x 3 x 2 = 24, got 30; leave one of the three out"),
+        ((32, 5, None), 2, "must be a multiple of micro-batch x data-parallel ranks = 5 x 2 = 10"),
+        ((32, None, 3), 2, "= 3 x 2 = 6, got 32; the nearest is 30 or 36"),
+        ((1, None, None), 2, "= 1 x 2 = 2, got 1; the nearest is 2"),
+    ],
+)
+def test_batch_sizes_that_disagree_say_how(
+    given: tuple[int | None, ...], ranks: int, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_engine_config(_batch(*given)).batch_sizes(ranks)
+    (line,) = caught.value.problems
+    assert problem in line
+
+
+def _batch(train: int | None, micro: int | None, steps: int | None) -> dict[str, Any]:
+    return {
+        "train_batch_size": train,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": steps,
+    }
+
+
+sizes = st.one_of(st.none(), st.integers(1, 64))
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes, sizes, sizes, st.integers(1, 8))
+def test_resolved_batch_sizes_are_consistent_and_keep_what_was_given(
+    train: int | None, micro: int | None, steps: int | None, ranks: int
+) -> None:
+    config = load_engine_config(_batch(train, micro, steps))
+    if config.batch_problem(ranks):
+        return
+    found = config.batch_sizes(ranks)
+    assert found.train == found.micro * found.accumulation_steps * ranks
+    assert train in (None, found.train)
+    assert micro in (None, found.micro)
+    assert steps in (None, found.accumulation_steps)
+
+
+def test_auto_is_filled_from_hyperparameters_or_refused_by_name() -> None:
+    content = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": "auto"}},
+    }
+    hparams = {"train_micro_batch_size_per_gpu": 4, "learning_rate": 0.5}
+    (line,) = problems(content, hyperparameters=hparams)
+    assert line == (
+        "optimizer.params.eps: must be a value, got 'auto'; "
+        "give one, or set hyperparameters.eps or hyperparameters.adam_epsilon"
+    )
+    config = load_engine_config(content, hyperparameters={**hparams, "eps": 1e-6})
+    assert config.train_micro_batch_size_per_gpu == 4
+    assert config.optimizer is not None
+    assert config.optimizer.params == {"lr": 0.5, "eps": 1e-6}
+
+
+def test_second_names_of_keys_mean_the_first() -> None:
+    zero = {"gather_16bit_weights_on_model_save": True}
+    config = load_engine_config({"zero_optimization": zero})
+    assert config.zero_optimization.stage3_gather_16bit_weights_on_model_save is True
+
+
+@pytest.mark.parametrize(
+    ("written", "usual"), [("adam", "Adam"), ("Lamb", "LAMB"), ("MUON", "Muon"), ("sgd", "SGD")]
+)
+def test_names_of_optimizers_are_found_in_any_case(written: str, usual: str) -> None:
+    optimizer = load_engine_config({"optimizer": {"type": written}}).optimizer
+    assert optimizer is not None
+    assert optimizer.type == usual
+
+
+def test_every_hint_has_a_reason() -> None:
+    hints = hints_of(EngineConfig)
+    assert "zero_optimization.contiguous_gradients" in hints
+    assert all(len(reason.split()) > 3 for reason in hints.values())
+
+
+def test_null_means_the_default() -> None:
+    nulls = {"fp16": None, "steps_per_print": None, "zero_optimization": {"stage": None}}
+    assert load_engine_config(nulls) == load_engine_config({"zero_optimization": {}})
+
+
+def test_comments_and_duplicate_keys_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text('{"train_batch_size": 4, "fp16": {"enabled": true, "enabled": false}}')
+    with pytest.raises(ConfigError, match="enabled: must be given once"):
+        load_engine_config(file)
+    file.write_text('{\n  // comment\n  "train_batch_size": 4}')
+    with pytest.raises(ConfigError, match="line 2, column 3: must be JSON without comments"):
+        load_engine_config(file)
+    file.write_text('{"gradient_clipping": NaN}')
+    with pytest.raises(ConfigError, match="numbers must be finite, got NaN"):
+        load_engine_config(file)
+    file.write_text("[1]")
+    with pytest.raises(ConfigError, match="must be a mapping of keys to values, got list"):
+        load_engine_config(file)
+    with pytest.raises(ConfigError, match="No such file"):
+        load_engine_config(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "merged"),
+    [
+        ({"o": {"t": "Adam", "p": {"lr": 1}}}, {"o": {"p": {"lr": 2}}}, {"lr": 2}),
+        ({"o": "auto"}, {"o": {"p": {"lr": 2}}}, {"lr": 2}),
+        ({"o": None}, {"o": {"p": {"lr": 2}}}, {"lr": 2}),
+        ({"o": [1]}, {"o": {"p": {"lr": 2}}}, {"lr": 2}),
+        ({"o": {"p": 3}}, {"o": {"p": {"lr": 2}}}, {"lr": 2}),
+        ({"o": {"p": {"lr": [0.9, 0.99]}}}, {"o": {"p": {"lr": [0.8]}}}, {"lr": [0.8]}),
+        ({"o": {"p": {"lr": 1}}}, {"o": {"p": None}}, None),
+        ({"o": {"p": {"lr": 1}}}, {"o": {}}, {"lr": 1}),
+    ],
+)
+def test_overrides_merge_into_mappings_and_replace_all_else(
+    base: dict[str, Any], overrides: dict[str, Any], merged: Any
+) -> None:
+    before = json.dumps([base, overrides])
+    result = overwrite_deepspeed_config(base, overrides)
+    assert result["o"]["p"] == merged
+    if isinstance(result["o"].get("p"), dict):
+        result["o"]["p"]["lr"] = "changed"
+    assert json.dumps([base, overrides]) == before
+
+
+def test_overrides_may_be_laid_over_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_batch_size": 8, **ADAM}))
+    merged = overwrite_deepspeed_config(str(file), {"train_batch_size": 16})
+    assert merged == {"train_batch_size": 16, **ADAM}
+    config = load_engine_config(file, {"optimizer": {"params": {"lr": 0.5}}})
+    assert config.overridden == {"optimizer.params.lr"}
+    assert config.source == str(file)

@@ -1,0 +1,293 @@
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerolab.config import grid_points, load_experiment, sample_hyperparameters
+from zerolab.config.experiment_refused import OTHER_SEARCHERS, REFUSED_FIELDS
+from zerolab.config.hyperparameters import extremes
+from zerolab.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {
+    "entrypoint": "model_def:DigitsTrial",
+    "searcher": {"name": "single", "metric": "validation_loss", "max_length": {"batches": 50}},
+}
+
+
+def with_values(**more: Any) -> dict[str, Any]:
+    return {**MINIMAL, **more}
+
+
+def problems(content: dict[str, Any]) -> list[str]:
+    try:
+        load_experiment(content)
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def test_defaults_are_those_of_determined() -> None:
+    config = load_experiment(MINIMAL)
+    assert config.trial_class == ("model_def", "DigitsTrial")
+    assert config.max_restarts == 5
+    assert config.scheduling_unit == 100
+    assert config.checkpoint_policy == "best"
+    assert config.min_validation_period.count == 0
+    assert config.resources.slots_per_trial == 1
+    assert config.checkpoint_storage.save_trial_latest == 1
+    assert config.preemption_timeout == 3600
+    assert [policy.name for policy in config.policies()] == ["CUDA OOM", "ECC Error"]
+
+
+def test_a_whole_file_reads_and_its_plain_form_reads_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(
+        """
+name: digits
+description: null
+labels: [a, b]
+data: {url: "x", nothing: null}
+entrypoint: [python, train.py, --lr, "1e-3"]
+hyperparameters:
+  deepspeed_config: ds_config.json
+  overwrite_deepspeed_args:
+    optimizer: {type: Adam, params: {lr: {type: log, minval: -4, maxval: -1e0}}}
+  layers: [{width: {type: int, minval: 1, maxval: 3}}, 4]
+  decay: 1e-3
+  flag: yes
+searcher: {name: random, metric: loss, smaller_is_better: false, max_trials: 4, max_length: 100}
+resources: {slots_per_trial: 2, max_slots: 4, priority: 1, shm_size: null}
+min_validation_period: {epochs: 2}
+min_checkpoint_period: {batches: 10}
+environment: {environment_variables: ["A=1", "B=x=y"]}
+log_policies:
+  - {name: CUDA OOM, pattern: ""}
+  - {name: stuck, pattern: "watchdog", action: {type: cancel_retries}}
+profiling: {enabled: true, begin_on_batch: 3, end_after_batch: 5}
+reproducibility: {experiment_seed: 7}
+workspace: ""
+"""
+    )
+    config = load_experiment(file)
+    assert config.trial_class is None
+    assert config.searcher.max_length is not None
+    assert (config.searcher.max_length.unit, config.searcher.max_length.count) == ("batches", 100)
+    assert config.min_validation_period.in_batches(20) == 40
+    assert config.hyperparameters["decay"] == 0.001
+    assert config.data == {"url": "x", "nothing": None}
+    assert config.environment.environment_variables.on("cuda:0") == {"A": "1", "B": "x=y"}
+    assert [policy.name for policy in config.policies()] == ["stuck", "ECC Error"]
+    assert config.log_policies[1].action == "cancel_retries"
+    assert load_experiment(config.to_dict()) == config
+    assert load_experiment(config.to_dict()).to_dict() == config.to_dict()
+
+
+REFUSALS: list[tuple[dict[str, Any], str]] = [
+    ({"max_restart": 3}, "max_restart: unknown key; did you mean 'max_restarts'?"),
+    ({"max_restarts": -1}, "max_restarts: input should be greater than or equal to 0, got -1"),
+    ({"max_restarts": "3"}, "max_restarts: input should be a valid integer, got '3'"),
+    ({"resources": {"slots_per_trial": 0}}, "resources.slots_per_trial: input should be greater"),
+    ({"resources": {"priority": 100}}, "resources.priority: input should be less than or equal"),
+    (
+        {"resources": {"slots_per_trial": 4, "max_slots": 2}},
+        "resources.max_slots: must be at least slots_per_trial = 4, got 2",
+    ),
+    ({"entrypoint": 3}, "entrypoint: must be module:Class, or a command as text"),
+    ({"min_validation_period": {"records": 3}}, "min_validation_period: records are not a unit"),
+    (
+        {"min_validation_period": {"batches": 3, "epochs": 1}},
+        "min_validation_period: must have one of batches and epochs",
+    ),
+    ({"min_validation_period": {"batch": 3}}, "min_validation_period.batch: unknown key"),
+    ({"min_validation_period": -1}, "min_validation_period.batches: input should be greater"),
+    ({"checkpoint_policy": "latest"}, "checkpoint_policy: input should be 'best', 'all' or 'none'"),
+    (
+        {"searcher": {"name": "single", "metric": "m"}},
+        "searcher.max_length: is required for a trial class, got nothing; say how far",
+    ),
+    ({"searcher": {"name": "single", "max_length": 1}}, "searcher.metric: is required"),
+    (
+        {"searcher": {"name": "single", "metric": "m", "max_length": 0}},
+        "searcher.max_length: must be at least one batch or epoch",
+    ),
+    (
+        {"searcher": {"name": "random", "metric": "m", "max_length": 1}},
+        "searcher.max_trials: is required by the random searcher",
+    ),
+    (
+        {"searcher": {"name": "single", "metric": "m", "max_length": 1, "max_trials": 2}},
+        "searcher.max_trials: does not belong to the single searcher, got 2",
+    ),
+    (
+        {"searcher": {"name": "single", "metric": "m", "max_length": 1, "source_trial_id": 2}},
+        "searcher.source_trial_id: is not supported; load weights",
+    ),
+    (
+        {"hyperparameters": {"net": [{"lr": {"type": "double", "minval": 0, "maxval": 1}}]}},
+        "searcher.name: must be random or grid where hyperparameters are searched, "
+        "got 'single' with net[0].lr",
+    ),
+    (
+        {"hyperparameters": {"lr": {"type": "int", "minval": 3, "maxval": 1}}},
+        "hyperparameters.lr.minval: must be less than maxval 1, got 3",
+    ),
+    (
+        {"hyperparameters": {"lr": {"type": "uniform", "minval": 3, "maxval": 1}}},
+        "hyperparameters.lr.type: must be one of const, int, double, log, categorical",
+    ),
+    (
+        {"hyperparameters": {"lr": {"type": "log", "minval": 0, "maxval": 400}}},
+        "hyperparameters.lr.maxval: minval and maxval are powers of base",
+    ),
+    (
+        {"hyperparameters": {"lr": {"type": "categorical", "vals": []}}},
+        "hyperparameters.lr.vals: list should have at least 1 item",
+    ),
+    (
+        {"environment": {"environment_variables": ["A"]}},
+        "environment.environment_variables.cpu: must be lines of the form NAME=value, got 'A'",
+    ),
+    (
+        {"log_policies": [{"name": "x", "pattern": "("}]},
+        "log_policies[0].pattern: must be a regular expression, got '('",
+    ),
+    (
+        {"checkpoint_storage": {"type": "shared_fs"}},
+        "checkpoint_storage.host_path: is required for type 'shared_fs'",
+    ),
+    (
+        {"checkpoint_storage": {"type": "directory", "container_path": "here"}},
+        "checkpoint_storage.container_path: must be an absolute path, got 'here'",
+    ),
+    (
+        {"checkpoint_storage": {"type": "s3", "bucket": "b"}},
+        "checkpoint_storage.type: must be shared_fs or directory; mount the bucket",
+    ),
+    (
+        {"checkpoint_storage": {"type": "shared_fs", "host_path": "/a", "storage_path": "../b"}},
+        "checkpoint_storage.storage_path: must be a relative path inside host_path",
+    ),
+    (
+        {"profiling": {"begin_on_batch": 5, "end_after_batch": 3}},
+        "profiling.end_after_batch: must not be less than begin_on_batch = 5, got 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "problem"), REFUSALS, ids=lambda value: str(value)[:60])
+def test_a_mistake_is_refused_with_a_line(content: dict[str, Any], problem: str) -> None:
+    lines = problems(with_values(**content))
+    assert any(line.startswith(problem) for line in lines), lines
+
+
+@pytest.mark.parametrize("field", sorted(REFUSED_FIELDS))
+def test_a_field_without_counterpart_says_what_to_do_instead(field: str) -> None:
+    head, _, rest = field.partition(".")
+    content = with_values()
+    content[head] = {**content.get(head, {}), rest: ["on"]} if rest else ["on"]
+    lines = problems(content)
+    assert f"{field}: is not supported; {REFUSED_FIELDS[field]}" in lines
+    content[head] = {**content[head], rest: None} if rest else {}
+    assert problems(content) == []
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_SEARCHERS))
+def test_a_searcher_that_does_not_exist_here_is_refused_by_one_line(name: str) -> None:
+    searcher = {"name": name, "metric": "m", "max_trials": 3, "max_length": 10}
+    searcher |= {"max_time": 100, "time_metric": "batches", "divisor": 4, "max_rungs": 3}
+    (line,) = problems(with_values(searcher=searcher))
+    assert line.startswith("searcher.name: must be single, random or grid, got ")
+
+
+def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text("entrypoint: a:B\nsearcher: {name: single}\nresources: {slots: 2, gpus: 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(file)
+    assert str(caught.value) == (
+        f"{file}: 3 problem(s)\n"
+        "  resources.slots: is not supported; set resources.slots_per_trial\n"
+        "  resources.gpus: unknown key\n"
+        "  searcher.metric: is required, got nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1\na: 2", "line 2, column 1: a: must be given once, got it more than once"),
+        ("a: {b: 1, b: 2}", "line 1, column 11: b: must be given once"),
+        ("1: 2", "line 1, column 1: keys must be text, got 1; put it in quotes"),
+        ("a: [1", "line 1, column 6: expected"),
+        ("- 1", "file: must be a mapping of keys to values, got list"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+    ],
+)
+def test_yaml_that_cannot_be_read_says_where(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(file)
+    assert problem in caught.value.problems[0]
+
+
+def test_yaml_merge_keys_may_be_overridden(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(
+        "entrypoint: a:B\n"
+        "searcher: {name: single, metric: m, max_length: 1}\n"
+        "hyperparameters: {base: &base {x: 1, y: 2}, more: {<<: *base, y: 3}}\n"
+    )
+    assert load_experiment(file).hyperparameters["more"] == {"x": 1, "y": 3}
+
+
+SPACE: dict[str, Any] = {
+    "plain": 3,
+    "none": None,
+    "const": {"type": "const", "val": {"a": 1}},
+    "int": {"type": "int", "minval": -2, "maxval": 2},
+    "nested": {"deep": [{"log": {"type": "log", "base": 2, "minval": -3, "maxval": 3}}]},
+    "optimizer": {"type": "Adam", "params": {"lr": {"type": "double", "minval": 0, "maxval": 1}}},
+    "choice": {"type": "categorical", "vals": [1, "two", None]},
+}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31 - 1))
+def test_a_sample_lies_in_its_space_and_follows_from_the_seed(seed: int) -> None:
+    sample = sample_hyperparameters(SPACE, Random(seed))
+    assert list(sample) == list(SPACE)
+    assert (sample["plain"], sample["none"], sample["const"]) == (3, None, {"a": 1})
+    assert sample["int"] in range(-2, 3)
+    assert 2**-3 <= sample["nested"]["deep"][0]["log"] <= 2**3
+    assert sample["optimizer"]["type"] == "Adam"
+    assert 0 <= sample["optimizer"]["params"]["lr"] <= 1
+    assert sample["choice"] in [1, "two", None]
+    turned = {key: SPACE[key] for key in reversed(SPACE)}
+    assert sample_hyperparameters(turned, Random(seed)) == sample
+
+
+def test_the_extremes_of_a_space_reach_every_end() -> None:
+    samples = extremes(SPACE)
+    assert {sample["int"] for sample in samples} == {-2, 2}
+    assert [sample["choice"] for sample in samples] == [1, "two", None]
+
+
+@pytest.mark.parametrize(
+    ("spec", "points"),
+    [
+        ({"type": "int", "minval": 0, "maxval": 10, "count": 3}, [0, 5, 10]),
+        ({"type": "int", "minval": 0, "maxval": 2, "count": 9}, [0, 1, 2]),
+        ({"type": "int", "minval": -5, "maxval": 0, "count": 3}, [-5, -3, 0]),
+        ({"type": "int", "minval": 0, "maxval": 5, "count": 1}, [3]),
+        ({"type": "double", "minval": 0, "maxval": 1, "count": 3}, [0, 0.5, 1]),
+        ({"type": "log", "base": 10, "minval": 0, "maxval": 2, "count": 3}, [1, 10, 100]),
+        ({"type": "categorical", "vals": ["a", "b"]}, ["a", "b"]),
+        ({"type": "const", "val": 4}, [4]),
+    ],
+)
+def test_the_points_of_an_axis(spec: dict[str, Any], points: list[Any]) -> None:
+    assert grid_points({"x": spec}) == [{"x": point} for point in points]
