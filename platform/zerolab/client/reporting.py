@@ -161,7 +161,7 @@ class Reporter:
         if not isinstance(value, (str, bytes)):
             # Whatever a user's class raises in here must not end the training.
             with contextlib.suppress(Exception):
-                values[str(name)] = float(value)
+                values[str(name)] = float(value.item() if hasattr(value, "item") else value)
                 return
         if name not in self._unusable:
             self._unusable.add(name)
@@ -261,9 +261,9 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return wire_number(value)
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if isinstance(value, float):
+        return wire_number(float(value))  # numpy's own float is one too, and JSON has none
+    if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, Path):
         return str(value)

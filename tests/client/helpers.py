@@ -1,0 +1,28 @@
+"""Run specs and addresses for the tests of client and Core API."""
+
+from pathlib import Path
+from typing import Any
+
+from zerolab.contract import RunSpec
+
+
+def make_spec(directory: Path, **changes: Any) -> RunSpec:
+    """A run that lives in ``directory``; without a server unless ``master`` names one."""
+    fields: dict[str, Any] = {
+        "experiment_id": 1,
+        "trial_id": 1,
+        "run_id": 1,
+        "config": {"name": "test"},
+        "hparams": {},
+        "trial_seed": 7,
+        "slots": 1,
+        "model_dir": str(directory),
+        "run_dir": str(directory),
+        "checkpoint_dir": str(directory / "checkpoints"),
+    }
+    return RunSpec(**fields | changes)
+
+
+def closed_port() -> str:
+    """Address at which nothing answers: port 1 is nobody's on loopback."""
+    return "http://127.0.0.1:1"

@@ -1,0 +1,187 @@
+"""Reporting without a server that answers; delivery is tested in tests/faults."""
+
+import json
+import logging
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.client.helpers import closed_port, make_spec
+from zerolab import wire
+from zerolab.client.reporting import METRICS_FILE, SPOOL_DIR, Reporter, plain_metadata
+from zerolab.client.spool import SpoolReader
+from zerolab.contract import RunSpec
+from zerolab.errors import ConfigError
+
+
+def lines(spec: RunSpec) -> list[dict[str, Any]]:
+    content = (Path(spec.run_dir) / METRICS_FILE).read_text(encoding="utf-8")
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def spooled(spec: RunSpec) -> list[wire.Record]:
+    _, payloads = SpoolReader(Path(spec.run_dir) / SPOOL_DIR).read(1 << 24)
+    return [msgspec.msgpack.decode(payload, type=wire.Record) for payload in payloads]
+
+
+def test_without_a_server_the_reports_are_lines_of_a_file(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, hparams={"lr": 0.1})
+    reporter = Reporter(spec)
+    reporter.report_state("training")
+    reporter.report_metrics("training", 10, {"loss": 0.5, "bad": math.nan, "worse": -math.inf})
+    reporter.report_progress(0.25)
+    reporter.report_checkpoint("some-uuid", 10, {"a": 1}, {"note": "x"})
+    assert reporter.close()
+    header, state, metrics, progress, checkpoint = lines(spec)
+    assert header["kind"] == "header"
+    assert (header["format"], header["hparams"]) == (1, {"lr": 0.1})
+    assert (state["kind"], state["state"]) == ("state", "training")
+    assert (metrics["kind"], metrics["group"], metrics["steps"]) == ("metrics", "training", 10)
+    assert metrics["values"] == {"loss": 0.5, "bad": "NaN", "worse": "-Infinity"}
+    assert progress["value"] == 0.25
+    assert (checkpoint["uuid"], checkpoint["resources"]) == ("some-uuid", {"a": 1})
+    assert abs(checkpoint["time"] - time.time()) < 600
+
+
+def test_a_file_whose_last_line_was_torn_goes_on_behind_the_last_whole_line(
+    tmp_path: Path,
+) -> None:
+    spec = make_spec(tmp_path)
+    for step in range(3):
+        reporter = Reporter(spec)
+        reporter.report_metrics("training", step, {"loss": 1.0})
+        reporter.close()
+        with (tmp_path / METRICS_FILE).open("a") as file:
+            file.write('{"kind":"metr')
+    Reporter(spec).report_metrics("training", 3, {"loss": 1.0})
+    assert [line.get("steps") for line in lines(spec)] == [None, 0, 1, 2, 3]
+
+
+def test_numbers_of_every_kind_are_taken_and_the_rest_is_left_out_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import numpy as np
+    import torch
+
+    spec = make_spec(tmp_path, master=closed_port())
+    reporter = Reporter(spec)
+    for _ in range(2):
+        reporter.report_metrics(
+            "training",
+            np.int64(3),  # type: ignore[arg-type]
+            {
+                "int": 7,
+                "bool": True,
+                "numpy": np.float32(0.5),
+                "array": np.array([2.0]),
+                "tensor": torch.tensor(0.25, requires_grad=True),
+                "nan": float("nan"),
+                "huge": 10**400,
+                "text": "0.5",
+                "none": None,
+                "many": [1, 2],
+                5: 1.0,
+            },
+        )
+    reporter.close(0)
+    record = spooled(spec)[0]
+    assert isinstance(record, wire.MetricsRecord)
+    values = dict(record.values)
+    assert math.isnan(float(values.pop("nan")))
+    assert values == {
+        "int": 7.0, "bool": 1.0, "numpy": 0.5, "array": 2.0, "tensor": 0.25, "5": 1.0,
+    }  # fmt: skip
+    assert record.steps == 3
+    for name in ("huge", "text", "none", "many"):
+        assert caplog.text.count(f"metric {name!r} is left out") == 1
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, "3", None])
+def test_steps_that_are_no_whole_number_are_refused(steps: Any, tmp_path: Path) -> None:
+    reporter = Reporter(make_spec(tmp_path))
+    with pytest.raises(ConfigError, match=f"steps_completed: must be a whole number.*{steps}"):
+        reporter.report_metrics("training", steps, {})
+
+
+def test_progress_stays_between_0_and_1(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path)
+    reporter = Reporter(spec)
+    for value in (-1, 0.5, 7, math.nan):
+        reporter.report_progress(value)
+    assert [line["value"] for line in lines(spec)[1:]] == [0.0, 0.5, 1.0, 0.0]
+
+
+def test_metadata_holds_what_json_can() -> None:
+    import numpy as np
+
+    given = {"a": (1, None, math.inf), 3: {"path": Path("x"), "n": np.float64(2.0)}}
+    assert plain_metadata(given) == {"a": [1, None, "Infinity"], "3": {"path": "x", "n": 2.0}}
+    with pytest.raises(ConfigError, match="metadata: must hold only what JSON can hold"):
+        plain_metadata({"a": object()})
+    loop: dict[str, Any] = {}
+    loop["loop"] = loop
+    with pytest.raises(ConfigError, match="metadata"):
+        plain_metadata(loop)
+
+
+def test_a_server_that_is_away_neither_stops_nor_fails_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    spec = make_spec(tmp_path, master=closed_port())
+    reporter = Reporter(spec)
+    for step in range(1000):
+        reporter.report_metrics("validation", step, {"loss": 1.0})
+    assert not reporter.close(0.5)
+    reporter.report_metrics("training", 5, {"loss": 1.0})  # late, from another thread: harmless
+    assert len(spooled(spec)) == 1000
+    assert not reporter.stale.is_set()
+    assert caplog.text.count("reports wait on disk") == 1
+    assert "zerolab up" in caplog.text
+
+
+def test_a_second_reporter_of_the_run_goes_on_with_its_spool(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, master=closed_port())
+    for step in range(3):
+        reporter = Reporter(spec)
+        reporter.report_metrics("training", step, {})
+        reporter.close(0)
+    assert [r.steps for r in spooled(spec) if isinstance(r, wire.MetricsRecord)] == [0, 1, 2]
+
+
+FULL_DISK = """
+import logging, resource, signal, sys
+from pathlib import Path
+from tests.client.helpers import make_spec
+from zerolab.client.reporting import Reporter
+
+logging.basicConfig()
+directory = Path(sys.argv[1])
+reporter = Reporter(make_spec(directory))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+size = (directory / "metrics.jsonl").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, resource.RLIM_INFINITY))
+for step in range(100):
+    reporter.report_metrics("training", step, {"loss": 1.0})
+assert len((directory / "metrics.jsonl").read_bytes()) <= size + 1000
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+for step in range(100, 200):
+    reporter.report_metrics("training", step, {"loss": 1.0})
+assert reporter.close()
+assert reporter.lost == 0
+"""
+
+
+def test_a_full_disk_delays_reports_until_there_is_room(tmp_path: Path) -> None:
+    # The limit on a file's size stands for a full disk: writes fail until it is lifted.
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stderr.count("make room on the disk") == 1
+    assert "reports can be written again; 0 were lost" in done.stderr
+    assert [line.get("steps") for line in lines(make_spec(tmp_path))] == [None, *range(200)]
