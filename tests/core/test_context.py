@@ -1,0 +1,180 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerolab.core
+from tests.client.helpers import make_spec
+from zerolab.contract import (
+    ENV_RUN_SPEC,
+    EXIT_INVALID_HP,
+    EXIT_PREEMPTED,
+    EXIT_STALE,
+    write_run_spec,
+)
+from zerolab.core.store import CheckpointStore
+from zerolab.errors import ConfigError, NotFoundError
+
+
+@pytest.fixture(autouse=True)
+def _no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (ENV_RUN_SPEC, "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_script_without_a_server_reports_saves_and_goes_on(tmp_path: Path) -> None:
+    with zerolab.core.init(directory=tmp_path, hparams={"lr": 0.1}) as context:
+        assert context.train.get_hparams() == {"lr": 0.1}
+        assert context.train.latest_checkpoint is None
+        context.train.report_training_metrics(5, {"loss": 0.5})
+        context.train.report_validation_metrics(5, {"accuracy": 0.9})
+        context.train.report_progress(0.5)
+        with context.checkpoint.store_path({"steps_completed": 5, "note": "x"}) as (path, uuid):
+            (path / "weights").write_text("w")
+        assert not context.preempt.should_preempt()
+    header, training, validation, progress, checkpoint = lines(tmp_path)
+    assert header["hparams"] == {"lr": 0.1}
+    assert (training["group"], training["values"]) == ("training", {"loss": 0.5})
+    assert (validation["group"], validation["values"]) == ("validation", {"accuracy": 0.9})
+    assert progress["value"] == 0.5
+    assert (checkpoint["uuid"], checkpoint["resources"]) == (uuid, {"weights": 1})
+
+    with zerolab.core.init(directory=tmp_path) as again:
+        latest = again.train.latest_checkpoint
+        assert latest is not None
+        assert (latest.uuid, latest.steps_completed) == (uuid, 5)
+        with again.checkpoint.restore_path(latest.uuid) as path:
+            assert (path / "weights").read_text() == "w"
+        with pytest.raises(NotFoundError), again.checkpoint.restore_path(uuid[:-4] + "0000"):
+            pass
+
+
+def test_each_run_without_a_directory_gets_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with zerolab.core.init() as context:
+        context.train.report_training_metrics(1, {"loss": 1.0})
+        assert context.train.latest_checkpoint is None
+    (run,) = (tmp_path / ".zerolab" / "runs").iterdir()
+    assert len(lines(run)) == 2
+
+
+@pytest.mark.parametrize("metadata", [{}, {"steps_completed": -1}, {"steps_completed": "5"}])
+def test_a_checkpoint_says_how_many_batches_it_holds(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    with (
+        zerolab.core.init(directory=tmp_path) as context,
+        pytest.raises(ConfigError, match="steps_completed: must hold the batches"),
+        context.checkpoint.store_path(metadata),
+    ):
+        pass
+    assert CheckpointStore(tmp_path / "checkpoints").list() == []
+
+
+def test_sigterm_means_afterwards_what_it_meant_before(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with zerolab.core.init(directory=tmp_path):
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+SCRIPT = """
+import os, signal, sys
+import zerolab.core
+from zerolab.errors import InvalidHyperparametersError
+with zerolab.core.init() as context:
+    how = sys.argv[1]
+    if how == "preempted":
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert context.preempt.should_preempt()
+    elif how == "invalid":
+        raise InvalidHyperparametersError("too wide")
+    elif how == "stale":
+        context.checkpoint._reporter.stale.set()
+        with context.checkpoint.store_path({"steps_completed": 1}):
+            pass
+    elif how == "crash":
+        raise RuntimeError("boom")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("preempted", EXIT_PREEMPTED),
+        ("invalid", EXIT_INVALID_HP),
+        ("stale", EXIT_STALE),
+        ("crash", 1),
+        ("done", 0),
+    ],
+)
+def test_under_the_platform_the_exit_code_says_how_it_ended(
+    how: str, code: int, tmp_path: Path
+) -> None:
+    spec = tmp_path / "run.json"
+    write_run_spec(make_spec(tmp_path), spec)
+    environment = os.environ | {ENV_RUN_SPEC: str(spec)}
+    command = [sys.executable, "-c", SCRIPT, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    reason = tmp_path / "reason.json"
+    assert reason.exists() == (code not in {0, 1})
+    if reason.exists():
+        assert json.loads(reason.read_text())["exit_code"] == code
+    assert not list((tmp_path / "checkpoints").glob("*-*")) or how != "stale"
+
+
+def test_a_run_spec_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_RUN_SPEC, str(tmp_path / "none.json"))
+    with pytest.raises(ConfigError, match=r"ZEROLAB_RUN_SPEC.*none\.json"):
+        zerolab.core.init()
+
+
+def torchrun(tmp_path: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = Path(__file__).with_name("ranks_script.py")
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((tmp_path / f"found_{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.processes
+def test_two_ranks_under_torchrun_share_checkpoints_and_leave_together(tmp_path: Path) -> None:
+    first = torchrun(tmp_path)
+    assert [found["start"] for found in first] == [0, 0]
+    assert first[0]["uuid"] == first[1]["uuid"]
+    assert first[0]["failed"] == (
+        "ZerolabError: checkpoint: not stored, because of rank 1: RuntimeError: no memory"
+    )
+    assert first[1]["failed"] == "RuntimeError: no memory"
+    assert "only the chief stores one without shard=True, this is rank 1" in first[1]["refused"]
+    assert [found["before"] for found in first] == [False, False]
+    assert [found["torch"] for found in first] == [False, False]
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    (stored,) = store.list()
+    assert stored.resources == {"rank_0": 11, "rank_1": 11}
+    assert stored.metadata == {"steps_completed": 3, "lr": 0.5}
+
+    second = torchrun(tmp_path)
+    assert [found["start"] for found in second] == [3, 3]
+    assert [found["restored"] for found in second] == ["3 of rank 0", "3 of rank 1"]
+    records = [line for line in lines(tmp_path / "run") if line.get("group") == "training"]
+    assert [line["steps"] for line in records] == [1, 2, 3, 4, 5, 6]
+    assert {line["values"]["rank"] for line in records} == {0}
+    assert [found.steps_completed for found in store.list()] == [3, 6]
