@@ -22,7 +22,7 @@ from torch import Tensor
 from zerotrial.engine.checkpoint_files import CheckpointError, FileRecord, write_file
 from zerotrial.engine.parts import Piece
 
-__all__ = ["ShardReader", "key_of", "ranges_of", "write_tensors"]
+__all__ = ["ShardReader", "key_of", "ranges_of", "read_tensors", "write_tensors"]
 
 _KEY = re.compile(r"^(?P<name>.*)@(?P<start>\d+):(?P<stop>\d+)/(?P<kind>.*)$", re.DOTALL)
 _FILE_BYTES = 128 * 2**20
@@ -79,6 +79,22 @@ def write_tensors(
     return records
 
 
+def read_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Read all tensors of some files.
+
+    Raises:
+        CheckpointError: If a file is missing or is no safetensors file.
+    """
+    found: dict[str, Tensor] = {}
+    for path in paths:
+        try:
+            found |= safetensors.torch.load_file(path)
+        except (OSError, SafetensorError) as error:
+            msg = f"{path}: missing or damaged ({error})"
+            raise CheckpointError(msg) from error
+    return found
+
+
 @dataclass(frozen=True)
 class _Range:
     start: int
@@ -130,6 +146,11 @@ class ShardReader:
     ) -> None:
         """Close the files."""
         self._stack.close()
+
+    @property
+    def all_kinds(self) -> set[str]:
+        """Kinds of tensors that are there for any parameter."""
+        return {kind for _, kind in self._ranges}
 
     def kinds(self, name: str) -> set[str]:
         """Return the kinds of tensors that are there for a parameter."""

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +17,16 @@ from torch import Tensor, nn
 from zerolab.config.batch import BatchSizes
 from zerolab.config.engine import EngineConfig
 from zerolab.errors import ZerolabError
+from zerotrial.engine.checkpoint_engine import (
+    load_checkpoint,
+    make_checkpointer,
+    save_checkpoint,
+)
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.parts import Observer, Stage, StepResult
+
+if TYPE_CHECKING:
+    from zerotrial.engine.checkpoint import Checkpointer
 
 __all__ = ["Engine", "EngineParts"]
 
@@ -70,6 +78,7 @@ class Engine:
         self.global_samples = 0
         # state of the running step
         self._backwards = 0
+        self._waiting = 0
         self._syncing = True
         self._boundary: bool | None = None
         self._last = StepResult(updated=False)
@@ -112,6 +121,7 @@ class Engine:
             (share * self.scaler.scale).backward(retain_graph=retain_graph)
             self.stage.after_backward(boundary=boundary)
         self._backwards += 1
+        self._waiting += 1
         return share.detach()
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
@@ -155,6 +165,7 @@ class Engine:
             else:
                 self.stage.drop_gradients()
                 self.skipped_steps += 1
+        self._waiting = 0
         self.global_steps += 1
         self.global_samples += self.batch.train
         self._grad_norm = norm
@@ -307,34 +318,33 @@ class Engine:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def save_checkpoint(
-        self,
-        save_dir: str | PathLike[str],
-        tag: str | None = None,
-        client_state: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> Any:
-        """Write everything that training needs to go on. **Collective**.
+    @cached_property
+    def checkpointer(self) -> "Checkpointer":
+        """Saves and loads; made at the first use, which is **Collective**."""
+        return make_checkpointer(self)
 
-        See :func:`zerotrial.engine.checkpoint.save_checkpoint`.
+    save_checkpoint = save_checkpoint
+    load_checkpoint = load_checkpoint
+
+    def wait_for_checkpoint(self) -> None:
+        """Return when an asynchronous save is valid. **Collective**.
+
+        Raises:
+            CheckpointError: On all ranks, if it could not be written.
         """
-        from zerotrial.engine.checkpoint import save_checkpoint
+        if "checkpointer" in vars(self):
+            self.checkpointer.wait()
 
-        return save_checkpoint(self, save_dir, tag, client_state, **options)
+    @property
+    def waiting_micro_batches(self) -> int:
+        """Micro-batches whose gradients wait for the next boundary."""
+        return self._waiting
 
-    def load_checkpoint(
-        self, load_dir: str | PathLike[str], tag: str | None = None, **options: Any
-    ) -> Any:
-        """Go on from a checkpoint of any stage and number of ranks. **Collective**.
-
-        See :func:`zerotrial.engine.checkpoint.load_checkpoint`.
-
-        Returns:
-            The checkpoint's path, and the client state that was saved with it.
-        """
-        from zerotrial.engine.checkpoint import load_checkpoint
-
-        return load_checkpoint(self, load_dir, tag, **options)
+    def forget_micro_batches(self) -> None:
+        """Drop gradients that wait for a boundary; the window starts anew."""
+        self.stage.drop_gradients()
+        self.micro_steps -= self._waiting - self._backwards
+        self._waiting = self._backwards = 0
 
     def close(self) -> None:
         """Remove the hooks from the module and give shared memory back."""

@@ -1,0 +1,286 @@
+"""Loading: all is checked before anything is changed, and each rank reads only what it owns."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from zerotrial.engine.checkpoint_files import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    Manifest,
+    check_tag,
+    hash_file,
+    read_latest,
+)
+from zerotrial.engine.checkpoint_ranks import Ranks
+from zerotrial.engine.checkpoint_shards import ShardReader, read_tensors
+from zerotrial.engine.checkpoint_state import (
+    CLIENT_STATE,
+    ENGINE_STATE,
+    from_file,
+    module_targets,
+    rank_file,
+    set_module_extra_state,
+    set_module_tensor,
+    set_random_state,
+)
+from zerotrial.engine.parts import Piece
+
+if TYPE_CHECKING:
+    from zerotrial.engine.checkpoint import TrainingState
+
+__all__ = ["Loader", "Selection", "find"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which parts of a checkpoint to load."""
+
+    optimizer_states: bool = True
+    lr_scheduler: bool = True
+    module_only: bool = False
+    strict: bool = True
+    """Names of the checkpoint and of the model must agree."""
+
+    @property
+    def with_states(self) -> bool:
+        """Whether optimizer states are wanted."""
+        return self.optimizer_states and not self.module_only
+
+
+def find(directory: Path, tag: str | None) -> Path:
+    """Return the directory of a checkpoint.
+
+    Args:
+        directory: As it was passed to ``save_checkpoint``.
+        tag: None means the one that ``latest`` names.
+
+    Raises:
+        CheckpointNotFoundError: If there is none.
+        CheckpointError: If ``latest`` is damaged, or the tag is no folder name.
+    """
+    path = directory / (read_latest(directory) if tag is None else check_tag(tag))
+    if path.is_dir():
+        return path
+    there = sorted(item.name for item in directory.iterdir()) if directory.is_dir() else []
+    origin = "latest names it" if tag is None else "the tag that was asked for"
+    shown = f"there are: {', '.join(there)}" if there else f"{directory} is empty or missing"
+    msg = f"{path}: no such checkpoint ({origin}); {shown}"
+    raise CheckpointNotFoundError(msg)
+
+
+class Loader:
+    """Reads one checkpoint into an engine's training state.
+
+    Args:
+        path: Directory of the checkpoint.
+        state: Of the engine.
+        ranks: That load together.
+        selection: What is wanted.
+    """
+
+    def __init__(
+        self, path: Path, state: "TrainingState", ranks: Ranks, selection: Selection
+    ) -> None:
+        self._path = path
+        self._state = state
+        self._ranks = ranks
+        self._selection = selection
+
+    def load(self) -> dict[str, Any]:
+        """Check everything, then read it. **Collective**.
+
+        Returns:
+            The client state.
+
+        Raises:
+            CheckpointError: On all ranks; the state is as it was, unless the storage failed between
+                the check and the reading.
+        """
+        with ExitStack() as stack:
+            with self._ranks.together():
+                manifest = Manifest.read(self._path)
+                self._verify(manifest)
+                files = [self._path / name for name in sorted(manifest.files)]
+                shards = [path for path in files if path.name.startswith("rank-")]
+                reader = stack.enter_context(
+                    ShardReader(path for path in shards if path.suffix == ".safetensors")
+                )
+                whole = read_tensors(path for path in files if path.name.startswith("module-"))
+                engine_state = from_file(self._path / ENGINE_STATE)
+                client_state: dict[str, Any] = from_file(self._path / CLIENT_STATE)
+                own = self._own_state(manifest)
+                self._prepare(reader)
+                self._check(manifest, reader, whole, engine_state)
+            with self._ranks.together():
+                self._fill(manifest, reader)
+            self._set_module(whole | own.get("buffers", {}))
+            self._set_rest(engine_state)
+        self._state.stage.weights_changed()
+        if "random" in own and not self._selection.module_only:
+            set_random_state(own["random"])  # last: what came before may have drawn numbers
+        return client_state
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _verify(self, manifest: Manifest) -> None:
+        """Compare sizes and hashes with the manifest; each rank reads some of the files."""
+        for index, (name, expected) in enumerate(sorted(manifest.files.items())):
+            file = self._path / name
+            if not file.is_file():
+                msg = f"{file}: missing; the manifest of the checkpoint lists it"
+                raise CheckpointError(msg)
+            if (size := file.stat().st_size) != expected.size:
+                msg = f"{file}: damaged (must have {expected.size:,} bytes, got {size:,})"
+                raise CheckpointError(msg)
+            mine = index % self._ranks.size == self._ranks.rank
+            if mine and hash_file(file) != expected:
+                msg = f"{file}: damaged (its hash is not the one in the manifest)"
+                raise CheckpointError(msg)
+
+    def _own_state(self, manifest: Manifest) -> dict[str, Any]:
+        """Return random generators and buffers of this rank; ranks that are new have none."""
+        name = rank_file(self._ranks.rank)
+        if name not in manifest.files:
+            return {}
+        own: dict[str, Any] = from_file(self._path / name)
+        if manifest.world_size != self._ranks.size:
+            own["buffers"] = {}  # of another division of the data; rank 0's are for all
+        return own
+
+    def _prepare(self, reader: ShardReader) -> None:
+        """Give optimizer states somewhere to go, or drop those that the checkpoint is without."""
+        if not self._selection.with_states:
+            return
+        stage = self._state.stage
+        if any(kind != "master" for kind in reader.all_kinds):
+            stage.prepare_states()
+        else:
+            stage.optimizer.state.clear()
+
+    def _check(
+        self,
+        manifest: Manifest,
+        reader: ShardReader,
+        whole: Mapping[str, Tensor],
+        engine_state: Mapping[str, Any],
+    ) -> None:
+        strict = self._selection.strict
+        trainable = set(self._state.trainable)
+        _check_names("parameters", trainable, set(manifest.shapes), strict=strict)
+        targets = module_targets(self._state.module, trainable)
+        excluded = set(manifest.excluded)
+        _check_names(
+            "buffers and frozen parameters", set(targets) - excluded, set(whole), strict=strict
+        )
+        problems = [
+            f"{name}: shape must be {list(targets[name].shape)}, got {list(value.shape)}"
+            for name, value in whole.items()
+            if name in targets and targets[name].shape != value.shape
+        ]
+        for piece in self._state.stage.pieces():
+            problems += self._misfits(piece, manifest, reader)
+        problems += self._misfitting_parts(engine_state)
+        if problems:
+            raise CheckpointError(f"{self._path}: does not fit:\n  " + "\n  ".join(problems))
+
+    def _misfits(self, piece: Piece, manifest: Manifest, reader: ShardReader) -> list[str]:
+        shape = manifest.shapes.get(piece.name)
+        if shape is None or piece.start == piece.stop:
+            return []
+        if list(piece.shape) != shape:
+            return [f"{piece.name}: shape must be {list(piece.shape)}, got {shape}"]
+        wanted = set(piece.tensors) if self._selection.with_states else {"master"}
+        there = reader.kinds(piece.name)
+        if self._selection.with_states and wanted != there:
+            return [
+                f"{piece.name}: the optimizer keeps {_listed(wanted)}, the checkpoint has "
+                f"{_listed(there)}; load_optimizer_states=False starts the optimizer afresh"
+            ]
+        gaps = {kind: reader.missing(piece.name, kind, piece.start, piece.stop) for kind in wanted}
+        return [
+            f"{piece.name}: the checkpoint has no {kind} for elements {gap[0]}:{gap[1]}"
+            for kind, gap in gaps.items()
+            if gap is not None
+        ]
+
+    def _misfitting_parts(self, engine_state: Mapping[str, Any]) -> list[str]:
+        problems = []
+        groups = self._state.stage.optimizer.param_groups
+        saved = engine_state["optimizer"]["groups"]
+        if self._selection.with_states and len(saved) != len(groups):
+            problems.append(
+                f"optimizer: must have {len(saved)} parameter groups, got {len(groups)}"
+            )
+        part = engine_state["parts"].get("lr_scheduler")
+        mine = self._state.stateful.get("lr_scheduler")
+        wanted = self._selection.lr_scheduler and not self._selection.module_only
+        if wanted and mine is not None and part is not None and part["type"] != type(mine).__name__:
+            problems.append(
+                f"lr_scheduler: must be {part['type']}, got {type(mine).__name__}; "
+                "load_lr_scheduler_states=False keeps the new one as it is"
+            )
+        return problems
+
+    # -- changes --------------------------------------------------------------------------------
+
+    def _fill(self, manifest: Manifest, reader: ShardReader) -> None:
+        for piece in self._state.stage.pieces(write=True):
+            if piece.name not in manifest.shapes:
+                continue
+            for kind, tensor in piece.tensors.items():
+                if kind == "master" or self._selection.with_states:
+                    reader.read_into(piece.name, kind, piece.start, tensor)
+
+    def _set_module(self, whole: Mapping[str, Tensor]) -> None:
+        targets = module_targets(self._state.module, set(self._state.trainable))
+        for name, value in whole.items():
+            if name in targets:
+                set_module_tensor(targets[name], value)
+
+    def _set_rest(self, engine_state: Mapping[str, Any]) -> None:
+        set_module_extra_state(self._state.module, engine_state["module"])
+        if self._selection.module_only:
+            return
+        optimizer = self._state.stage.optimizer
+        if self._selection.with_states:
+            self._state.stage.set_scalars(engine_state["optimizer"]["scalars"])
+            for group, saved in zip(
+                optimizer.param_groups, engine_state["optimizer"]["groups"], strict=True
+            ):
+                group.update(saved)
+        for name, part in self._state.stateful.items():
+            saved_part = engine_state["parts"].get(name)
+            if saved_part is None or (name == "lr_scheduler" and not self._selection.lr_scheduler):
+                continue
+            if saved_part["type"] != type(part).__name__:
+                logger.warning("%s: is now %s, so it starts afresh", name, type(part).__name__)
+                continue
+            part.load_state_dict(saved_part["state"])
+
+
+def _listed(kinds: set[str]) -> str:
+    states = sorted(kinds - {"master"})
+    return ", ".join(states) if states else "no states"
+
+
+def _check_names(what: str, model: set[str], saved: set[str], *, strict: bool) -> None:
+    problems = []
+    if missing := sorted(model - saved):
+        problems.append(f"not in the checkpoint: {', '.join(missing)}")
+    if unexpected := sorted(saved - model):
+        problems.append(f"not in the model: {', '.join(unexpected)}")
+    if not problems:
+        return
+    text = f"{what}: {'; '.join(problems)}"
+    if strict:
+        msg = f"{text} (load_module_strict=False ignores this)"
+        raise CheckpointError(msg)
+    logger.warning("%s", text)
