@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ __all__ = ["die_with_parent", "kill_all", "kill_tree", "our_process", "usable_co
 
 _PR_SET_PDEATHSIG = 1
 _WAIT_S = 10.0
+_POLL_S = 0.01
 
 
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -59,10 +61,9 @@ def our_process(pid: int, word: str, not_after: float) -> psutil.Process | None:
     """
     try:
         process = psutil.Process(pid)
-        alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         same = any(word in part for part in process.cmdline())
         # Start times count in clock ticks since boot: allow for the rounding.
-        if alive and same and process.create_time() <= not_after + 2.0:
+        if _runs(process) and same and process.create_time() <= not_after + 2.0:
             return process
     except psutil.Error:
         pass
@@ -87,9 +88,21 @@ def kill_tree(pid: int) -> None:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes with SIGKILL, and wait until they are gone."""
+    """Kill processes with SIGKILL, and wait until they run no more.
+
+    Children of ours are left to be waited for by whoever started them.
+    """
     doomed = list(processes)
     for victim in doomed:
         with contextlib.suppress(psutil.Error):
             victim.kill()
-    psutil.wait_procs(doomed, timeout=_WAIT_S)
+    deadline = time.monotonic() + _WAIT_S
+    while any(_runs(victim) for victim in doomed) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

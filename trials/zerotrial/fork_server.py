@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1 << 20
 _PRELOAD = (
-    "zerotrial.launch",
+    "zerotrial.elastic",
     "zerotrial.harness",
     "zerotrial.engine",
     "torch.distributed.device_mesh",
@@ -50,7 +50,10 @@ def serve(channel_fd: int) -> int:
         Exit code of the server.
     """
     for name in _PRELOAD:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ImportError:  # the run that needs it will say so, where the user sees it
+            logger.exception("%s cannot be imported", name)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -94,7 +97,7 @@ def _start(channel: socket.socket, request: dict[str, Any], wake: tuple[int, int
 def _become_launcher(request: dict[str, Any], server: int) -> int:
     from pathlib import Path
 
-    from zerotrial.launch import run_launcher
+    from zerotrial.elastic import run_launcher
 
     os.setsid()
     die_with_parent(server)

@@ -8,7 +8,7 @@ from zerolab.cli.output import print_json, print_table
 
 __all__ = ["group"]
 
-group = typer.Typer(help="Machines that offer slots.", no_args_is_help=True)
+group = typer.Typer(help="Machines that offer slots.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @group.command()

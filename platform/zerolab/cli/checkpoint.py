@@ -9,7 +9,7 @@ from zerolab.cli.output import number, print_fields, print_json, print_table, re
 
 __all__ = ["group"]
 
-group = typer.Typer(help="Checkpoints of trials.", no_args_is_help=True)
+group = typer.Typer(help="Checkpoints of trials.", no_args_is_help=True, rich_markup_mode=None)
 
 Uuid = Annotated[str, typer.Argument(help="Uuid of the checkpoint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -9,7 +9,9 @@ from zerolab.cli.output import result
 
 __all__ = ["group"]
 
-group = typer.Typer(help="Experiment files and engine files.", no_args_is_help=True)
+group = typer.Typer(
+    help="Experiment files and engine files.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @group.callback()

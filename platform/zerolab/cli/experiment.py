@@ -9,7 +9,9 @@ from zerolab.cli.output import number, print_fields, print_json, print_table, re
 
 __all__ = ["group"]
 
-group = typer.Typer(help="Experiments: a searcher and its trials.", no_args_is_help=True)
+group = typer.Typer(
+    help="Experiments: a searcher and its trials.", no_args_is_help=True, rich_markup_mode=None
+)
 
 ExperimentId = Annotated[int, typer.Argument(help="Id of the experiment.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -27,6 +27,7 @@ app = typer.Typer(
     epilog="Begin with: zerolab run examples/digits/experiment.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing rich would take half of the time that --help may take
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -8,7 +8,7 @@ from zerolab.cli.output import number, print_fields, print_json, print_table, sa
 
 __all__ = ["group"]
 
-group = typer.Typer(help="Trials of an experiment.", no_args_is_help=True)
+group = typer.Typer(help="Trials of an experiment.", no_args_is_help=True, rich_markup_mode=None)
 
 TrialId = Annotated[int, typer.Argument(help="Id of the trial.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

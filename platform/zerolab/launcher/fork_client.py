@@ -1,5 +1,6 @@
 """The agent's end of the fork server: launchers that need not import torch any more."""
 
+import contextlib
 import json
 import logging
 import os
@@ -96,13 +97,19 @@ class ForkServer:
         return forked or start_launcher(folder, environment)
 
     @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    @property
     def lost(self) -> bool:
         """Whether the server has died after it was ready: another one may do better."""
         return self._closed and self._ready
 
     def close(self) -> None:
         """End the server, and with it every launcher that it has forked."""
-        self._channel.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the other end may be gone
+            self._channel.shutdown(socket.SHUT_RDWR)
         self._process.wait()
         self._channel.close()
 

@@ -1,0 +1,65 @@
+"""Runs made by hand, without a server."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from zerolab.contract import RunSpec, write_run_spec
+from zerolab.launcher.outcome import Outcome, read_outcome
+from zerolab.launcher.process import LauncherProcess
+from zerolab.launcher.run_folder import RunFolder
+
+DEADLINE_S = 120.0
+
+T = TypeVar("T")
+
+
+def eventually(question: Callable[[], T | None], deadline_s: float = DEADLINE_S) -> T:
+    """Ask until the answer is true; fail when that takes too long."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        answer = question()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"still {answer!r} after {deadline_s} s"
+        time.sleep(0.02)
+
+
+def make_run(path: Path, script: str, slots: int = 2, run_id: int = 1) -> RunFolder:
+    """Prepare a run whose ranks are ``script``."""
+    folder = RunFolder(path)
+    folder.create()
+    (folder.model / "script.py").write_text(script)
+    spec = RunSpec(
+        experiment_id=1,
+        trial_id=1,
+        run_id=run_id,
+        config={"entrypoint": "python script.py"},
+        hparams={},
+        trial_seed=1,
+        slots=slots,
+        model_dir=str(folder.model),
+        run_dir=str(folder.path),
+        checkpoint_dir=str(path / "checkpoints"),
+    )
+    write_run_spec(spec, folder.spec)
+    return folder
+
+
+def end_of(process: LauncherProcess, folder: RunFolder) -> Outcome:
+    """Wait for the launcher to end, and return how the run ended."""
+    eventually(lambda: process.poll() is not None)
+    outcome = read_outcome(folder.path)
+    assert outcome is not None, folder.launcher_log.read_text()
+    return outcome
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,218 @@
+"""The launcher runs all ranks of a run, keeps what they write, and leaves none behind."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.helpers import alive, end_of, eventually, make_run
+from zerolab.contract import EXIT_PREEMPTED, EXIT_USER_ERROR
+from zerolab.files import write_json
+from zerolab.launcher.fork_client import ForkServer
+from zerolab.launcher.outcome import Outcome
+from zerolab.launcher.process import (
+    kill_leftovers,
+    note_launcher,
+    start_launcher,
+    stop_launcher,
+)
+
+pytestmark = pytest.mark.processes
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+SAY_WHO = """
+import os, sys
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS"]
+print(*(os.environ[name] for name in names), os.path.basename(os.getcwd()))
+assert int(os.environ["MASTER_PORT"]) > 0 and os.path.exists(os.environ["ZEROLAB_RUN_SPEC"])
+print("rank", os.environ["RANK"], "complains", file=sys.stderr)
+"""
+
+WAIT = """
+import signal
+print("waiting", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("server") / "log")
+    yield server
+    server.close()
+
+
+def wait_for_ranks(folder, count: int = 2) -> dict[int, int]:  # type: ignore[no-untyped-def]
+    """Return the pids of the ranks as soon as all of them have printed something."""
+    eventually(
+        lambda: all(
+            folder.stdout(rank).exists() and folder.stdout(rank).read_text()
+            for rank in range(count)
+        )
+    )
+    return folder.rank_pids()
+
+
+def test_every_rank_knows_its_place_and_its_output_is_kept_apart(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run", SAY_WHO, slots=3)
+    assert end_of(server.start(folder, ENVIRONMENT), folder) == Outcome(0)
+    for rank in range(3):
+        assert folder.stdout(rank).read_text() == f"{rank} {rank} 3 3 127.0.0.1 1 model\n"
+        assert folder.stderr(rank).read_text() == f"rank {rank} complains\n"
+    assert sorted(folder.rank_pids()) == [0, 1, 2]
+
+
+def test_a_launcher_that_is_started_afresh_does_the_same(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", SAY_WHO, slots=1)
+    assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(0)
+    assert folder.stdout(0).read_text() == "0 0 1 1 127.0.0.1 1 model\n"
+
+
+def test_a_rank_that_fails_ends_the_run_with_its_last_words(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    script = f"""
+import os
+if os.environ["RANK"] == "1":
+    raise ValueError("no such layer")
+{WAIT}
+"""
+    folder = make_run(tmp_path / "run", script)
+    outcome = end_of(server.start(folder, ENVIRONMENT), folder)
+    assert outcome == Outcome(1, "rank 1 exited with code 1: ValueError: no such layer", 1)
+    assert not any(alive(pid) for pid in folder.rank_pids().values())
+
+
+def test_a_rank_that_is_killed_ends_the_run_and_is_named(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run", WAIT)
+    process = server.start(folder, ENVIRONMENT)
+    ranks = wait_for_ranks(folder)
+    os.kill(ranks[1], signal.SIGKILL)
+    assert end_of(process, folder) == Outcome(-9, "rank 1 was killed by SIGKILL", 1)
+    assert not alive(ranks[0])
+
+
+def test_what_a_rank_says_on_purpose_is_the_reason(server: ForkServer, tmp_path: Path) -> None:
+    script = f"""
+import os, sys
+from zerolab.launcher.outcome import write_reason
+if os.environ["RANK"] == "0":
+    write_reason("..", {EXIT_USER_ERROR}, "model_def.py:3: no class DigitsTrial")
+    print("something else", file=sys.stderr)
+    sys.exit({EXIT_USER_ERROR})
+{WAIT}
+"""
+    folder = make_run(tmp_path / "run", script)
+    outcome = end_of(server.start(folder, ENVIRONMENT), folder)
+    assert outcome == Outcome(EXIT_USER_ERROR, "model_def.py:3: no class DigitsTrial")
+
+
+def test_a_script_that_ends_well_after_a_preemption_was_preempted(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    script = f"""
+import os
+from zerolab.launcher.outcome import write_reason
+if os.environ["RANK"] == "0":
+    write_reason("..", {EXIT_PREEMPTED}, "preempted at batch 7")
+"""
+    folder = make_run(tmp_path / "run", script)
+    outcome = end_of(server.start(folder, ENVIRONMENT), folder)
+    assert outcome == Outcome(EXIT_PREEMPTED, "preempted at batch 7")
+
+
+def test_a_run_that_is_stopped_has_time_to_say_goodbye(server: ForkServer, tmp_path: Path) -> None:
+    script = f"""
+import signal, sys, os
+from zerolab.launcher.outcome import write_reason
+def leave(*_):
+    write_reason("..", {EXIT_PREEMPTED}, "checkpoint saved")
+    sys.exit({EXIT_PREEMPTED})
+signal.signal(signal.SIGTERM, leave)
+{WAIT}
+"""
+    folder = make_run(tmp_path / "run", script)
+    process = server.start(folder, ENVIRONMENT)
+    wait_for_ranks(folder)
+    stop_launcher(process, grace_s=120)
+    assert end_of(process, folder) == Outcome(EXIT_PREEMPTED, "checkpoint saved")
+
+
+def test_a_run_that_will_not_end_is_killed_after_its_time(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    script = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while True:
+    {WAIT.strip().replace(chr(10), chr(10) + "    ")}
+"""
+    folder = make_run(tmp_path / "run", script)
+    process = server.start(folder, ENVIRONMENT)
+    ranks = wait_for_ranks(folder)
+    assert stop_launcher(process, grace_s=0.2) == -signal.SIGKILL
+    eventually(lambda: not any(alive(pid) for pid in ranks.values()))
+
+
+def test_ranks_die_with_their_launcher(server: ForkServer, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", WAIT)
+    process = server.start(folder, ENVIRONMENT)
+    ranks = wait_for_ranks(folder)
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: not any(alive(pid) for pid in ranks.values()))
+    assert eventually(lambda: process.poll() is not None)
+    assert process.poll() == -signal.SIGKILL
+
+
+def test_what_a_rank_started_itself_is_found_and_killed(server: ForkServer, tmp_path: Path) -> None:
+    script = """
+import subprocess
+child = subprocess.Popen(["sleep", "10000"], start_new_session=True)
+print(child.pid, flush=True)
+"""
+    folder = make_run(tmp_path / "run", script, slots=1)
+    process = server.start(folder, ENVIRONMENT)
+    note_launcher(folder, process)
+    end_of(process, folder)
+    orphan = int(folder.stdout(0).read_text())
+    assert alive(orphan)
+    assert kill_leftovers(folder) == 1
+    assert not alive(orphan)
+
+
+def test_nothing_of_others_is_killed_when_a_process_id_is_used_again(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", WAIT)
+    write_json(folder.launcher, {"pid": os.getpgrp()})
+    assert kill_leftovers(folder) == 0
+
+
+def test_a_fork_server_that_dies_takes_its_runs_along_and_the_next_starts_afresh(
+    tmp_path: Path,
+) -> None:
+    server = ForkServer(tmp_path / "log")
+    first = make_run(tmp_path / "first", WAIT)
+    process = server.start(first, ENVIRONMENT)
+    ranks = wait_for_ranks(first)
+    os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: process.poll() is not None)
+    eventually(lambda: not any(alive(pid) for pid in [process.pid, *ranks.values()]))
+    assert eventually(lambda: server.lost)
+    second = make_run(tmp_path / "second", SAY_WHO, slots=1)
+    assert end_of(server.start(second, ENVIRONMENT), second) == Outcome(0)
+    server.close()
+
+
+def test_an_entrypoint_that_cannot_be_started_is_named(server: ForkServer, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "", slots=1)
+    text = folder.spec.read_text().replace("python script.py", "pyhton script.py")
+    folder.spec.write_text(text)
+    outcome = end_of(server.start(folder, ENVIRONMENT), folder)
+    assert outcome.exit_code == 1
+    assert "'pyhton' cannot be started: No such file or directory" in (outcome.reason or "")

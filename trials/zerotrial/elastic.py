@@ -1,0 +1,246 @@
+"""The ranks of one run under torch's elastic agent.
+
+The elastic agent starts the ranks, watches them, and stops all of them when one fails. It never
+restarts them: the server does, with a new run, so the store that the agent serves is never used
+twice (a second use is what breaks restarts on gloo), and no rank needs a port of its own.
+
+On a CPU the ranks of a trial class are forked from the launcher, which has imported torch;
+commands, and ranks with a GPU, are started afresh.
+"""
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from zerolab.contract import ENV_RUN_SPEC, EXIT_PREEMPTED, RunSpec, read_run_spec
+from zerolab.launcher.command import command_of
+from zerolab.launcher.outcome import (
+    DELIBERATE,
+    Outcome,
+    failure,
+    read_reason,
+    write_outcome,
+    write_reason,
+)
+from zerolab.launcher.rank import announce_rank
+from zerolab.launcher.run_folder import RunFolder
+
+__all__ = ["launch", "run_launcher", "run_rank"]
+
+logger = logging.getLogger(__name__)
+
+_BACKEND = "zerolab-local"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_STOP_S = 15
+"""Seconds that ranks have to checkpoint and end after SIGTERM."""
+_SAME_MOMENT_S = 2
+"""Failures at most this far apart, in seconds, may be one event seen by several ranks."""
+
+
+class _LocalRendezvous(RendezvousHandler):
+    """All ranks on this machine: one store, on a free port, for the agent and for them."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._store = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return _BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        address = RendezvousStoreInfo("127.0.0.1", self._store.port)
+        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, address)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class _RunLogs(LogsSpecs):
+    """The ranks' output goes to the run's directory, under the ranks' numbers."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        folder, ranks = self._folder, {local: int(env["RANK"]) for local, env in envs.items()}
+        return LogsDest(
+            stdouts={local: str(folder.stdout(rank)) for local, rank in ranks.items()},
+            stderrs={local: str(folder.stderr(rank)) for local, rank in ranks.items()},
+            tee_stdouts=dict.fromkeys(ranks, ""),
+            tee_stderrs=dict.fromkeys(ranks, ""),
+            error_files={
+                local: str(folder.ranks / f"error_{rank}.json") for local, rank in ranks.items()
+            },
+        )
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._folder.logs)
+
+
+def launch(spec_file: Path) -> Outcome:
+    """Run all ranks of a run to their end.
+
+    Args:
+        spec_file: The :class:`zerolab.contract.RunSpec`.
+
+    Returns:
+        How the run ended; a rank's failure is not an exception here.
+    """
+    spec = read_run_spec(spec_file)
+    folder = RunFolder(Path(spec.run_dir))
+    folder.create()
+    os.environ[ENV_RUN_SPEC] = str(spec_file)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no name of this host need resolve
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    # `python` in a command is the Python that runs us, whether its environment is active or not.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.chdir(spec.model_dir)
+    try:
+        _elastic(spec, spec_file, folder)
+    except ChildFailedError as error:
+        rank, first = _first_failure(error.failures)
+        return failure(folder.path, rank, first.exitcode)
+    except SignalException as stopped:
+        said = read_reason(folder.path)
+        name = signal.Signals(stopped.sigval).name
+        return said or Outcome(-stopped.sigval, f"the run was stopped by {name}")
+    return read_reason(folder.path) or Outcome(0)
+
+
+def _elastic(spec: RunSpec, spec_file: Path, folder: RunFolder) -> None:
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=spec.slots,
+        run_id=str(spec.run_id),
+        role="rank",
+        rdzv_backend=_BACKEND,
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="fork",
+        logs_specs=_RunLogs(folder),
+        shutdown_timeout=_STOP_S,
+        signals_to_handle=",".join(number.name for number in _SIGNALS),
+        local_addr="127.0.0.1",
+    )
+    parent = str(os.getpid())
+    command = command_of(spec.config["entrypoint"])
+    if command is not None:
+        words = ["-P", "-m", "zerolab.launcher.rank", parent, "--", *command]
+        elastic_launch(config, sys.executable)(*words)
+    elif os.environ.get("CUDA_VISIBLE_DEVICES"):
+        # This process may have touched the driver, and CUDA does not survive a fork.
+        elastic_launch(config, sys.executable)("-P", "-m", "zerotrial.launch", "--rank", parent)
+    else:
+        elastic_launch(config, run_rank)(parent)
+
+
+def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """Pick the rank that brought the others down: of several at once, one that was killed."""
+    first = min(failed.timestamp for failed in failures.values())
+    together = [
+        (rank, failed)
+        for rank, failed in failures.items()
+        if failed.timestamp <= first + _SAME_MOMENT_S
+    ]
+    killed = [item for item in together if item[1].exitcode < 0]
+    by_others = [item for item in killed if item[1].exitcode != -signal.SIGTERM]
+    return (by_others or [item for item in together if item not in killed] or killed)[0]
+
+
+def run_rank(parent: str) -> None:
+    """Be one rank of a trial class; the elastic agent has set its environment."""
+    for number in _SIGNALS:  # a fork has its parent's handlers
+        signal.signal(number, signal.SIG_DFL)
+    announce_rank(int(parent))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # the library has read the variable long ago
+    sys.argv = ["zerotrial.harness"]
+    sys.path.insert(0, str(Path.cwd()))
+    code = _harness()
+    try:
+        atexit._run_exitfuncs()  # noqa: SLF001 - a forked process ends without them
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    run_dir = Path(os.environ[ENV_RUN_SPEC]).parent
+    if code in DELIBERATE and read_reason(run_dir) is None:
+        write_reason(run_dir, code, f"rank {os.environ['RANK']} exited with code {code}")
+    if code not in (0, EXIT_PREEMPTED):  # after a preemption every rank ends by itself
+        sys.exit(code)
+
+
+def _harness() -> int:
+    from zerotrial import harness
+
+    code: int | str | None
+    try:
+        code = harness.main()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001 - the process boundary; the exit code carries it on
+        traceback.print_exc()
+        return 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)  # noqa: T201 - as Python does with sys.exit(text)
+        return 1
+    return int(code or 0)
+
+
+def _create_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
+    return _LocalRendezvous(parameters.run_id)
+
+
+rendezvous_handler_registry.register(_BACKEND, _create_rendezvous)
+
+
+def run_launcher(spec_file: Path) -> int:
+    """Run all ranks and leave how it ended in the run's directory.
+
+    Returns:
+        Exit code of this process: 0 when the outcome stands in the directory.
+    """
+    try:
+        outcome = launch(spec_file)
+    except Exception as error:
+        logger.exception("the ranks could not be run")
+        outcome = Outcome(1, f"the launcher failed: {type(error).__name__}: {error}")
+    write_outcome(spec_file.parent, outcome)
+    return 0
