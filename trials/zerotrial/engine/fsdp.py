@@ -33,6 +33,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from zerolab.errors import TrialError
+from zerotrial.engine.comm import Communicator, connect
 from zerotrial.engine.fsdp_comm import plug_in
 from zerotrial.engine.fsdp_wrap import shard_module, start
 from zerotrial.engine.gradients import Averaging
@@ -43,7 +44,6 @@ from zerotrial.engine.updater import build_updater
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerotrial.engine.comm import Communicator
     from zerotrial.engine.fsdp_comm import BufferRing
     from zerotrial.engine.parts import StageInputs, Updater
 
@@ -269,22 +269,17 @@ class Stage3:
             unit.reshard()
 
 
-def build_stage3(
-    inputs: StageInputs,
-    comm: Communicator,
-    updater_factory: Callable[[UpdaterInputs], Updater] | None = None,
-) -> Stage3:
+def build_stage3(inputs: StageInputs) -> Stage3:
     """Shard the model and build its stage. **Collective**.
 
     Args:
         inputs: The model and everything else; the module is sharded in place.
-        comm: Between the data-parallel ranks.
-        updater_factory: Where master weights and optimizer states live.
 
     Returns:
         The stage.
     """
-    units = shard_module(inputs)
+    comm = connect(inputs.group, inputs.device)
+    units = shard_module(inputs, comm)
     layout = lay_out(inputs, units)
     start(inputs.module)
     config = inputs.config
@@ -301,7 +296,12 @@ def build_stage3(
     elif config.gradient_allreduce_op == "sum":
         for unit in units:
             unit.set_gradient_divide_factor(1.0)
-    updater = (updater_factory or build_updater)(
+    make_updater: Callable[[UpdaterInputs], Updater] = build_updater
+    if config.zero_optimization.offload_optimizer.device != "none":
+        from zerotrial.engine import offload
+
+        make_updater = offload.build_updater
+    updater = make_updater(
         UpdaterInputs(
             masters=[bucket.master for bucket in layout.buckets],
             group_indices=[bucket.group_index for bucket in layout.buckets],

@@ -28,17 +28,18 @@ from zerolab.errors import ConfigError, TrialError
 from zerotrial.engine.wrapping import Unit, plan_units
 
 if TYPE_CHECKING:
+    from zerotrial.engine.comm import Communicator
     from zerotrial.engine.parts import StageInputs
 
 _REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
 
 
-def shard_module(inputs: StageInputs) -> list[FSDPModule]:
-    """Shard the model in place. **Collective**.
+def shard_module(inputs: StageInputs, comm: Communicator) -> list[FSDPModule]:
+    """Shard the model in place, from rank 0's values. **Collective**.
 
     Args:
-        inputs: The stage's; trainable parameters must be on ``inputs.device``, or on the CPU when
-            they are offloaded.
+        inputs: The stage's; the model is on ``inputs.device``.
+        comm: Between the data-parallel ranks.
 
     Returns:
         The units, inner ones first and the root last.
@@ -49,6 +50,8 @@ def shard_module(inputs: StageInputs) -> list[FSDPModule]:
     module = inputs.module
     frozen = {p for p in module.parameters() if not p.requires_grad}
     _check_shardable(module, inputs.config.zero_optimization.offload_param.device)
+    for value in (*module.parameters(), *module.buffers()):
+        comm.broadcast(value.data)
     _prepare_types(inputs, frozen)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     wrap = cast("Callable[[], Sequence[nn.Module]] | None", getattr(module, "stage3_units", None))
@@ -144,12 +147,6 @@ def _prepare_types(inputs: StageInputs, frozen: set[nn.Parameter]) -> None:
         if compute is not None and parameter.is_floating_point():
             wanted = compute if parameter in frozen else inputs.precision.master
             parameter.data = parameter.data.to(wanted)
-    if compute is None:
-        return
-    for child in inputs.module.modules():
-        for name, buffer in child.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(child, name, buffer.to(compute))
 
 
 def start(module: nn.Module) -> None:

@@ -126,10 +126,9 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     width = 4 if precision == "fp32" else 2
     shard = -(-num_params // world_size)
     gradient = 4 if fp32_accumulation and precision != "fp32" else width
-    whole_gradients = width + (4 if gradient > width else 0)
     parameters = width * (num_params if stage < 3 else 0)
-    gradients = {0: whole_gradients * num_params, 1: whole_gradients * num_params}.get(
-        stage, (gradient if stage == 2 else 4) * shard
+    gradients = {0: gradient * num_params, 1: gradient * num_params, 2: gradient * shard}.get(
+        stage, 4 * shard
     )
     master_numel = 0 if precision == "fp32" and stage < 3 else shard if stage else num_params
     master = 4 * master_numel
