@@ -62,6 +62,15 @@ class WarmupParams(Section):
     last_batch_iteration: Int = -1
 
 
+class LinearWarmupParams(Section):
+    """Arguments of LinearWarmupLR; its warm-up is always a straight line."""
+
+    warmup_min_lr: Rate = 0.0
+    warmup_max_lr: Annotated[Any, AfterValidator(_rates_or_none)] = None
+    warmup_num_steps: PositiveInt = 1000
+    last_batch_iteration: Int = -1
+
+
 class WarmupDecayParams(Section):
     """Arguments of WarmupDecayLR."""
 
@@ -118,7 +127,7 @@ SCHEDULES: dict[str, type[Section]] = {
     "WarmupCosineLR": WarmupCosineParams,
     "OneCycle": OneCycleParams,
     "LRRangeTest": LRRangeTestParams,
-    "LinearWarmupLR": WarmupParams,
+    "LinearWarmupLR": LinearWarmupParams,
 }
 """Schedules whose parameters are checked here."""
 

@@ -35,7 +35,6 @@ class Section(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         hide_input_in_errors=False,
     )

@@ -1,0 +1,172 @@
+"""Tables of every key for the documents, from the sections themselves.
+
+``python -m zerolab.config.describe docs`` writes them between the markers of
+``docs/ds_config.md`` and ``docs/experiment_config.md``.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from zerolab.config.engine import EngineConfig
+from zerolab.config.experiment import ExperimentConfig
+from zerolab.config.experiment_refused import OTHER_SEARCHERS, OTHER_STORAGES, REFUSED_FIELDS
+from zerolab.config.hints import HINT
+from zerolab.config.lengths import Length
+from zerolab.config.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
+from zerolab.config.refused import ALIASES, REFUSED
+from zerolab.config.schedules import SCHEDULES, TORCH_SCHEDULES
+from zerolab.config.section import Section, section_of
+
+__all__ = ["TABLES", "field_texts", "rows", "with_tables"]
+
+Row = tuple[str, str, str, str]
+"""Key, type, default, meaning."""
+
+
+@cache
+def field_texts(section: type[Section]) -> Mapping[str, str]:
+    """The line of text under each field of a section, by the field's name."""
+    texts: dict[str, str] = {}
+    for cls in reversed(section.__mro__):
+        if not issubclass(cls, Section) or cls is Section:
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        definition = tree.body[0]
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in zip(definition.body, definition.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
+                texts[field.target.id] = " ".join(str(text.value.value).replace("``", "`").split())
+    return texts
+
+
+def rows(section: type[Section], prefix: str = "") -> Iterator[Row]:
+    """One row for each key of a section and of the sections inside it."""
+    texts = field_texts(section)
+    for name, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        text = texts[name]
+        if inner is not None and inner is not Length:
+            many = "[]" if typing.get_origin(field.annotation) is list else ""
+            yield from rows(inner, f"{prefix}{name}{many}.")
+            continue
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and HINT in extra:
+            text = f"In DeepSpeed: {text[0].lower()}{text[1:]} No effect here: {extra[HINT]}."
+        default = (
+            "required"
+            if field.is_required()
+            else _default(field.get_default(call_default_factory=True, validated_data={}))
+        )
+        yield f"{prefix}{name}", _type(field.annotation), default, text
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, Length):
+        return f"`{{{value.unit}: {value.count}}}`"
+    if isinstance(value, bool) or value is None:
+        return {True: "`true`", False: "`false`", None: "`null`"}[value]
+    return f"`{value}`" if value != "" else '`""`'
+
+
+def _type(annotation: Any) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _type(parts[0])
+    if origin is typing.Literal:
+        return ", ".join(f"`{part}`" for part in parts)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type(part) for part in parts if part is not type(None))
+    if origin is list:
+        return f"list of {_type(parts[0])}"
+    names = {int: "integer", float: "number", bool: "boolean", str: "text", Length: "length"}
+    return names.get(annotation, "mapping" if origin is dict else "any")
+
+
+def _table(head: tuple[str, ...], body: Iterator[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in body]
+    return "\n".join(lines)
+
+
+def _keys(section: type[Section]) -> str:
+    found = ((f"`{key}`", kind, default, text) for key, kind, default, text in rows(section))
+    return _table(("key", "type", "default", "effect"), found)
+
+
+def _arguments(sections: Mapping[str, type[Section]]) -> str:
+    def body() -> Iterator[tuple[str, str]]:
+        for name, section in sections.items():
+            arguments = []
+            for key, field in section.model_fields.items():
+                value = (
+                    "required"
+                    if field.is_required()
+                    else _default(field.get_default(call_default_factory=True, validated_data={}))
+                )
+                arguments.append(f"`{key}` ({value.strip('`')})")
+            yield f"`{name}`", ", ".join(arguments)
+
+    return _table(("type", "params (default)"), body())
+
+
+def _pairs(head: tuple[str, str], pairs: Mapping[str, str]) -> str:
+    return _table(head, ((f"`{key}`", text) for key, text in sorted(pairs.items())))
+
+
+def _names(names: frozenset[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) + "."
+
+
+TABLES = {
+    "engine keys": lambda: _keys(EngineConfig),
+    "engine optimizers": lambda: _arguments(OPTIMIZERS),
+    "engine torch optimizers": lambda: _names(TORCH_OPTIMIZERS),
+    "engine schedules": lambda: _arguments(SCHEDULES),
+    "engine torch schedules": lambda: _names(TORCH_SCHEDULES),
+    "engine refused": lambda: _pairs(("key", "instead"), REFUSED),
+    "engine aliases": lambda: _pairs(
+        ("second name", "first name"), {key: f"`{first}`" for key, first in ALIASES.items()}
+    ),
+    "experiment fields": lambda: _keys(ExperimentConfig),
+    "experiment refused": lambda: _pairs(("field", "instead"), REFUSED_FIELDS),
+    "experiment strangers": lambda: _pairs(
+        ("value", "what the message says"),
+        {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()}
+        | {f"checkpoint_storage.type: {name}": text for name, text in OTHER_STORAGES.items()},
+    ),
+}
+"""Name of a marker to what stands between it and its end."""
+
+
+def with_tables(text: str) -> str:
+    """A document with what stands between its markers made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
+
+    return re.sub(r"(<!-- (\w[\w ]*) -->)\n.*?(<!-- end -->)", fill, text, flags=re.DOTALL)
+
+
+def main(folder: Path) -> None:
+    """Write the tables into the documents of a folder."""
+    for name in ("ds_config.md", "experiment_config.md"):
+        page = folder / name
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
