@@ -1,0 +1,1 @@
+"""The server of Zerolab: database, REST routes, orchestrator and the web page."""

@@ -1,0 +1,141 @@
+"""The application: its parts put together, its start and its end."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.staticfiles import StaticFiles
+
+from zerolab import __version__
+from zerolab.paths import Home
+from zeroserver.database import Change, Database, sqlite_url
+from zeroserver.errors import StorageError, install_error_handlers
+from zeroserver.live import Hub, Journal
+from zeroserver.migrate import migrate
+from zeroserver.orchestrator.scheduling import tick
+from zeroserver.orchestrator.world import World
+from zeroserver.routes import cluster, events, experiments, trials
+from zeroserver.routes.wire import WIRE_ROUTES, describe
+from zeroserver.security import Guard, Keys
+from zeroserver.services import Services
+from zeroserver.settings import Settings
+
+__all__ = ["STATIC", "create_app"]
+
+logger = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
+
+_NO_PAGE = (
+    "<!doctype html><meta charset=utf-8><title>Zerolab</title><h1>Zerolab</h1>"
+    "<p>The server runs, but its web page was not built. The command line and the REST API "
+    "under /api/v1 work without it."
+)
+
+
+def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
+    """Put a server together; nothing is opened before it starts.
+
+    Args:
+        settings: What it is told from outside.
+        static: Directory of the built page.
+    """
+    app = FastAPI(
+        title="Zerolab",
+        version=__version__,
+        docs_url=None,  # its page loads scripts from elsewhere
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+        lifespan=_lifespan,
+    )
+    services = _services(settings)
+    app.state.services = services
+    app.add_middleware(Guard, keys=services.keys, settings=settings)
+    install_error_handlers(app)
+    for module in (cluster, experiments, trials, events):
+        app.include_router(module.router)
+    app.router.routes.extend(route.route() for route in WIRE_ROUTES)
+    _add_page(app, static)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _services(settings: Settings) -> Services:
+    home = Home(settings.home).create()
+    hub = Hub()
+    journal = Journal(hub)
+    timings = settings.timings
+    keys = Keys(home.ensure_token(), timings.session_s, timings.login_code_s)
+    world = World(settings, home, journal)
+
+    def publish(changes: list[Change]) -> None:
+        loop = services.loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(journal.publish, changes)
+
+    database = Database(settings.database_url or sqlite_url(home.database), publish)
+    services = Services(settings, database, hub, journal, world, keys)
+    return services
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    services.loop = asyncio.get_running_loop()
+    services.started_at = time.time()
+    migrate(services.database)
+    services.database.start()
+    ticking = asyncio.create_task(_tick_forever(services))
+    try:
+        yield
+    finally:
+        services.hub.close()
+        ticking.cancel()
+        with suppress(asyncio.CancelledError):
+            await ticking
+        services.loop = None
+        await asyncio.to_thread(services.database.close)
+
+
+async def _tick_forever(services: Services) -> None:
+    while True:
+        try:
+            await services.write(tick)
+        except StorageError as error:
+            logger.warning("the clock's work is put off: %s", error)
+        except Exception:  # the clock must go on; the log has what happened
+            logger.exception("the clock's work failed")
+        await asyncio.sleep(services.settings.timings.tick_s)
+
+
+def _add_page(app: FastAPI, static: Path) -> None:
+    assets = static / "assets"
+    if assets.is_dir():
+        app.mount("/assets", StaticFiles(directory=assets), name="assets")
+
+    @app.get("/", include_in_schema=False)
+    def page() -> Response:
+        index = static / "index.html"
+        if not index.is_file():
+            return HTMLResponse(_NO_PAGE)
+        return FileResponse(index, media_type="text/html")
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        sample = document["paths"]["/api/v1/info"]["get"]["responses"]
+        describe(document, {status: each for status, each in sample.items() if status >= "400"})
+        bearer = {"type": "http", "scheme": "bearer"}
+        document["components"]["securitySchemes"] = {"token": bearer}
+        document["security"] = [{"token": []}]
+        app.openapi_schema = document
+    return app.openapi_schema

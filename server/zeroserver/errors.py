@@ -1,0 +1,127 @@
+"""One table from errors to HTTP answers."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError
+from starlette.exceptions import HTTPException
+
+from zerolab.errors import (
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    StaleRunError,
+    ZerolabError,
+)
+
+__all__ = [
+    "StorageError",
+    "TooLargeError",
+    "UnauthorizedError",
+    "error_response",
+    "install_error_handlers",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class StorageError(ZerolabError):
+    """The database cannot take or give data now."""
+
+    disk_full = False
+
+    @classmethod
+    def of(cls, error: DBAPIError) -> "StorageError":
+        """Say what a database error means for the one who asked."""
+        text = str(error.orig)
+        full = any(word in text for word in ("disk is full", "disk full", "disk I/O", "No space"))
+        made = cls(
+            f"the database cannot store data ({text}); free some space on its disk"
+            if full
+            else f"the database is not available ({text}); try again"
+        )
+        made.disk_full = full
+        return made
+
+
+class TooLargeError(ZerolabError):
+    """A request is larger than this server accepts."""
+
+
+class UnauthorizedError(ForbiddenError):
+    """No token, or one that this server does not know."""
+
+
+_TABLE: tuple[tuple[type[Exception], int, str], ...] = (
+    # The first class that fits decides.
+    (ConfigError, 422, "config"),
+    (NotFoundError, 404, "not_found"),
+    (StaleRunError, 409, "stale_run"),
+    (ConflictError, 409, "conflict"),
+    (UnauthorizedError, 401, "unauthorized"),
+    (ForbiddenError, 403, "forbidden"),
+    (TooLargeError, 413, "too_large"),
+    (StorageError, 503, "storage"),
+    (ZerolabError, 400, "invalid"),
+)
+
+_TYPES = {400: "invalid", 401: "unauthorized", 404: "not_found", 405: "method", 413: "too_large"}
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """Turn one of the project's errors into its answer."""
+    for kind, status, name in _TABLE:
+        if isinstance(error, kind):
+            problems = error.problems if isinstance(error, ConfigError) else []
+            if isinstance(error, StorageError):
+                code = 507 if error.disk_full else status
+                return _answer(code, name, str(error), problems, {"Retry-After": "2"})
+            headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+            return _answer(status, name, str(error), problems, headers)
+    raise error
+
+
+def _answer(
+    status: int,
+    kind: str,
+    message: str,
+    problems: list[str],
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    body = {"error": {"type": kind, "message": message, "problems": problems}}
+    return JSONResponse(body, status, headers)
+
+
+def _place(location: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in location[1:]) or str(location[0])
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error of ``app`` in the one form that the clients read."""
+
+    @app.exception_handler(ZerolabError)
+    async def _ours(_request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        problems = [f"{_place(each['loc'])}: {each['msg']}" for each in error.errors()]
+        return _answer(422, "invalid", "request: " + "; ".join(problems), problems)
+
+    @app.exception_handler(HTTPException)
+    async def _http(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        kind = _TYPES.get(error.status_code, "invalid")
+        headers = dict(error.headers) if error.headers else None
+        return _answer(error.status_code, kind, str(error.detail), [], headers)
+
+    @app.exception_handler(Exception)
+    async def _bug(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        text = "the server met a bug of its own; its log has the details"
+        return _answer(500, "internal", text, [])

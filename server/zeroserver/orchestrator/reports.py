@@ -1,0 +1,286 @@
+"""What a run reports: metrics, progress, checkpoints and logs, each stored exactly once."""
+
+import math
+import uuid
+from typing import Any
+
+import msgspec
+from sqlalchemy import RowMapping, select
+
+from zerolab.errors import ConfigError
+from zerolab.wire import (
+    CheckpointRecord,
+    LogBatch,
+    LogEntry,
+    MetricsRecord,
+    ProgressRecord,
+    ReportBatch,
+    plain_number,
+)
+from zeroserver.database import Transaction
+from zeroserver.metrics import MAX_STEP, Point, store_points
+from zeroserver.orchestrator import policies
+from zeroserver.orchestrator.runs import current_run
+from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.trials import direct_run, tell_searcher
+from zeroserver.orchestrator.world import World, checkpoint_root, find, log_line, save, touch
+from zeroserver.schema import checkpoints, experiments, logs, points, runs, trials
+from zeroserver.states import TRIAL_ENDED, ExperimentState
+
+__all__ = ["store_logs", "store_reports"]
+
+_SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
+
+
+def store_reports(world: World, transaction: Transaction, run_id: int, batch: ReportBatch) -> int:
+    """Store the records of a batch that are new; return the number of the last one stored.
+
+    A batch that begins behind a gap is not stored: the sender sees so from the number.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        StaleRunError: If the run has ended, or another run has taken over.
+        ConfigError: If a record holds what cannot be stored.
+    """
+    run, trial = current_run(transaction, run_id)
+    stored = int(run["last_seq"])
+    if batch.first > stored + 1 or batch.first < 1:
+        return stored
+    fresh = batch.records[stored + 1 - batch.first :]
+    if not fresh:
+        return stored
+    changes: dict[str, Any] = {}
+    new_points: list[Point] = []
+    for record in fresh:
+        if isinstance(record, MetricsRecord):
+            new_points += _points(world, transaction, record)
+            if record.group != "system":
+                steps = max(record.steps, changes.get("steps_completed", trial["steps_completed"]))
+                changes["steps_completed"] = steps
+        elif isinstance(record, ProgressRecord):
+            if math.isfinite(record.value):
+                changes["progress"] = min(max(record.value, 0.0), 1.0)
+        elif isinstance(record, CheckpointRecord):
+            _check_checkpoint(record)
+        else:
+            changes["activity"] = record.state[:100]
+    store_points(transaction, trial["id"], new_points)
+    if changes:
+        save(transaction, trials, trial["id"], **changes)
+    save(transaction, runs, run_id, last_seq=stored + len(fresh))
+    _consequences(world, transaction, run, fresh)
+    _announce(world, transaction, run, fresh)
+    return stored + len(fresh)
+
+
+def _points(world: World, transaction: Transaction, record: MetricsRecord) -> list[Point]:
+    if not 0 <= record.steps < MAX_STEP:
+        raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
+    found: list[Point] = []
+    for name, value in record.values.items():
+        number = _number(name, value)
+        key = world.keys.find(transaction, record.group, name)
+        found.append((key, record.steps, number, record.time))
+    return found
+
+
+def _number(name: str, value: float | str) -> float | None:
+    """Return a value as it is stored; None for NaN."""
+    try:
+        number = plain_number(value)
+    except ValueError as error:
+        raise ConfigError("metrics", [f"{name[:100]}: {error}"]) from None
+    return None if math.isnan(number) else number
+
+
+def _check_checkpoint(record: CheckpointRecord) -> None:
+    try:
+        canonical = str(uuid.UUID(record.uuid)) == record.uuid
+    except ValueError:
+        canonical = False
+    if not canonical or not 0 <= record.steps_completed < MAX_STEP:
+        got = f"{record.uuid[:50]!r} and {record.steps_completed}"
+        problem = f"uuid, steps_completed: must be a lower-case uuid and at least 0, got {got}"
+        raise ConfigError("checkpoint", [problem])
+
+
+def _consequences(
+    world: World, transaction: Transaction, run: RowMapping, fresh: list[Any]
+) -> None:
+    """Let validations and checkpoints have their effects, in the order of the records."""
+    for record in fresh:
+        validation = isinstance(record, MetricsRecord) and record.group == "validation"
+        if not validation and not isinstance(record, CheckpointRecord):
+            continue
+        experiment = find(transaction, experiments, run["experiment_id"])
+        if isinstance(record, CheckpointRecord):
+            _checkpoint(world, transaction, run, record)
+        else:
+            _validated(world, transaction, run, record)
+        _choose_best_checkpoint(world, transaction, experiment, run["trial_id"])
+
+
+def _validated(
+    world: World, transaction: Transaction, run: RowMapping, record: MetricsRecord
+) -> None:
+    experiment = find(transaction, experiments, run["experiment_id"])
+    trial = find(transaction, trials, run["trial_id"])
+    metric = experiment["metric"]
+    value: float | None = None
+    if metric in record.values:
+        value = _number(metric, record.values[metric])
+        changes: dict[str, Any] = {"latest_validation": value}
+        if value is not None and _better(experiment, value, trial["best_validation"]):
+            changes |= {"best_validation": value, "best_steps": record.steps}
+        save(transaction, trials, trial["id"], **changes)
+        if value is not None and _better(experiment, value, experiment["best_validation"]):
+            best = {"best_validation": value, "best_trial_id": trial["id"]}
+            save(transaction, experiments, experiment["id"], **best)
+            touch(transaction, "experiment", experiment["id"], experiment["id"])
+    elif trial["searcher_steps"] < 0:
+        names = ", ".join(sorted(record.values)) or "none"
+        text = f"the searcher's metric {metric!r} is not among the validation metrics: {names}"
+        log_line(world, transaction, run, text, "WARNING")
+    done = trial["stop"] is not None or trial["state"] in TRIAL_ENDED
+    again = record.steps <= trial["searcher_steps"]  # a restarted trial repeats itself
+    if done or again or experiment["state"] not in _SEARCHING:
+        return
+    save(transaction, trials, trial["id"], searcher_steps=record.steps)
+    length = _length(world, transaction, experiment, record)
+    event = Event("validated", trial["request_id"], value, length)
+    tell_searcher(world, transaction, experiment["id"], event)
+    told = find(transaction, trials, trial["id"])
+    if told["stop"] is None and told["until"] is not None and length >= told["until"]:
+        direct_run(world, transaction, run["id"], "preempt")
+
+
+def _length(
+    world: World, transaction: Transaction, experiment: RowMapping, record: MetricsRecord
+) -> float:
+    """How far the trial is, in the searcher's unit."""
+    length = world.config(transaction, experiment["id"]).searcher.max_length
+    if length is not None and length.unit == "epochs" and "epochs" in record.values:
+        return _number("epochs", record.values["epochs"]) or 0.0
+    return float(record.steps)
+
+
+def _better(experiment: RowMapping, value: float, best: float | None) -> bool:
+    if best is None:
+        return True
+    return value < best if experiment["smaller_is_better"] else value > best
+
+
+def _checkpoint(
+    world: World, transaction: Transaction, run: RowMapping, record: CheckpointRecord
+) -> None:
+    known = select(checkpoints.c.id).where(checkpoints.c.uuid == record.uuid)
+    if transaction.connection.scalar(known) is not None:
+        return
+    root = checkpoint_root(world, transaction, run["experiment_id"])
+    row = {
+        "uuid": record.uuid,
+        "trial_id": run["trial_id"],
+        "experiment_id": run["experiment_id"],
+        "run_id": run["id"],
+        "steps_completed": record.steps_completed,
+        "state": "COMPLETED",
+        "size_bytes": sum(record.resources.values()),
+        "resources": msgspec.json.encode(record.resources).decode(),
+        "metadata": msgspec.json.encode(record.metadata).decode(),
+        "path": str(root / record.uuid),
+        "created_at": record.time,
+    }
+    transaction.connection.execute(checkpoints.insert().values(row))
+    save(transaction, trials, run["trial_id"], latest_checkpoint=record.uuid)
+    touch(transaction, "checkpoint", run["experiment_id"], record.uuid)
+
+
+def _choose_best_checkpoint(
+    world: World, transaction: Transaction, experiment: RowMapping, trial_id: int
+) -> None:
+    """Name the checkpoint whose validation is the best."""
+    key = world.keys.find(transaction, "validation", experiment["metric"])
+    order = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
+    best = transaction.connection.scalar(
+        select(checkpoints.c.uuid)
+        .join(points, points.c.step == checkpoints.c.steps_completed)
+        .where(
+            points.c.trial_id == trial_id,
+            points.c.key_id == key,
+            points.c.value.is_not(None),
+            checkpoints.c.trial_id == trial_id,
+            checkpoints.c.state == "COMPLETED",
+        )
+        .order_by(order, checkpoints.c.id)
+        .limit(1)
+    )
+    if best is not None:
+        save(transaction, trials, trial_id, best_checkpoint=best)
+
+
+def _announce(world: World, transaction: Transaction, run: RowMapping, fresh: list[Any]) -> None:
+    """Tell the event streams, if anyone reads them."""
+    experiment_id, trial_id = run["experiment_id"], run["trial_id"]
+    if not world.journal.wanted(experiment_id):
+        return
+    touch(transaction, "trial", experiment_id, trial_id)
+    curves: dict[tuple[str, str], list[list[Any]]] = {}
+    for record in fresh:
+        if isinstance(record, MetricsRecord):
+            for name, value in record.values.items():
+                number = _number(name, value)
+                wire = "NaN" if number is None else value
+                curves.setdefault((record.group, name), []).append([record.steps, wire])
+    if curves:
+        metrics = [
+            {"group": group, "name": name, "points": found}
+            for (group, name), found in curves.items()
+        ]
+        data = {"experiment_id": experiment_id, "trial_id": trial_id, "metrics": metrics}
+        touch(transaction, "metric", experiment_id, data)
+
+
+def store_logs(world: World, transaction: Transaction, run_id: int, batch: LogBatch) -> int:
+    """Store the lines of a batch that are new; return the number of the next one wanted.
+
+    Lines are taken from a run that has ended too: they came late, but they are what it said.
+
+    Raises:
+        NotFoundError: If there is no such run.
+    """
+    run = find(transaction, runs, run_id)
+    wanted = int(run["next_log"])
+    if batch.first > wanted or batch.first < 0:
+        return wanted
+    fresh = batch.entries[wanted - batch.first :]
+    if not fresh:
+        return wanted
+    rows = [_log_row(run, entry) for entry in fresh]
+    names = ", ".join(rows[0])
+    marks = ", ".join("?" * len(rows[0]))
+    transaction.many(
+        f"INSERT INTO logs ({names}) VALUES ({marks})",  # noqa: S608 - our own column names
+        [tuple(row.values()) for row in rows],
+    )
+    save(transaction, runs, run_id, next_log=wanted + len(fresh))
+    policies.apply(world, transaction, run, [entry.text for entry in fresh])
+    if world.journal.wanted(run["experiment_id"]):
+        last = transaction.connection.scalar(
+            select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)
+        )
+        assert last is not None
+        touch(transaction, "log", run["experiment_id"], (last - len(fresh) + 1, last))
+    return wanted + len(fresh)
+
+
+def _log_row(run: RowMapping, entry: LogEntry) -> dict[str, Any]:
+    return {
+        "experiment_id": run["experiment_id"],
+        "trial_id": run["trial_id"],
+        "run_id": run["id"],
+        "rank": entry.rank,
+        "stream": entry.stream,
+        "level": entry.level,
+        "text": entry.text.replace("\0", "\ufffd"),
+        "time": entry.time,
+    }

@@ -1,0 +1,204 @@
+"""What becomes of runs: assigned, started, ended; and of a trial whose run has ended."""
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import RowMapping, select
+
+from zerolab.contract import (
+    EXIT_INVALID_HP,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    CheckpointRef,
+    RunSpec,
+)
+from zerolab.errors import StaleRunError
+from zerolab.wire import RunExit
+from zeroserver.database import Change, Transaction
+from zeroserver.metrics import forget_after
+from zeroserver.orchestrator import policies
+from zeroserver.orchestrator.trials import end_trial, move_trial
+from zeroserver.orchestrator.world import World, checkpoint_root, find, log_line, save, touch
+from zeroserver.schema import checkpoints, experiments, runs, trials
+from zeroserver.states import (
+    RUN_MOVES,
+    TRIAL_ENDED,
+    ExperimentState,
+    RunState,
+    TrialState,
+    check_move,
+)
+
+__all__ = ["assign", "current_run", "exited", "started"]
+
+
+def current_run(transaction: Transaction, run_id: int) -> tuple[RowMapping, RowMapping]:
+    """Return a run and its trial, if the run may still speak for the trial.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        StaleRunError: If it has ended, or another run has taken over.
+    """
+    run = find(transaction, runs, run_id)
+    trial = find(transaction, trials, run["trial_id"])
+    if run["state"] == RunState.EXITED or trial["run_id"] != run_id:
+        msg = f"run {run_id} of trial {trial['id']} has ended here, or another run has taken over"
+        raise StaleRunError(msg)
+    return run, trial
+
+
+def assign(
+    world: World, transaction: Transaction, trial: RowMapping, agent_id: int, slot_ids: list[int]
+) -> int:
+    """Begin a new run of a trial on some slots of an agent; return its id.
+
+    Points after the checkpoint that it starts from are forgotten, for it reports them again.
+    """
+    experiment = find(transaction, experiments, trial["experiment_id"])
+    checkpoint = _latest_checkpoint(transaction, trial)
+    steps = checkpoint.steps_completed if checkpoint else 0
+    forget_after(transaction, trial["id"], steps if checkpoint else -1)
+    now = world.clock()
+    row: dict[str, Any] = {
+        "trial_id": trial["id"],
+        "experiment_id": experiment["id"],
+        "agent_id": agent_id,
+        "slot_ids": msgspec.json.encode(slot_ids).decode(),
+        "state": RunState.ASSIGNED,
+        "spec": "",
+        "created_at": now,
+    }
+    made = transaction.connection.execute(runs.insert().values(row).returning(runs.c.id))
+    run_id = int(made.scalar_one())
+    spec = RunSpec(
+        experiment_id=experiment["id"],
+        trial_id=trial["id"],
+        run_id=run_id,
+        config=msgspec.json.decode(experiment["config"]),
+        hparams=msgspec.json.decode(trial["hparams"]),
+        trial_seed=trial["seed"],
+        slots=len(slot_ids),
+        model_dir="",
+        run_dir="",
+        checkpoint_dir=str(checkpoint_root(world, transaction, experiment["id"])),
+        latest_checkpoint=checkpoint,
+        restarts=trial["restarts"],
+        test_mode=bool(experiment["test_mode"]),
+    )
+    save(transaction, runs, run_id, spec=msgspec.json.encode(spec).decode())
+    save(
+        transaction, trials, trial["id"], run_id=run_id, restart_at=None, activity=None,
+        steps_completed=steps,
+        started_at=trial["started_at"] or now,
+    )  # fmt: skip
+    touch(transaction, "trial", experiment["id"], trial["id"])
+    if experiment["started_at"] is None:
+        save(transaction, experiments, experiment["id"], started_at=now)
+    transaction.changes.append(Change("agents"))
+    return run_id
+
+
+def started(transaction: Transaction, run_id: int, now: float) -> None:
+    """Note that the processes of a run are there; saying it again changes nothing.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        StaleRunError: If it has ended, or another run has taken over.
+    """
+    run, trial = current_run(transaction, run_id)
+    if run["state"] == RunState.RUNNING:
+        return
+    save(transaction, runs, run_id, state=RunState.RUNNING, started_at=now)
+    if trial["state"] == TrialState.QUEUED:
+        move_trial(transaction, trial, TrialState.RUNNING)
+
+
+def exited(world: World, transaction: Transaction, run_id: int, end: RunExit) -> None:
+    """End a run and decide what becomes of its trial; saying it again changes nothing.
+
+    Raises:
+        NotFoundError: If there is no such run.
+    """
+    run = find(transaction, runs, run_id)
+    if run["state"] == RunState.EXITED:
+        return
+    check_move(RUN_MOVES, f"run {run_id}", run["state"], RunState.EXITED)
+    now = world.clock()
+    save(
+        transaction, runs, run_id, state=RunState.EXITED, ended_at=now,
+        exit_code=end.exit_code, reason=end.reason,
+    )  # fmt: skip
+    transaction.changes += [Change(f"run:{run_id}"), Change("agents")]
+    trial = find(transaction, trials, run["trial_id"])
+    if trial["run_id"] != run_id or trial["state"] in TRIAL_ENDED:
+        return
+    policies.apply(world, transaction, run, end.log_tail.splitlines())
+    save(transaction, trials, trial["id"], run_id=None, activity=None)
+    _decide(world, transaction, find(transaction, runs, run_id), end)
+
+
+def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExit) -> None:
+    trial = find(transaction, trials, run["trial_id"])
+    code = end.exit_code
+    forced = bool(run["killed"]) and run["directive"] == "preempt"  # it was too slow to leave
+    if trial["stop"] is not None:
+        by_searcher = trial["stop"] == "searcher"
+        state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
+        end_trial(world, transaction, trial, state)
+    elif code == 0:
+        end_trial(world, transaction, trial, TrialState.COMPLETED)
+    elif code == EXIT_PREEMPTED or forced:
+        _wait_again(transaction, trial)
+    elif code == EXIT_USER_ERROR:
+        error = end.reason or "the trial cannot work as it is written or configured"
+        log_line(world, transaction, run, f"run {run['id']}: {error}; no restart", "ERROR")
+        end_trial(world, transaction, trial, TrialState.ERROR, error=error)
+    elif code == EXIT_INVALID_HP:
+        error = end.reason or "the trial declared its hyperparameters invalid"
+        log_line(world, transaction, run, f"run {run['id']}: {error}", "WARNING")
+        end_trial(world, transaction, trial, TrialState.COMPLETED, error=error, reason="invalid_hp")
+    else:
+        _failed(world, transaction, run, trial, end)
+
+
+def _wait_again(transaction: Transaction, trial: RowMapping) -> None:
+    """Queue a trial that gave its slots back, unless something has it wait."""
+    experiment = find(transaction, experiments, trial["experiment_id"])
+    active = experiment["state"] == ExperimentState.ACTIVE
+    reached = trial["until"] is not None and trial["searcher_steps"] >= trial["until"]
+    state = TrialState.QUEUED if active and not reached else TrialState.PAUSED
+    move_trial(transaction, trial, state)
+
+
+def _failed(
+    world: World, transaction: Transaction, run: RowMapping, trial: RowMapping, end: RunExit
+) -> None:
+    config = world.config(transaction, trial["experiment_id"])
+    reason = end.reason or f"exit code {end.exit_code}"
+    what = f"run {run['id']} failed: {reason}"
+    if run["no_retry"] or trial["restarts"] >= config.max_restarts:
+        why = "a log policy forbids a restart" if run["no_retry"] else (
+            f"it has been restarted {trial['restarts']} times (max_restarts)"
+        )  # fmt: skip
+        log_line(world, transaction, run, f"{what}; no restart: {why}", "ERROR")
+        end_trial(world, transaction, trial, TrialState.ERROR, error=reason)
+        return
+    timings = world.settings.timings
+    number = trial["restarts"] + 1
+    wait = min(timings.backoff_first_s * 2 ** (number - 1), timings.backoff_most_s)
+    text = f"{what}; restart {number} of {config.max_restarts} in {wait:g} s"
+    log_line(world, transaction, run, text, "WARNING")
+    save(transaction, trials, trial["id"], restarts=number, restart_at=world.clock() + wait)
+    experiment = find(transaction, experiments, trial["experiment_id"])
+    active = experiment["state"] == ExperimentState.ACTIVE
+    move_trial(transaction, trial, TrialState.QUEUED if active else TrialState.PAUSED)
+
+
+def _latest_checkpoint(transaction: Transaction, trial: RowMapping) -> CheckpointRef | None:
+    if trial["latest_checkpoint"] is None:
+        return None
+    query = select(checkpoints.c.uuid, checkpoints.c.steps_completed).where(
+        checkpoints.c.uuid == trial["latest_checkpoint"]
+    )
+    row = transaction.connection.execute(query).one()
+    return CheckpointRef(row.uuid, row.steps_completed)

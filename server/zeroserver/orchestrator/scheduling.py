@@ -1,0 +1,168 @@
+"""Who runs where: queued trials to free slots, and what the clock brings about."""
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import RowMapping, select
+
+from zerolab import scheduler
+from zerolab.scheduler import AgentSlots, Allocation, Request
+from zerolab.wire import RunExit
+from zeroserver.database import Transaction
+from zeroserver.orchestrator.runs import assign, exited
+from zeroserver.orchestrator.trials import direct_run, kill_run
+from zeroserver.orchestrator.world import World, find, log_line, save, touch
+from zeroserver.schema import agents, experiments, runs, trials
+from zeroserver.states import ExperimentState, RunState, TrialState
+
+__all__ = ["EXIT_LOST", "schedule", "tick"]
+
+EXIT_LOST = -1
+"""Exit code of a run whose agent is gone."""
+
+
+def schedule(world: World, transaction: Transaction) -> None:
+    """Give free slots to the trials that wait; ask runs to leave for those that go first."""
+    waiting = _waiting(world, transaction)
+    if not waiting:
+        return
+    living = _living(transaction)
+    held = _held(transaction)
+    decision = scheduler.schedule(living, waiting, list(held.values()))
+    for allocation in decision.start:
+        trial = find(transaction, trials, allocation.request.trial_id)
+        (agent_id, slot_ids), *_ = allocation.slots.items()
+        assign(world, transaction, trial, agent_id, list(slot_ids))
+    if decision.preempt:
+        by_trial = {each.request.trial_id: run_id for run_id, each in held.items()}
+        for trial_id in decision.preempt:
+            direct_run(world, transaction, by_trial[trial_id], "preempt")
+    if living:
+        _say_impossible(transaction, decision.impossible, living)
+
+
+def _living(transaction: Transaction) -> list[AgentSlots]:
+    query = select(agents.c.id, agents.c.slots).where(agents.c.alive == 1)
+    found = []
+    for agent_id, text in transaction.connection.execute(query):
+        slots = msgspec.json.decode(text)
+        cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
+        ids = tuple(int(slot["id"]) for slot in slots)
+        found.append(AgentSlots(agent_id, ids, "cuda" if cuda else "cpu"))
+    return found
+
+
+_REQUEST = (
+    trials.c.id,
+    trials.c.experiment_id,
+    trials.c.excluded,
+    experiments.c.slots,
+    experiments.c.max_slots,
+    experiments.c.priority,
+    experiments.c.weight,
+)
+
+
+def _request(row: RowMapping) -> Request:
+    return Request(
+        trial_id=row["id"],
+        experiment_id=row["experiment_id"],
+        slots=row["slots"],
+        order=row["id"],
+        priority=row["priority"],
+        weight=row["weight"],
+        max_slots=row["max_slots"],
+        single_agent=True,  # an agent starts all ranks of a run
+        excluded=frozenset(msgspec.json.decode(row["excluded"])),
+    )
+
+
+def _waiting(world: World, transaction: Transaction) -> list[Request]:
+    query = (
+        select(*_REQUEST)
+        .join(experiments, experiments.c.id == trials.c.experiment_id)
+        .where(
+            trials.c.state == TrialState.QUEUED,
+            trials.c.run_id.is_(None),
+            experiments.c.state == ExperimentState.ACTIVE,
+            (trials.c.restart_at.is_(None)) | (trials.c.restart_at <= world.clock()),
+        )
+        .order_by(experiments.c.priority, trials.c.id)
+        .limit(1000)
+    )
+    return [_request(row) for row in transaction.connection.execute(query).mappings()]
+
+
+def _held(transaction: Transaction) -> dict[int, Allocation]:
+    """Return what every run holds."""
+    query = (
+        select(
+            runs.c.id.label("run_id"),
+            runs.c.agent_id,
+            runs.c.slot_ids,
+            runs.c.directive,
+            runs.c.killed,
+            *_REQUEST,
+        )
+        .join(trials, trials.c.id == runs.c.trial_id)
+        .join(experiments, experiments.c.id == runs.c.experiment_id)
+        .where(runs.c.state != RunState.EXITED)
+        .order_by(runs.c.id)
+    )
+    return {
+        row["run_id"]: Allocation(
+            _request(row),
+            {row["agent_id"]: tuple(msgspec.json.decode(row["slot_ids"]))},
+            stopping=row["directive"] != "train" or bool(row["killed"]),
+        )
+        for row in transaction.connection.execute(query).mappings()
+    }
+
+
+def _say_impossible(
+    transaction: Transaction, trial_ids: Sequence[int], living: Sequence[AgentSlots]
+) -> None:
+    """Show on the trials that want more slots than there are that this is what they wait for."""
+    most = max(len(agent.slots) for agent in living)
+    text = f"waiting for slots: no machine has as many; the largest has {most}"
+    for trial_id in trial_ids:
+        trial = find(transaction, trials, trial_id)
+        if trial["activity"] != text:
+            save(transaction, trials, trial_id, activity=text)
+            touch(transaction, "trial", trial["experiment_id"], trial_id)
+
+
+def tick(world: World, transaction: Transaction) -> None:
+    """Look after deadlines, dead agents and waits that are over; then schedule."""
+    _lose_silent_agents(world, transaction)
+    _kill_late_runs(world, transaction)
+    schedule(world, transaction)
+
+
+def _lose_silent_agents(world: World, transaction: Transaction) -> None:
+    patience = world.settings.timings.agent_dead_s
+    living = transaction.connection.execute(
+        select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
+    ).all()
+    for agent_id, name in living:
+        if world.silence_s(agent_id) <= patience:
+            continue
+        save(transaction, agents, agent_id, alive=0)
+        query = select(runs).where(runs.c.agent_id == agent_id, runs.c.state != RunState.EXITED)
+        for run in transaction.connection.execute(query).mappings().all():
+            reason = f"agent {name} has not been heard of for {patience:g} s"
+            exited(world, transaction, run["id"], RunExit(EXIT_LOST, reason))
+
+
+def _kill_late_runs(world: World, transaction: Transaction) -> None:
+    """Kill runs that have not left by their deadline, and give up on those that cannot be."""
+    now = world.clock()
+    late = transaction.connection.execute(
+        select(runs).where(
+            runs.c.state != RunState.EXITED, runs.c.killed == 0, runs.c.deadline_at < now
+        )
+    )
+    for run in late.mappings().all():
+        text = f"run {run['id']} has not stopped within its preemption_timeout and is killed"
+        log_line(world, transaction, run, text, "WARNING")
+        kill_run(world, transaction, run["id"])

@@ -1,0 +1,260 @@
+"""What becomes of trials: made, stopped, ended; and of the experiment when its last one ends."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import RowMapping, func, select
+
+from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
+from zeroserver.database import Change, Transaction
+from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.world import World, find, save, touch
+from zeroserver.schema import experiments, runs, trials
+from zeroserver.states import (
+    EXPERIMENT_ENDED,
+    EXPERIMENT_MOVES,
+    TRIAL_ENDED,
+    TRIAL_MOVES,
+    ExperimentState,
+    TrialState,
+    check_move,
+)
+
+__all__ = [
+    "carry_out",
+    "direct_run",
+    "end_trial",
+    "kill_run",
+    "move_experiment",
+    "move_trial",
+    "settle_experiment",
+    "stop_trial",
+    "tell_searcher",
+]
+
+_STOPPING = {
+    ExperimentState.STOPPING_CANCELED,
+    ExperimentState.STOPPING_KILLED,
+    ExperimentState.STOPPING_COMPLETED,
+    ExperimentState.STOPPING_ERROR,
+}
+
+
+def move_trial(
+    transaction: Transaction, trial: RowMapping, state: TrialState, **values: Any
+) -> None:
+    """Change a trial's state, and other columns with it.
+
+    Raises:
+        ConflictError: If the transition is not legal.
+    """
+    if trial["state"] != state:
+        check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], state)
+    save(transaction, trials, trial["id"], state=state, **values)
+    touch(transaction, "trial", trial["experiment_id"], trial["id"])
+
+
+def move_experiment(
+    transaction: Transaction, experiment: RowMapping, state: ExperimentState, **values: Any
+) -> None:
+    """Change an experiment's state, and other columns with it.
+
+    Raises:
+        ConflictError: If the transition is not legal.
+    """
+    if experiment["state"] != state:
+        name = f"experiment {experiment['id']}"
+        check_move(EXPERIMENT_MOVES, name, experiment["state"], state)
+    save(transaction, experiments, experiment["id"], state=state, **values)
+    touch(transaction, "experiment", experiment["id"], experiment["id"])
+
+
+def tell_searcher(world: World, transaction: Transaction, experiment_id: int, event: Event) -> None:
+    """Tell the searcher an event and carry out what it then wants."""
+    operations = searching.tell(world, transaction, experiment_id, event)
+    carry_out(world, transaction, experiment_id, operations)
+
+
+def carry_out(
+    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
+) -> None:
+    """Do what the searcher wants, and what it wants in consequence."""
+    waiting = deque(operations)
+    while waiting:
+        operation = waiting.popleft()
+        if isinstance(operation, Create):
+            _create(world, transaction, experiment_id, operation)
+            event = Event("created", operation.trial_id)
+            waiting.extend(searching.tell(world, transaction, experiment_id, event))
+        elif isinstance(operation, Stop):
+            trial = _requested(transaction, experiment_id, operation.trial_id)
+            if trial["state"] not in TRIAL_ENDED:
+                stop_trial(world, transaction, trial, "searcher")
+        elif isinstance(operation, Continue):
+            _continue(transaction, experiment_id, operation)
+        elif isinstance(operation, Shutdown):
+            save(transaction, experiments, experiment_id, searcher_done=1)
+    done = searching.progress(world, transaction, experiment_id)
+    save(transaction, experiments, experiment_id, progress=done)
+    touch(transaction, "experiment", experiment_id, experiment_id)
+
+
+def _create(world: World, transaction: Transaction, experiment_id: int, operation: Create) -> None:
+    experiment = find(transaction, experiments, experiment_id)
+    paused = experiment["state"] == ExperimentState.PAUSED
+    row = {
+        "experiment_id": experiment_id,
+        "request_id": operation.trial_id,
+        "state": TrialState.PAUSED if paused else TrialState.QUEUED,
+        "hparams": msgspec.json.encode(operation.hparams).decode(),
+        "seed": operation.trial_seed,
+        "created_at": world.clock(),
+    }
+    made = transaction.connection.execute(trials.insert().values(row).returning(trials.c.id))
+    touch(transaction, "trial", experiment_id, made.scalar_one())
+    number = experiment["num_trials"] + 1
+    save(transaction, experiments, experiment_id, num_trials=number)
+
+
+def _requested(transaction: Transaction, experiment_id: int, request_id: int) -> RowMapping:
+    query = select(trials).where(
+        trials.c.experiment_id == experiment_id, trials.c.request_id == request_id
+    )
+    return transaction.connection.execute(query).mappings().one()
+
+
+def _continue(transaction: Transaction, experiment_id: int, operation: Continue) -> None:
+    trial = _requested(transaction, experiment_id, operation.trial_id)
+    save(transaction, trials, trial["id"], until=operation.until)
+    experiment = find(transaction, experiments, experiment_id)
+    active = experiment["state"] == ExperimentState.ACTIVE
+    if active and trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
+        move_trial(transaction, trial, TrialState.QUEUED)
+
+
+def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: str) -> None:
+    """End a trial: at once when no run of it is there, else when its run has checkpointed.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        trial: One that has not ended.
+        why: ``searcher``, ``cancel`` or ``kill``; ``kill`` does not wait for a checkpoint.
+    """
+    save(transaction, trials, trial["id"], stop=why)
+    if trial["run_id"] is None:
+        state = TrialState.COMPLETED if why == "searcher" else TrialState.CANCELED
+        end_trial(world, transaction, trial, state)
+        return
+    move_trial(transaction, trial, TrialState.STOPPING)
+    if why == "kill":
+        kill_run(world, transaction, trial["run_id"])
+    else:
+        direct_run(world, transaction, trial["run_id"], "stop")
+
+
+def direct_run(world: World, transaction: Transaction, run_id: int, directive: str) -> None:
+    """Ask a run to checkpoint and exit; the experiment's preemption timeout starts to run."""
+    run = find(transaction, runs, run_id)
+    if run["directive"] == "stop" or run["directive"] == directive:
+        return
+    timeout = world.config(transaction, run["experiment_id"]).preemption_timeout
+    deadline = run["deadline_at"]
+    if deadline is None and timeout is not None:
+        deadline = world.clock() + timeout
+    save(transaction, runs, run_id, directive=directive, deadline_at=deadline)
+    transaction.changes.append(Change(f"run:{run_id}"))
+
+
+def kill_run(world: World, transaction: Transaction, run_id: int) -> None:
+    """Have the agent end a run's processes now."""
+    run = find(transaction, runs, run_id)
+    if not run["killed"]:
+        save(transaction, runs, run_id, killed=1, killed_at=world.clock())
+    transaction.changes.append(Change("agents"))
+
+
+def end_trial(
+    world: World,
+    transaction: Transaction,
+    trial: RowMapping,
+    state: TrialState,
+    *,
+    error: str | None = None,
+    reason: str | None = None,
+) -> None:
+    """Move a trial into its final state and tell the searcher.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        trial: One that has not ended.
+        state: A final one.
+        error: One line for the user.
+        reason: Why it ended early, for the searcher; None when it has done all it should.
+    """
+    now = world.clock()
+    values: dict[str, Any] = {"run_id": None, "restart_at": None, "ended_at": now, "error": error}
+    if state == TrialState.COMPLETED and reason is None and trial["stop"] is None:
+        values["progress"] = 1.0
+    move_trial(transaction, trial, state, **values)
+    experiment = find(transaction, experiments, trial["experiment_id"])
+    if experiment["state"] not in EXPERIMENT_ENDED | _STOPPING:
+        if state == TrialState.COMPLETED and reason is None:
+            event = Event("exited", trial["request_id"])
+        else:
+            default = "errored" if state == TrialState.ERROR else "user_canceled"
+            event = Event("exited_early", trial["request_id"], reason=reason or default)
+        tell_searcher(world, transaction, trial["experiment_id"], event)
+    settle_experiment(world, transaction, trial["experiment_id"])
+
+
+def settle_experiment(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """End an experiment whose trials have all ended and that wants no more."""
+    experiment = find(transaction, experiments, experiment_id)
+    if experiment["state"] in EXPERIMENT_ENDED:
+        return
+    counted = transaction.connection.execute(
+        select(trials.c.state, func.count())
+        .where(trials.c.experiment_id == experiment_id)
+        .group_by(trials.c.state)
+    )
+    counts: dict[str, int] = dict(counted.tuples().all())
+    if any(state not in TRIAL_ENDED for state in counts):
+        return
+    stopping = experiment["state"] in _STOPPING
+    if not (stopping or experiment["searcher_done"]):
+        return
+    now = world.clock()
+    if experiment["state"] in {ExperimentState.STOPPING_CANCELED, ExperimentState.STOPPING_KILLED}:
+        move_experiment(transaction, experiment, ExperimentState.CANCELED, ended_at=now)
+    elif set(counts) == {TrialState.ERROR}:
+        move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR)
+        error = _last_error(transaction, experiment_id)
+        stopped = find(transaction, experiments, experiment_id)
+        move_experiment(transaction, stopped, ExperimentState.ERROR, ended_at=now, error=error)
+    elif set(counts) == {TrialState.CANCELED}:
+        move_experiment(transaction, experiment, ExperimentState.STOPPING_CANCELED)
+        stopped = find(transaction, experiments, experiment_id)
+        move_experiment(transaction, stopped, ExperimentState.CANCELED, ended_at=now)
+    else:
+        if experiment["state"] != ExperimentState.STOPPING_COMPLETED:
+            move_experiment(transaction, experiment, ExperimentState.STOPPING_COMPLETED)
+        stopped = find(transaction, experiments, experiment_id)
+        move_experiment(transaction, stopped, ExperimentState.COMPLETED, ended_at=now, progress=1.0)
+    world.searchers.pop(experiment_id, None)
+    world.configs.pop(experiment_id, None)
+
+
+def _last_error(transaction: Transaction, experiment_id: int) -> str | None:
+    query = (
+        select(trials.c.error)
+        .where(trials.c.experiment_id == experiment_id, trials.c.error.is_not(None))
+        .order_by(trials.c.ended_at.desc(), trials.c.id.desc())
+        .limit(1)
+    )
+    error: str | None = transaction.connection.scalar(query)
+    return error

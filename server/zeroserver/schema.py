@@ -1,0 +1,250 @@
+"""The tables. Times are seconds since 1970 (UTC); JSON columns hold text that msgspec wrote.
+
+A metric point is ``(trial, key, step) -> value`` with integer keys; its primary key is what makes
+a report that arrives twice count once. NULL stands for NaN, since SQLite cannot store it.
+:data:`HEAD` names the newest migration, so that a server whose database is up to date need not
+load Alembic.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+__all__ = [
+    "HEAD",
+    "agents",
+    "checkpoints",
+    "experiments",
+    "logs",
+    "metadata",
+    "metric_keys",
+    "points",
+    "rollups",
+    "runs",
+    "searcher_events",
+    "trials",
+]
+
+HEAD = "0001"
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only in an INTEGER primary key.
+Id = BigInteger().with_variant(Integer, "sqlite")
+
+experiments = Table(
+    "experiments",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("description", Text, nullable=False, default=""),
+    Column("labels", Text, nullable=False, default="[]"),
+    Column("notes", Text, nullable=False, default=""),
+    Column("state", String(24), nullable=False),
+    Column("config", Text, nullable=False),  # resolved, defaults filled in
+    Column("raw_config", Text, nullable=False),  # as submitted; forks start from it
+    Column("archive", String(64), nullable=True),  # SHA-256 of the model directory's tar.gz
+    Column("archived", Integer, nullable=False, default=0),
+    Column("test_mode", Integer, nullable=False, default=0),
+    Column("forked_from", Id, nullable=True),
+    Column("searcher_name", Text, nullable=False),
+    Column("metric", Text, nullable=False),
+    Column("smaller_is_better", Integer, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("slots", Integer, nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("weight", Double, nullable=False, default=1.0),
+    Column("max_slots", Integer, nullable=True),
+    Column("searcher_done", Integer, nullable=False, default=0),
+    Column("progress", Double, nullable=False, default=0.0),
+    Column("num_trials", Integer, nullable=False, default=0),
+    Column("best_trial_id", Id, nullable=True),
+    Column("best_validation", Double, nullable=True),
+    Column("error", Text, nullable=True),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double, nullable=True),
+    Column("ended_at", Double, nullable=True),
+    Index("ix_experiments_state", "state", "id"),
+    sqlite_autoincrement=True,
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("experiment_id", Id, ForeignKey("experiments.id"), nullable=False),
+    Column("request_id", Integer, nullable=False),  # the searcher's own number of the trial
+    Column("state", String(16), nullable=False),
+    Column("hparams", Text, nullable=False),
+    Column("seed", BigInteger, nullable=False),
+    Column("restarts", Integer, nullable=False, default=0),
+    Column("run_id", Id, nullable=True),  # the run that holds slots for it now
+    Column("until", BigInteger, nullable=True),  # batches at which the searcher wants it to pause
+    Column("stop", String(16), nullable=True),  # why it shall end: searcher, cancel, kill
+    Column("restart_at", Double, nullable=True),  # not before, after a failure
+    Column("steps_completed", BigInteger, nullable=False, default=0),
+    Column("progress", Double, nullable=False, default=0.0),
+    Column("searcher_steps", BigInteger, nullable=False, default=-1),  # last length told it
+    Column("best_validation", Double, nullable=True),
+    Column("best_steps", BigInteger, nullable=True),
+    Column("latest_validation", Double, nullable=True),
+    Column("latest_checkpoint", String(36), nullable=True),
+    Column("best_checkpoint", String(36), nullable=True),
+    Column("activity", Text, nullable=True),
+    Column("excluded", Text, nullable=False, default="[]"),  # agents, by log policies
+    Column("labels", Text, nullable=False, default="[]"),  # names of log policies that matched
+    Column("error", Text, nullable=True),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double, nullable=True),
+    Column("ended_at", Double, nullable=True),
+    UniqueConstraint("experiment_id", "request_id"),
+    Index("ix_trials_experiment", "experiment_id", "id"),
+    Index("ix_trials_best", "experiment_id", "best_validation", "id"),
+    Index("ix_trials_state", "state", "experiment_id"),
+    sqlite_autoincrement=True,
+)
+
+agents = Table(
+    "agents",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("host", Text, nullable=False),
+    Column("slots", Text, nullable=False),
+    Column("alive", Integer, nullable=False, default=1),
+    Column("registered_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("trial_id", Id, ForeignKey("trials.id"), nullable=False),
+    Column("experiment_id", Id, ForeignKey("experiments.id"), nullable=False),
+    Column("agent_id", Id, ForeignKey("agents.id"), nullable=True),
+    Column("slot_ids", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("directive", String(8), nullable=False, default="train"),
+    Column("deadline_at", Double, nullable=True),
+    Column("killed", Integer, nullable=False, default=0),
+    Column("killed_at", Double, nullable=True),
+    Column("no_retry", Integer, nullable=False, default=0),  # a log policy says so
+    Column("spec", Text, nullable=False),
+    Column("last_seq", BigInteger, nullable=False, default=0),
+    Column("next_log", BigInteger, nullable=False, default=0),
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double, nullable=True),
+    Column("ended_at", Double, nullable=True),
+    Column("exit_code", Integer, nullable=True),
+    Column("reason", Text, nullable=True),
+    Index("ix_runs_trial", "trial_id", "id"),
+    Index("ix_runs_state", "state", "agent_id"),
+    sqlite_autoincrement=True,
+)
+
+metric_keys = Table(
+    "metric_keys",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("group_name", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    UniqueConstraint("group_name", "name"),
+)
+
+points = Table(
+    "points",
+    metadata,
+    Column("trial_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("key_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("value", Double, nullable=True),
+    Column("time", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+rollups = Table(
+    "rollups",
+    metadata,
+    Column("trial_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("key_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("shift", SmallInteger, primary_key=True, autoincrement=False),  # 2**shift steps wide
+    Column("bucket", BigInteger, primary_key=True, autoincrement=False),
+    Column("least", Double, nullable=True),
+    Column("most", Double, nullable=True),
+    Column("total", Double, nullable=False),  # of the finite values
+    Column("finite", BigInteger, nullable=False),
+    Column("count", BigInteger, nullable=False),  # NaN and infinities included
+    Column("last_step", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+logs = Table(
+    "logs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("experiment_id", BigInteger, nullable=False),
+    Column("trial_id", BigInteger, nullable=True),
+    Column("run_id", BigInteger, nullable=True),
+    Column("rank", Integer, nullable=True),
+    Column("stream", String(8), nullable=False),
+    Column("level", String(16), nullable=True),
+    Column("text", Text, nullable=False),
+    Column("time", Double, nullable=False),
+    Index("ix_logs_trial", "trial_id", "id"),
+    Index("ix_logs_experiment", "experiment_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("uuid", String(36), nullable=False, unique=True),
+    Column("trial_id", Id, ForeignKey("trials.id"), nullable=False),
+    Column("experiment_id", Id, ForeignKey("experiments.id"), nullable=False),
+    Column("run_id", BigInteger, nullable=True),
+    Column("steps_completed", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("resources", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index("ix_checkpoints_trial", "trial_id", "steps_completed"),
+    Index("ix_checkpoints_experiment", "experiment_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+searcher_events = Table(
+    "searcher_events",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("experiment_id", Id, ForeignKey("experiments.id"), nullable=False),
+    Column("kind", String(24), nullable=False),
+    Column("request_id", Integer, nullable=False),
+    Column("value", Double, nullable=True),  # the metric of a validation; NULL is NaN
+    Column("length", Double, nullable=True),  # in the searcher's unit
+    Column("reason", Text, nullable=True),
+    Column("time", Double, nullable=False),
+    Index("ix_searcher_events_experiment", "experiment_id", "id"),
+    sqlite_autoincrement=True,
+)

@@ -1,0 +1,70 @@
+"""How one server is set up: where its data lies, where it listens, how patient it is."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Settings", "Timings"]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Patience, in seconds."""
+
+    agent_dead_s: float = 60.0
+    """An agent that has not asked for work for so long is dead."""
+
+    tick_s: float = 1.0
+    """How often deadlines, back-offs and dead agents are looked for."""
+
+    backoff_first_s: float = 1.0
+    """Wait before the first restart of a trial; it doubles with every further one."""
+
+    backoff_most_s: float = 60.0
+    """The longest wait before a restart."""
+
+    kill_grace_s: float = 30.0
+    """A run that was told to die and whose agent stays silent so long is counted as gone."""
+
+    login_code_s: float = 300.0
+    """How long a one-time login link can be used."""
+
+    session_s: float = 30 * 86400.0
+    """How long a browser stays logged in."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes beyond which a request is refused with 413."""
+
+    archive_bytes: int = 96 * 1024**2
+    """Compressed model directory."""
+
+    body_bytes: int = 100 * 1024**2
+    """Any body: an archive and its form around it."""
+
+    small_body_bytes: int = 16 * 1024**2
+    """Bodies of all routes but the one that takes archives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that a server is told from outside."""
+
+    home: Path
+    """Directory of the installation's data."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0 asks the system for a free one."""
+
+    database_url: str = ""
+    """SQLAlchemy URL; empty for SQLite in the home directory."""
+
+    allow_remote: bool = False
+    """Listen beyond loopback although there is no TLS."""
+
+    host_names: tuple[str, ...] = ()
+    """Further names by which browsers and agents may call this server."""
+
+    timings: Timings = field(default_factory=Timings)
+    limits: Limits = field(default_factory=Limits)
