@@ -26,7 +26,6 @@ _UP_S = 120.0
 _DOWN_S = 60.0
 """Longer than an agent gives its runs to checkpoint."""
 _POLL_S = 0.05
-_PORT = 8080
 
 
 @dataclass(frozen=True)
@@ -126,16 +125,10 @@ def _server_up(home: Home, port: int | None, say: Callable[[str], None]) -> str:
         return _wait_for_server(home, process.is_running)
     service.file.unlink(missing_ok=True)  # left by a server that was killed
     say(f"starting the server (log: {service.log})")
-    ports = [_PORT, 0] if port is None else [port]
-    for attempt in ports:
-        words = ["zeroserver", "--home", str(home.path), "--port", str(attempt)]
-        child = _start(service, words, home)
-        try:
-            return _wait_for_server(home, lambda: child.poll() is None)  # noqa: B023 - used here
-        except UnreachableError:
-            if child.poll() is None or attempt == ports[-1]:
-                raise
-    raise AssertionError
+    words = ["zeroserver", "--home", str(home.path)]
+    words += [] if port is None else ["--port", str(port)]
+    child = _start(service, words, home)
+    return _wait_for_server(home, lambda: child.poll() is None)
 
 
 def _wait_for_server(home: Home, lives: Callable[[], bool]) -> str:
