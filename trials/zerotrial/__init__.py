@@ -4,21 +4,76 @@ Names are imported when first used, so that ``import zerotrial`` costs nothing.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerolab.config import overwrite_deepspeed_config
+    from zerotrial import samplers
+    from zerotrial.callbacks import Callback
+    from zerotrial.collectives import Distributed
+    from zerotrial.context import ZeroTrialContext
+    from zerotrial.controller import Ending
+    from zerotrial.data import DataLoader, data_length
+    from zerotrial.devices import to_device
+    from zerotrial.engine.build import initialize
+    from zerotrial.mpu import ModelParallelUnit
+    from zerotrial.reducers import MetricReducer, Reducer
+    from zerotrial.trainer import Trainer, init
+    from zerotrial.trial import InvalidHP, ZeroTrial
+    from zerotrial.units import Batch, Epoch
 
 _EXPORTS = {
+    "Batch": "zerotrial.units",
+    "Callback": "zerotrial.callbacks",
+    "DataLoader": "zerotrial.data",
+    "Distributed": "zerotrial.collectives",
+    "Ending": "zerotrial.controller",
+    "Epoch": "zerotrial.units",
+    "InvalidHP": "zerotrial.trial",
+    "MetricReducer": "zerotrial.reducers",
+    "ModelParallelUnit": "zerotrial.mpu",
+    "Reducer": "zerotrial.reducers",
+    "Trainer": "zerotrial.trainer",
+    "ZeroTrial": "zerotrial.trial",
+    "ZeroTrialContext": "zerotrial.context",
+    "data_length": "zerotrial.data",
+    "init": "zerotrial.trainer",
     "initialize": "zerotrial.engine.build",
+    "overwrite_deepspeed_config": "zerolab.config",
+    "samplers": "zerotrial.samplers",
+    "to_device": "zerotrial.devices",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["initialize"]
+__all__ = [
+    "Batch",
+    "Callback",
+    "DataLoader",
+    "Distributed",
+    "Ending",
+    "Epoch",
+    "InvalidHP",
+    "MetricReducer",
+    "ModelParallelUnit",
+    "Reducer",
+    "Trainer",
+    "ZeroTrial",
+    "ZeroTrialContext",
+    "data_length",
+    "init",
+    "initialize",
+    "overwrite_deepspeed_config",
+    "samplers",
+    "to_device",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         msg = f"module 'zerotrial' has no attribute {name!r}"
         raise AttributeError(msg)
-    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    module = importlib.import_module(_EXPORTS[name])
+    value = module if module.__name__ == f"zerotrial.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -1,0 +1,224 @@
+"""A trial's checkpoints: the engines' files, the loop's own state, and the user's, kept apart.
+
+::
+
+    <uuid>/model0/...             written by the first engine, and so on
+    <uuid>/trial/rank_0.pt        counters, place in the data, random state, metrics to report
+    <uuid>/user/rank_0.pt         what callbacks and reducers asked to keep
+    <uuid>/checkpoint.json        names and sizes of all files; written last
+
+All ``.pt`` files load under ``torch.load(..., weights_only=True)``.
+"""
+
+import io
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerolab.client.reporting import Reporter
+from zerolab.contract import CheckpointRef
+from zerolab.core.store import CheckpointStore, new_uuid
+from zerolab.errors import StaleRunError, TrialError
+from zerotrial.callbacks import Callback, CallbackList
+from zerotrial.context import ZeroTrialContext
+from zerotrial.trial import ZeroTrial
+
+__all__ = ["CheckpointKeeper", "SavedState"]
+
+logger = logging.getLogger(__name__)
+
+_TRIAL, _USER = "trial", "user"
+
+
+class SavedState:
+    """What a checkpoint says about the loop.
+
+    Args:
+        path: The checkpoint's directory.
+        rank: Whose state is read first.
+    """
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path = path
+        self.shared: dict[str, Any] = _read(path / _TRIAL / "rank_0.pt")
+        """Counters and what else is the same on every rank."""
+        self.world_size: int = self.shared["world_size"]
+        self.mine: dict[str, Any] | None = None
+        """This rank's own part; ``None`` when fewer ranks saved."""
+        if rank < self.world_size:
+            self.mine = _read(path / _TRIAL / f"rank_{rank}.pt")
+        source = rank if rank < self.world_size else 0
+        self.user: dict[str, Any] = _read(path / _USER / f"rank_{source}.pt")
+        """State of callbacks and reducers."""
+
+    def of_lost_ranks(self, world_size: int) -> list[dict[str, Any]]:
+        """Parts of ranks that there were when it was saved and are no more."""
+        lost = range(world_size, self.world_size)
+        return [_read(self.path / _TRIAL / f"rank_{rank}.pt") for rank in lost]
+
+
+class CheckpointKeeper:
+    """Saves and loads the checkpoints of one run.
+
+    Args:
+        trial: The user's.
+        context: Its context.
+        callbacks: Told of each moment, and saved.
+        reporter: Told of each checkpoint; ``None`` on all ranks but the chief.
+    """
+
+    def __init__(
+        self,
+        trial: ZeroTrial,
+        context: ZeroTrialContext,
+        callbacks: CallbackList,
+        reporter: Reporter | None,
+    ) -> None:
+        spec = context.spec
+        self._trial = trial
+        self._context = context
+        self._callbacks = callbacks
+        self._reporter = reporter
+        self._store = CheckpointStore(spec.checkpoint_dir, owner=f"trial-{spec.trial_id}")
+
+    def save(self, state: Mapping[str, Any]) -> str:
+        """Save a checkpoint. **Collective**.
+
+        Args:
+            state: This rank's part of the loop's state; plain data with ``steps_completed``.
+
+        Returns:
+            Its uuid.
+
+        Raises:
+            StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
+            TrialError: If a callback's state cannot be loaded safely.
+        """
+        distributed = self._context.distributed
+        steps = state["steps_completed"]
+        uuid = distributed.broadcast(new_uuid(), "naming a checkpoint")
+        self._callbacks.call("on_checkpoint_save_start", dict(state))
+        path = self._store.begin(uuid)
+        try:
+            self._write(path, state)
+        except BaseException:
+            self._store.abort(uuid)
+            raise
+        self._callbacks.call("on_checkpoint_write_end", str(path))
+        distributed.barrier(f"finishing the checkpoint after batch {steps}")
+        stale = False
+        if distributed.is_chief:
+            stale = self._publish(uuid, steps)
+        if distributed.broadcast(stale, "publishing a checkpoint"):
+            raise StaleRunError("another run has taken this trial over; its checkpoint is dropped")
+        self._callbacks.call("on_checkpoint_upload_end", uuid)
+        return uuid
+
+    def load(self, ref: CheckpointRef) -> SavedState:
+        """Put back the engines and the user's state. **Collective**.
+
+        Returns:
+            The loop's state, for the controller to put back.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint, or it is damaged.
+        """
+        with CheckpointStore(self._context.restore_root).restore_path(ref.uuid) as path:
+            return self._load_from(path)
+
+    def _load_from(self, path: Path) -> SavedState:
+        if not (path / _TRIAL / "rank_0.pt").is_file():
+            raise TrialError(f"{path}: is no checkpoint of a trial (trial/rank_0.pt is missing)")
+        context = self._context
+        saved = SavedState(path, context.distributed.rank)
+        context.warm_start = saved.shared["trial_id"] != context.spec.trial_id
+        self._callbacks.call("on_checkpoint_load_start", dict(saved.shared))
+        self._trial.load(context, path)
+        if context.warm_start:
+            return saved
+        for name, callback in self._callbacks.by_name.items():
+            if name in saved.user["callbacks"]:
+                callback.load_state_dict(saved.user["callbacks"][name])
+            elif type(callback).load_state_dict is not Callback.load_state_dict:
+                logger.warning("callback %r: the checkpoint holds no state of it", name)
+        return saved
+
+    def sweep(self) -> None:
+        """Remove what an earlier run of this trial began to write and never finished."""
+        if self._context.distributed.is_chief and self._context.spec.trial_id:
+            self._store.sweep()
+
+    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
+        context = self._context
+        rank = context.distributed.rank
+        self._trial.save(context, path)
+        _write(path / _TRIAL / f"rank_{rank}.pt", dict(state))
+        user = {
+            "callbacks": {
+                name: _checked(callback.state_dict(), f"callback {name!r}")
+                for name, callback in self._callbacks.by_name.items()
+            }
+        }
+        _write(path / _USER / f"rank_{rank}.pt", user)
+        for engine in context.engines:
+            engine.wait_for_checkpoint()
+
+    def _publish(self, uuid: str, steps: int) -> bool:
+        """Make the checkpoint appear, unless this run is stale.
+
+        Returns:
+            Whether it is.
+        """
+        if self._reporter is not None and self._reporter.stale.is_set():
+            self._store.abort(uuid)
+            return True
+        spec = self._context.spec
+        metadata = {
+            "steps_completed": steps,
+            "trial_id": spec.trial_id,
+            "run_id": spec.run_id,
+            "world_size": self._context.distributed.size,
+            "hparams": spec.hparams,
+        }
+        stored = self._store.commit(uuid, steps, metadata)
+        if self._reporter is not None:
+            self._reporter.report_checkpoint(uuid, steps, stored.resources, stored.metadata)
+        logger.info("checkpoint %s after batch %d", uuid, steps)
+        return False
+
+
+def _checked(state: Any, whose: str) -> Any:
+    """Refuse, while it is still there, what could not be loaded later."""
+    if not state:
+        return state
+    try:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        raise TrialError(
+            f"{whose}: state_dict must hold tensors, numbers, strings, and lists and dicts of "
+            f"them, which load without running code: {str(error).splitlines()[0]}"
+        ) from error
+    return state
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    torch.save(content, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise TrialError(f"checkpoint: {path} is missing; go on from an earlier one") from None
+    except Exception as error:
+        raise TrialError(
+            f"checkpoint: {path} is damaged ({error}); go on from an earlier one"
+        ) from error
+    return content

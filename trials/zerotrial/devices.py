@@ -1,0 +1,64 @@
+"""Moving a micro-batch to the device it is trained on."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["choose_device", "to_device"]
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+_warned: set[type] = set()
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """This rank's GPU where there is one, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def to_device(data: Any, device: torch.device) -> Any:  # noqa: PLR0911 - one for each kind of data
+    """Move tensors and arrays of numbers in any nesting; numbers and strings stay as they are.
+
+    What else cannot be moved is returned as it is, with one warning for each type.
+
+    Args:
+        data: Tensors, arrays, whatever has ``.to``; or mappings, lists, tuples, named tuples and
+            dataclasses of these.
+        device: Where to.
+    """
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, np.ndarray) and data.dtype.kind in "fciub":
+        return torch.as_tensor(data).to(device, non_blocking=True)
+    if isinstance(data, np.generic) and data.dtype.kind in "fciub":
+        return torch.as_tensor(data.item(), device=device)
+    if isinstance(data, Mapping):
+        moved = {key: to_device(value, device) for key, value in data.items()}
+        return moved if type(data) is dict else _rebuilt(data, moved)
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    if isinstance(data, list | tuple):
+        return type(data)(to_device(value, device) for value in data)
+    if hasattr(data, "to"):
+        return data.to(device)
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        values = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
+        return dataclasses.replace(data, **to_device(values, device))
+    if not isinstance(data, _PLAIN) and type(data) not in _warned:
+        _warned.add(type(data))
+        logger.warning("to_device: cannot move %s; it stays where it is", type(data).__name__)
+    return data
+
+
+def _rebuilt(original: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:
+    try:
+        return type(original)(moved)  # type: ignore[call-arg]  # OrderedDict, UserDict, AttrDict, ...
+    except TypeError:
+        return moved

@@ -1,0 +1,132 @@
+"""An engine as the trial loop sees it: ours, DeepSpeed's, or anything of that shape."""
+
+from typing import Any
+
+from zerolab.errors import TrialError
+
+__all__ = ["EngineView"]
+
+_REQUIRED = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "save_checkpoint",
+    "load_checkpoint",
+    "train",
+    "eval",
+)
+
+
+class EngineView:
+    """Reads an engine by DeepSpeed's names; what an engine does not offer is left out.
+
+    Args:
+        engine: From ``zerotrial.initialize`` or ``deepspeed.initialize``.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def check(self) -> None:
+        """Refuse what is no engine.
+
+        Raises:
+            TrialError: Naming what is missing.
+        """
+        missing = [name for name in _REQUIRED if not callable(getattr(self.engine, name, None))]
+        if missing:
+            kind = type(self.engine).__name__
+            hint = ""
+            if isinstance(self.engine, tuple):
+                hint = "; initialize returns (engine, optimizer, dataloader, lr_scheduler)"
+            raise TrialError(
+                f"wrap_model_engine: must get an engine as zerotrial.initialize returns it, got "
+                f"{kind} without {', '.join(missing)}{hint}"
+            )
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples in one forward pass on one rank."""
+        return int(self.engine.train_micro_batch_size_per_gpu())
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches in one optimizer step on one rank."""
+        return int(self.engine.gradient_accumulation_steps())
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether one ``train_batch`` call trains a whole batch."""
+        if getattr(self.engine, "is_pipe_parallel", False) is True:
+            return True
+        return any(kind.__name__ == "PipelineEngine" for kind in type(self.engine).__mro__)
+
+    @property
+    def grid(self) -> Any:
+        """A pipeline engine's grid."""
+        return getattr(self.engine, "grid", None) or self.engine.mpu
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether a forward pass needs every rank, so that all must make the same number."""
+        stage = getattr(self.engine, "zero_optimization_stage", None)
+        if callable(stage) and int(stage()) >= 3:
+            return True
+        tensor = getattr(self.engine, "tensor_parallel_size", 1)
+        return self.is_pipeline or (isinstance(tensor, int) and tensor > 1)
+
+    @property
+    def micro_steps(self) -> int | None:
+        """Micro-batches trained so far, where the engine counts them."""
+        count = getattr(self.engine, "micro_steps", None)
+        return count if isinstance(count, int) else None
+
+    def numbers(self) -> dict[str, float]:
+        """What is recorded of each engine without being asked for."""
+        found = {
+            "learning_rate": _learning_rate(self.engine),
+            "grad_norm": _call(self.engine, "get_global_grad_norm"),
+            "loss_scale": _loss_scale(self.engine),
+            "skipped_steps": getattr(self.engine, "skipped_steps", None),
+        }
+        return {
+            name: number for name, value in found.items() if (number := _number(value)) is not None
+        }
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until a checkpoint that is written in the background is complete."""
+        wait = getattr(self.engine, "wait_for_checkpoint", None)
+        if callable(wait):
+            wait()
+
+
+def _learning_rate(engine: Any) -> Any:
+    rates = _call(engine, "get_lr")
+    if isinstance(rates, list | tuple):
+        return rates[0] if rates else None
+    return rates
+
+
+def _loss_scale(engine: Any) -> Any:
+    """DeepSpeed keeps it on its optimizer; its engine's ``loss_scale()`` is the configured one."""
+    for owner, name in ((getattr(engine, "optimizer", None), "cur_scale"), (engine, "loss_scale")):
+        value = getattr(owner, name, None)
+        if value is not None:
+            return value() if callable(value) else value
+    return None
+
+
+def _call(engine: Any, method: str) -> Any:
+    function = getattr(engine, method, None)
+    return function() if callable(function) else None
+
+
+def _number(value: Any) -> float | None:
+    if type(value) is float:
+        return value
+    if value is None or isinstance(value, str | bytes):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number

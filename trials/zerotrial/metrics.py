@@ -1,0 +1,166 @@
+"""Training metrics between two reports, and numbers out of whatever users return.
+
+Nothing is converted while a batch trains: a loss stays a detached tensor until the report, so
+that the loop never waits for a device. NaN and infinities are values like any others.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from zerolab.errors import TrialError
+
+__all__ = ["Entry", "TrainingWindow", "average_by_batch", "mean", "to_numbers"]
+
+logger = logging.getLogger(__name__)
+
+Entry = tuple[int, dict[str, float]]
+"""A batch's count, and its metrics on one rank."""
+
+_FOLD_AT = 1024  # outputs kept as tensors at most; bounds memory when reports are rare
+_warned: set[str] = set()
+
+
+class TrainingWindow:
+    """What ``train_batch`` returned since the last report, on one rank."""
+
+    def __init__(self) -> None:
+        self._raw: list[tuple[int, Any]] = []
+        self._entries: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._raw) + len(self._entries)
+
+    def add(self, batch: int, output: Any) -> None:
+        """Keep one output of ``train_batch``.
+
+        Args:
+            batch: How many batches are complete once this one is.
+            output: A tensor (the loss) or a mapping of names to tensors or numbers.
+
+        Raises:
+            TrialError: If it is neither.
+        """
+        if isinstance(output, torch.Tensor):
+            self._raw.append((batch, output.detach()))
+        elif isinstance(output, Mapping):
+            kept = {
+                name: value.detach() if isinstance(value, torch.Tensor) else value
+                for name, value in output.items()
+            }
+            self._raw.append((batch, kept))
+        else:
+            raise TrialError(
+                "train_batch: must return the loss as a tensor, or a dict of metric names to "
+                f"values, got {type(output).__name__}"
+            )
+        if len(self._raw) >= _FOLD_AT:
+            self._fold()
+
+    def entries(self) -> list[Entry]:
+        """One entry for each batch since the last report: the mean over its micro-batches."""
+        self._fold()
+        grouped: dict[int, list[dict[str, float]]] = {}
+        for batch, values in self._entries:
+            grouped.setdefault(batch, []).append(values)
+        return [(batch, _mean_of(values)) for batch, values in sorted(grouped.items())]
+
+    def clear(self) -> None:
+        """Begin a new window."""
+        self._raw.clear()
+        self._entries.clear()
+
+    def state(self) -> list[Entry]:
+        """The window so far, as plain data."""
+        self._fold()
+        return list(self._entries)
+
+    def restore(self, entries: Iterable[Entry]) -> None:
+        """Go on with what :meth:`state` returned."""
+        self._entries.extend((int(batch), dict(values)) for batch, values in entries)
+
+    def _fold(self) -> None:
+        """Turn kept tensors into numbers, in one transfer for all bare losses."""
+        raw, self._raw = self._raw, []
+        bare = [value for _, value in raw if isinstance(value, torch.Tensor) and value.numel() == 1]
+        stacked = torch.stack([value.reshape(()) for value in bare]) if bare else None
+        losses = iter(stacked.double().tolist() if stacked is not None else [])
+        for batch, value in raw:
+            if isinstance(value, torch.Tensor):
+                numbers = (
+                    {"loss": next(losses)} if value.numel() == 1 else to_numbers({"loss": value})
+                )
+            else:
+                numbers = to_numbers(value)
+            self._entries.append((batch, numbers))
+
+
+def average_by_batch(entries: Iterable[Entry]) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Average the windows of all ranks, once.
+
+    Args:
+        entries: Of all ranks, one for each batch of each rank.
+
+    Returns:
+        The mean of each metric over all batches of all ranks, and the means of each batch over the
+        ranks, in the order of batches.
+    """
+    values: dict[str, list[float]] = {}
+    batches: dict[int, list[dict[str, float]]] = {}
+    for batch, metrics in entries:
+        batches.setdefault(batch, []).append(metrics)
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    averages = {name: mean(found) for name, found in values.items()}
+    return averages, [_mean_of(batches[batch]) for batch in sorted(batches)]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean, exactly rounded where all values are finite."""
+    if len(values) == 1:
+        return values[0]
+    if all(map(math.isfinite, values)):
+        return math.fsum(values) / len(values)
+    return sum(values) / len(values)
+
+
+def to_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Keep the metrics that are one number each; others are left out with one warning a name."""
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        if value is None:
+            continue
+        number = _number(value)
+        if number is None:
+            if name not in _warned:
+                _warned.add(name)
+                logger.warning(
+                    "metric %r is left out: must be one number, got %s", name, type(value).__name__
+                )
+            continue
+        numbers[str(name)] = number
+    return numbers
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float | np.number | np.bool_):
+        return float(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value.item())
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "fiub":
+        return float(value.item())
+    return None
+
+
+def _mean_of(many: Sequence[dict[str, float]]) -> dict[str, float]:
+    if len(many) == 1:
+        return many[0]
+    values: dict[str, list[float]] = {}
+    for metrics in many:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: mean(found) for name, found in values.items()}

@@ -1,0 +1,62 @@
+"""The state of every random number generator of a process, as plain data.
+
+What :func:`capture` returns holds tensors, numbers, strings, lists and tuples only, so that a
+checkpoint with it loads under ``torch.load(..., weights_only=True)``.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["capture", "restore", "seed_everything", "seeded"]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed ``random``, NumPy and torch, on the CPU and on every GPU."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed % 2**63)
+
+
+def capture() -> dict[str, Any]:
+    """Copy the state of all global generators, this process's current GPU included."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position)],
+        "numpy_gauss": [int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Put back what :func:`capture` returned."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position = state["numpy"]
+    has_gauss, cached = state["numpy_gauss"]
+    legacy = (name, keys.numpy().astype(np.uint32), position, has_gauss, cached)
+    np.random.set_state(legacy)
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the CPU generators for the length of a block, and put them back afterwards."""
+    before = capture()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        restore(before)

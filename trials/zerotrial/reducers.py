@@ -1,0 +1,183 @@
+"""How metrics become one number: over batches, and over ranks."""
+
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from zerolab.errors import TrialError
+from zerotrial.collectives import Distributed
+
+__all__ = ["MetricReducer", "ReducedMetrics", "Reducer", "ReducerSet", "reduce_values"]
+
+ReducedMetrics = dict[str, Any]
+
+
+class Reducer(enum.Enum):
+    """What happens to a validation metric over all batches of all ranks."""
+
+    AVG = "avg"
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+def reduce_values(values: Sequence[float], reducer: Reducer) -> float:
+    """Reduce one metric's values, one for each batch of each rank.
+
+    A NaN among them makes the result NaN, whatever the reducer.
+
+    Args:
+        values: At least one.
+        reducer: How.
+    """
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    if reducer is Reducer.MAX:
+        return max(values)
+    if reducer is Reducer.MIN:
+        return min(values)
+    infinite = any(math.isinf(value) for value in values)
+    total = sum(values) if infinite else math.fsum(values)  # fsum refuses both signs at once
+    return total if reducer is Reducer.SUM else total / len(values)
+
+
+class MetricReducer:
+    """A metric that needs more than one number a batch, such as an F1 score.
+
+    Feed it in ``train_batch`` or ``evaluate_batch`` by methods of your own; wrap it once with
+    ``context.wrap_reducer``.
+    """
+
+    def reset(self) -> None:
+        """Forget everything; called before each validation and each reporting period.
+
+        Raises:
+            NotImplementedError: If a subclass leaves it out.
+        """
+        raise NotImplementedError
+
+    def per_slot_reduce(self) -> Any:
+        """Reduce what this rank has seen to something that can be pickled.
+
+        Raises:
+            NotImplementedError: If a subclass leaves it out.
+        """
+        raise NotImplementedError
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        """Reduce the values of all ranks to a number, or to a dict of numbers without a name.
+
+        Raises:
+            NotImplementedError: If a subclass leaves it out.
+        """
+        raise NotImplementedError
+
+
+class _FunctionReducer(MetricReducer):
+    """Calls a function with the flat list of all values that all ranks ``update``-d."""
+
+    def __init__(self, function: Callable[[list[Any]], Any]) -> None:
+        self._function = function
+        self._values: list[Any] = []
+
+    def update(self, value: Any) -> None:
+        """Add one value."""
+        self._values.append(value)
+
+    def reset(self) -> None:
+        self._values = []
+
+    def per_slot_reduce(self) -> Any:
+        return self._values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        missing = object()
+        rows = zip_longest(*per_slot_metrics, fillvalue=missing)
+        return self._function([value for row in rows for value in row if value is not missing])
+
+
+class _Wrapped:
+    def __init__(
+        self, reducer: MetricReducer, name: str | None, *, training: bool, validation: bool
+    ) -> None:
+        self.reducer = reducer
+        self.name = name
+        self.training = training
+        self.validation = validation
+
+    def finish(self, per_slot: list[Any]) -> ReducedMetrics:
+        who = f"reducer {self.name or type(self.reducer).__name__!r}"
+        result = self.reducer.cross_slot_reduce(per_slot)
+        if self.name is not None and isinstance(result, Mapping):
+            raise TrialError(
+                f"{who}: has a name and must give one value, got a dict; drop the name"
+            )
+        if self.name is None and not isinstance(result, Mapping):
+            raise TrialError(
+                f"{who}: has no name and must give a dict of metrics, got "
+                f"{type(result).__name__}; pass a name to wrap_reducer"
+            )
+        return dict(result) if self.name is None else {self.name: result}
+
+
+class ReducerSet:
+    """The reducers that a trial has wrapped."""
+
+    def __init__(self) -> None:
+        self._wrapped: list[_Wrapped] = []
+
+    def wrap(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None,
+        *,
+        for_training: bool,
+        for_validation: bool,
+    ) -> Any:
+        """Take up a reducer.
+
+        Returns:
+            The reducer; for a function an object with ``update(value)``.
+
+        Raises:
+            TrialError: If it is wrapped already, or neither a reducer nor callable.
+        """
+        if any(reducer is known.reducer for known in self._wrapped):
+            raise TrialError("wrap_reducer: this reducer is wrapped already; wrap each one once")
+        if isinstance(reducer, MetricReducer):
+            ours = reducer
+        elif callable(reducer):
+            ours = _FunctionReducer(reducer)
+        else:
+            found = type(reducer).__name__
+            raise TrialError(f"wrap_reducer: must get a MetricReducer or a function, got {found}")
+        ours.reset()
+        self._wrapped.append(_Wrapped(ours, name, training=for_training, validation=for_validation))
+        return ours
+
+    def active(self, *, training: bool) -> list[_Wrapped]:
+        """Those that take part in training, or in validation."""
+        return [one for one in self._wrapped if (one.training if training else one.validation)]
+
+    def reset(self, *, training: bool) -> None:
+        """Empty those that take part."""
+        for one in self.active(training=training):
+            one.reducer.reset()
+
+    def reduce(self, distributed: Distributed, *, training: bool) -> ReducedMetrics:
+        """Metrics of all that take part, the same on every rank. **Collective** when there are any.
+
+        Raises:
+            TrialError: If a reducer gives what it must not.
+        """
+        active = self.active(training=training)
+        if not active:
+            return {}
+        mine = [one.reducer.per_slot_reduce() for one in active]
+        per_rank = distributed.allgather(mine, "reducing metrics")
+        metrics: ReducedMetrics = {}
+        for one, values in zip(active, zip(*per_rank, strict=True), strict=True):
+            metrics |= one.finish(list(values))
+        return metrics

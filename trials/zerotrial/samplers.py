@@ -1,0 +1,165 @@
+"""Samplers that repeat, shard, skip and shuffle, each doing one thing.
+
+:class:`zerotrial.DataLoader` needs none of them: it does all four by itself. They are for users
+who build a loader of their own (after ``context.disable_dataset_reproducibility_checks()``)::
+
+    sampler = samplers.ReproducibleShuffleSampler(range(len(data)), seed=context.get_trial_seed())
+    batches = torch.utils.data.BatchSampler(sampler, batch_size=8, drop_last=False)
+    batches = samplers.DistributedBatchSampler(batches, num_replicas=size, rank=rank)
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch.utils.data import Sampler
+
+__all__ = [
+    "DistributedBatchSampler",
+    "DistributedSampler",
+    "RepeatBatchSampler",
+    "RepeatSampler",
+    "ReproducibleShuffleBatchSampler",
+    "ReproducibleShuffleSampler",
+    "SkipBatchSampler",
+    "SkipSampler",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Sized(Protocol[T_co]):
+    """What can be walked again and again, and knows its length."""
+
+    def __iter__(self) -> Iterator[T_co]: ...
+    def __len__(self) -> int: ...
+
+
+class RepeatSampler(Sampler[Any]):
+    """Walk a sampler again and again, without end.
+
+    Its length is that of one walk. A sampler with ``set_epoch`` is told which walk it is on.
+    """
+
+    def __init__(self, sampler: Sized[Any]) -> None:
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = 0
+        while True:
+            set_epoch = getattr(self._sampler, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+            yield from self._sampler
+            epoch += 1
+
+
+class DistributedSampler(Sampler[Any]):
+    """Take every ``num_replicas``-th item, beginning with item ``rank``.
+
+    Args:
+        sampler: The same items in the same order on every rank.
+        num_replicas: Data-parallel world size.
+        rank: Data-parallel rank.
+
+    Raises:
+        ValueError: If the rank is not one of the replicas.
+    """
+
+    def __init__(self, sampler: Sized[Any], num_replicas: int, rank: int) -> None:
+        if num_replicas < 1 or not 0 <= rank < num_replicas:
+            raise ValueError(f"rank: must be in 0..num_replicas-1, got {rank} of {num_replicas}")
+        self._sampler = sampler
+        self._num_replicas = num_replicas
+        self._rank = rank
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self._sampler), self._num_replicas)
+        return whole + (rest > self._rank)
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._sampler), self._rank, None, self._num_replicas)
+
+
+class SkipSampler(Sampler[Any]):
+    """Leave out the first ``skip`` items of the first walk; later walks are whole.
+
+    Its length is that of a whole walk.
+
+    Raises:
+        ValueError: If ``skip`` is negative.
+    """
+
+    def __init__(self, sampler: Sized[Any], skip: int) -> None:
+        if skip < 0:
+            raise ValueError(f"skip: must be >= 0, got {skip}")
+        self._sampler = sampler
+        self._skip = skip
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        skip, self._skip = self._skip, 0
+        return islice(iter(self._sampler), skip, None)
+
+
+class ReproducibleShuffleSampler(Sampler[Any]):
+    """Shuffle reproducibly, and differently at each walk.
+
+    The order of a walk depends on the seed and the number of the walk alone, not on any global
+    random state, so every rank sees the same one.
+    """
+
+    def __init__(self, sampler: Iterable[Any], seed: int) -> None:
+        self._items: Sequence[Any] = (
+            sampler if isinstance(sampler, range) else list(sampler)  # a range costs nothing
+        )
+        self._seed = seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the walk that the next ``iter()`` begins."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, self._epoch))
+        self._epoch += 1
+        order = torch.randperm(len(self._items), generator=generator).tolist()
+        return (self._items[index] for index in order)
+
+
+class RepeatBatchSampler(RepeatSampler):
+    """:class:`RepeatSampler` over whole batches of indices."""
+
+
+class DistributedBatchSampler(DistributedSampler):
+    """:class:`DistributedSampler` over whole batches of indices."""
+
+
+class SkipBatchSampler(SkipSampler):
+    """:class:`SkipSampler` over whole batches of indices."""
+
+
+class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
+    """:class:`ReproducibleShuffleSampler` over whole batches of indices."""
+
+
+def derive_seed(*parts: int) -> int:
+    """Mix numbers into one seed of 63 bits; neighbouring parts give unrelated seeds."""
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = (state ^ (part & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
+        # The finalizer of splitmix64 (Steele, Lea, Flood 2014).
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+        state = (state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    return state >> 1

@@ -1,0 +1,69 @@
+"""One run on one rank: its reports, its signals, its trial, from beginning to end."""
+
+import logging
+from collections.abc import Callable
+
+from zerolab.client.reporting import Reporter
+from zerolab.contract import RunSpec
+from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerotrial import random_state
+from zerotrial.context import ZeroTrialContext
+from zerotrial.controller import Controller, Ending
+from zerotrial.settings import FitSettings
+from zerotrial.trial import ZeroTrial
+
+__all__ = ["Session"]
+
+logger = logging.getLogger(__name__)
+
+_LAST_REPORTS_S = 10.0  # the agent delivers what is left after that
+_LAST_REPORTS_AFTER_FAILURE_S = 3.0
+
+
+class Session:
+    """Opens the reports of a run and listens for its end; closes both.
+
+    Args:
+        context: Of the trial.
+    """
+
+    def __init__(self, context: ZeroTrialContext) -> None:
+        spec: RunSpec = context.spec
+        self._context = context
+        self._reporter: Reporter | None = None
+        self._poller: DirectivePoller | SigtermFlag
+        if context.distributed.is_chief:
+            self._reporter = Reporter(spec)
+            self._poller = DirectivePoller(spec, self._reporter.stale)
+        else:
+            self._poller = SigtermFlag()
+
+    def build(
+        self, make_trial: Callable[[ZeroTrialContext], ZeroTrial], settings: FitSettings
+    ) -> Controller:
+        """Make the trial and all that it is run by, under the trial's seed."""
+        if self._reporter is not None:
+            self._reporter.report_state("starting")
+        random_state.seed_everything(self._context.get_trial_seed())
+        trial = make_trial(self._context)
+        return self.control(trial, settings)
+
+    def control(self, trial: ZeroTrial, settings: FitSettings) -> Controller:
+        """Make the controller of a trial that is there already."""
+        return Controller(trial, self._context, settings, self._reporter, self._poller)
+
+    def close(self, ending: Ending | None) -> None:
+        """Ship the last reports and let signals mean again what they meant.
+
+        Args:
+            ending: Why the loop ended; ``None`` after a failure.
+        """
+        self._context.close()
+        if isinstance(self._poller, DirectivePoller):
+            self._poller.close()
+        else:
+            self._poller.restore()
+        if self._reporter is not None:
+            wait_s = _LAST_REPORTS_AFTER_FAILURE_S if ending is None else _LAST_REPORTS_S
+            if not self._reporter.close(wait_s):
+                logger.info("some reports are still on disk; they are delivered later")

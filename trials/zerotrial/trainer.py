@@ -1,0 +1,201 @@
+"""Training without the platform, or from a script of one's own inside it."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerolab.contract import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
+from zerolab.core.store import CheckpointStore
+from zerolab.errors import ConfigError
+from zerotrial import random_state
+from zerotrial.collectives import Distributed
+from zerotrial.context import ZeroTrialContext
+from zerotrial.controller import Ending
+from zerotrial.session import Session
+from zerotrial.settings import FitSettings, Policy
+from zerotrial.trial import ZeroTrial
+from zerotrial.units import Batch, TrainUnit
+
+__all__ = ["Trainer", "init"]
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def init(
+    *,
+    hparams: Mapping[str, Any] | None = None,
+    exp_conf: Mapping[str, Any] | None = None,
+    distributed: Distributed | None = None,
+    enable_tensorboard_logging: bool = True,
+    seed: int = 0,
+    run_dir: str | Path = "zerolab_run",
+) -> Iterator[ZeroTrialContext]:
+    """Make the context of a trial in a script of one's own.
+
+    Run plainly, the script is one rank; under torchrun it is one of many; as the entrypoint of an
+    experiment it takes hyperparameters, configuration and seed from there. Otherwise metrics go
+    to ``metrics.jsonl`` below ``run_dir`` (``zerolab import`` brings it into a server), and
+    checkpoints to ``checkpoints/`` beside it.
+
+    Args:
+        hparams: Hyperparameters; those of the experiment win inside one.
+        exp_conf: What ``context.get_experiment_config()`` gives outside an experiment.
+        distributed: The ranks, where the script has joined them itself.
+        enable_tensorboard_logging: Whether metrics go to a writer that the trial asks for.
+        seed: Of everything, outside an experiment.
+        run_dir: Directory of metrics, checkpoints and traces, outside an experiment.
+
+    Yields:
+        The context, to be given to the trial's class.
+    """
+    if distributed is None:
+        distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
+    spec = _run_spec(hparams, exp_conf, seed, Path(run_dir), distributed.size)
+    context = ZeroTrialContext(spec, distributed)
+    context.set_enable_tensorboard_logging(enable_tensorboard_logging)
+    random_state.seed_everything(spec.trial_seed)
+    try:
+        yield context
+    except BaseException:
+        context.close()
+        raise
+    context.close()
+    distributed.close()
+
+
+class Trainer:
+    """Runs a trial that a script has built.
+
+    Args:
+        trial: The trial.
+        context: From :func:`init`.
+    """
+
+    def __init__(self, trial: ZeroTrial, context: ZeroTrialContext) -> None:
+        self._trial = trial
+        self._context = context
+
+    def fit(  # noqa: PLR0917 - Determined's signature
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit | None = None,
+        checkpoint_policy: Policy | None = None,
+        latest_checkpoint: str | Path | None = None,
+        step_zero_validation: bool | None = None,  # noqa: FBT001 - Determined's signature
+        test_mode: bool = False,  # noqa: FBT001, FBT002 - as above
+        profiling_enabled: bool | None = None,  # noqa: FBT001 - as above
+    ) -> Ending:
+        """Train, validate, checkpoint and report until ``max_length``. **Collective**.
+
+        What is left out is taken from the experiment's configuration where there is one.
+
+        Args:
+            checkpoint_period: How often to save; always at the end.
+            validation_period: How often to validate; always at the end.
+            max_length: How far to train in all, restarts included.
+            reporting_period: How often to report training metrics; 100 batches.
+            checkpoint_policy: After which validations to save: ``best``, ``all`` or ``none``.
+            latest_checkpoint: Where to go on: a uuid in the run's checkpoints, the path of a
+                checkpoint, or ``latest`` for the furthest one there (none is a fresh start).
+                Inside an experiment the platform knows it.
+            step_zero_validation: Validate before the first batch.
+            test_mode: One batch, one validation batch, one checkpoint.
+            profiling_enabled: Report where the loop's time goes.
+
+        Returns:
+            Why training ended.
+
+        Raises:
+            ConfigError: If no length is given.
+            SystemExit: Inside an experiment, when the run must give its slots back.
+        """
+        context, spec = self._context, self._context.spec
+        given = {
+            "checkpoint_period": checkpoint_period,
+            "validation_period": validation_period,
+            "max_length": Batch(1) if test_mode or spec.test_mode else max_length,
+            "report_period": reporting_period,
+            "checkpoint_policy": checkpoint_policy,
+            "initial_validation": step_zero_validation,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        settings = _settings(spec, given)
+        if profiling_enabled is not None:
+            profiling = dataclasses.replace(settings.profiling, enabled=profiling_enabled)
+            settings = dataclasses.replace(settings, profiling=profiling)
+        if test_mode or spec.test_mode:
+            settings = dataclasses.replace(settings, test_mode=True)
+        if latest_checkpoint is not None and spec.latest_checkpoint is None:
+            _go_on_from(context, latest_checkpoint)
+        session = Session(context)
+        ending = None
+        try:
+            ending = session.control(self._trial, settings).run()
+        finally:
+            session.close(ending)
+        if spec.master and ending in (Ending.PREEMPTED, Ending.STALE):
+            raise SystemExit(ending.exit_code)
+        return ending
+
+
+def _run_spec(
+    hparams: Mapping[str, Any] | None,
+    exp_conf: Mapping[str, Any] | None,
+    seed: int,
+    run_dir: Path,
+    slots: int,
+) -> RunSpec:
+    path = os.environ.get(ENV_RUN_SPEC)
+    if path:
+        return read_run_spec(Path(path))
+    run_dir = run_dir.absolute()
+    return RunSpec(
+        experiment_id=0,
+        trial_id=0,
+        run_id=0,
+        config=dict(exp_conf or {}),
+        hparams=dict(hparams or {}),
+        trial_seed=seed,
+        slots=slots,
+        model_dir=str(Path.cwd()),
+        run_dir=str(run_dir),
+        checkpoint_dir=str(run_dir / "checkpoints"),
+    )
+
+
+def _settings(spec: RunSpec, given: dict[str, Any]) -> FitSettings:
+    if not spec.config.get("searcher"):
+        if "max_length" not in given:
+            problem = "max_length: is missing; say how far to train, e.g. Batch(1000) or Epoch(3)"
+            raise ConfigError("fit", [problem])
+        return FitSettings(**given)
+    config = dict(spec.config)
+    if "max_length" in given:
+        config["searcher"] = dict(config["searcher"]) | {"max_length": given["max_length"]}
+    return dataclasses.replace(FitSettings.from_config(config), **given)
+
+
+def _go_on_from(context: ZeroTrialContext, checkpoint: str | Path) -> None:
+    """Point the run at the checkpoint that the script named."""
+    path = Path(checkpoint)
+    root, name = Path(context.spec.checkpoint_dir), str(checkpoint)
+    if path.is_dir():
+        root, name = path.absolute().parent, path.absolute().name
+    store = CheckpointStore(root)
+    if name == "latest":
+        found = store.latest()
+        if found is None:
+            return
+    else:
+        found = store.describe(name)
+    ref = CheckpointRef(found.uuid, found.steps_completed)
+    context.go_on_from(ref, root)

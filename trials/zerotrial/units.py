@@ -1,0 +1,181 @@
+"""Lengths and periods of training, and the arithmetic of what is due after which batch.
+
+Everything here counts *batches* (optimizer steps) from the start of the trial. The count goes on
+through reports, validations, checkpoints and restarts, so what is due depends on the count alone.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zerolab.errors import ConfigError
+
+__all__ = ["Batch", "Epoch", "Period", "Schedule", "TrainUnit", "length_in_batches", "parse_unit"]
+
+
+@dataclass(frozen=True)
+class TrainUnit:
+    """A length, a period, or the exact points at which something happens.
+
+    Args:
+        value: How many units; as a period, every so many. A collection names exact points.
+
+    Raises:
+        ConfigError: If a number is below 1.
+    """
+
+    value: int | Collection[int]
+
+    def __post_init__(self) -> None:
+        points = [self.value] if isinstance(self.value, int) else list(self.value)
+        name = type(self).__name__
+        if not all(isinstance(point, int) and point >= 1 for point in points):
+            raise ConfigError(name, [f"{name}: must hold whole numbers >= 1, got {self.value!r}"])
+
+
+@dataclass(frozen=True)
+class Batch(TrainUnit):
+    """So many batches; one batch is one optimizer step on all ranks."""
+
+
+@dataclass(frozen=True)
+class Epoch(TrainUnit):
+    """So many passes through the training data."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """The batches after which something is due; an empty one is never due.
+
+    Args:
+        every: Due whenever the count is a multiple of this many batches.
+        at: Due at exactly these counts.
+    """
+
+    every: int | None = None
+    at: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, unit: TrainUnit | None, epoch_length: int | None) -> "Period":
+        """Turn what the user wrote into batches.
+
+        Args:
+            unit: ``None`` for never.
+            epoch_length: Batches in one epoch; ``None`` when the data has no length.
+
+        Raises:
+            ConfigError: If the unit is epochs and the data has no length.
+        """
+        if unit is None:
+            return cls()
+        factor = _batches_per_unit(unit, epoch_length)
+        if isinstance(unit.value, int):
+            return cls(every=unit.value * factor)
+        return cls(at=frozenset(point * factor for point in unit.value))
+
+    def due(self, steps: int) -> bool:
+        """Whether it is due after ``steps`` batches; nothing is due before the first."""
+        if steps <= 0:
+            return False
+        return steps in self.at or (self.every is not None and steps % self.every == 0)
+
+    def next_after(self, steps: int) -> int | None:
+        """The first count beyond ``steps`` at which it is due; ``None`` if it never is again."""
+        later = [point for point in self.at if point > steps]
+        if self.every is not None:
+            later.append((steps // self.every + 1) * self.every)
+        return min(later, default=None)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a trial reports, validates, checkpoints and ends.
+
+    Args:
+        max_steps: Batches to train in all.
+        epoch_length: Batches in one epoch; ``None`` when the data has no length.
+        report: When averaged training metrics are reported.
+        validate: When the model is validated, besides the end of training.
+        checkpoint: When a checkpoint is saved, besides the end of training.
+    """
+
+    max_steps: int
+    epoch_length: int | None
+    report: Period = Period()
+    validate: Period = Period()
+    checkpoint: Period = Period()
+
+    def next_stop(self, steps: int) -> int:
+        """The first count beyond ``steps`` at which the loop must pause for something."""
+        stops = [self.max_steps]
+        if self.epoch_length:
+            stops.append((steps // self.epoch_length + 1) * self.epoch_length)
+        for period in (self.report, self.validate, self.checkpoint):
+            upcoming = period.next_after(steps)
+            if upcoming is not None:
+                stops.append(upcoming)
+        return min(stops)
+
+    def finished(self, steps: int) -> bool:
+        """Whether the trial has trained as far as it should."""
+        return steps >= self.max_steps
+
+    def report_due(self, steps: int) -> bool:
+        """Whether training metrics are reported after ``steps`` batches."""
+        return steps > 0 and (self.report.due(steps) or self.finished(steps))
+
+    def validation_due(self, steps: int) -> bool:
+        """Whether the model is validated after ``steps`` batches."""
+        return steps > 0 and (self.validate.due(steps) or self.finished(steps))
+
+    def checkpoint_due(self, steps: int) -> bool:
+        """Whether a checkpoint is saved after ``steps`` batches, whatever the policy says."""
+        return steps > 0 and (self.checkpoint.due(steps) or self.finished(steps))
+
+    def epoch(self, steps: int) -> int:
+        """Index of the epoch that batch ``steps`` (counted from 0) belongs to."""
+        return steps // self.epoch_length if self.epoch_length else 0
+
+    def epoch_ends(self, steps: int) -> bool:
+        """Whether ``steps`` batches make up whole epochs."""
+        return bool(self.epoch_length) and steps > 0 and steps % (self.epoch_length or 1) == 0
+
+
+def length_in_batches(unit: TrainUnit, epoch_length: int | None) -> int:
+    """How many batches a length is.
+
+    Raises:
+        ConfigError: If the length is not one number, or in epochs while the data has no length.
+    """
+    if not isinstance(unit.value, int):
+        raise ConfigError("max_length", [f"must be one number, got {unit!r}"])
+    return unit.value * _batches_per_unit(unit, epoch_length)
+
+
+def parse_unit(value: Any, key: str) -> TrainUnit | None:
+    """Read ``{batches: n}``, ``{epochs: n}`` or a bare number of batches; 0 means never.
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    if value is None or isinstance(value, TrainUnit):
+        return value
+    kind, number = "batches", value
+    if isinstance(value, Mapping) and len(value) == 1:
+        kind, number = next(iter(value.items()))
+    whole = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    if kind not in ("batches", "epochs") or not whole:
+        found = f"must be {{batches: n}}, {{epochs: n}} or a number of batches, got {value!r}"
+        raise ConfigError("experiment", [f"{key}: {found}"])
+    if number == 0:
+        return None
+    return Batch(number) if kind == "batches" else Epoch(number)
+
+
+def _batches_per_unit(unit: TrainUnit, epoch_length: int | None) -> int:
+    if not isinstance(unit, Epoch):
+        return 1
+    if not epoch_length:
+        remedy = "give it in batches, set records_per_epoch, or give the training loader a len()"
+        raise ConfigError("lengths", [f"{unit!r}: the training data has no length; {remedy}"])
+    return epoch_length
