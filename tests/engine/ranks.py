@@ -44,7 +44,7 @@ def run_on_ranks(
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as directory:
-        store = os.path.join(directory, "rendezvous")
+        store = f"{directory}/rendezvous"
         processes, pipes = [], []
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)

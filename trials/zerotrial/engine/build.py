@@ -11,7 +11,9 @@ from torch import nn
 
 from zerolab.config.engine import EngineConfig, load_engine_config
 from zerolab.errors import ConfigError
+from zerotrial.engine.activation import checkpoint_blocks
 from zerotrial.engine.comm import connect
+from zerotrial.engine.compiling import compile_blocks
 from zerotrial.engine.data import build_loader
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.loss_scale import make_scaler
@@ -32,7 +34,7 @@ __all__ = ["initialize"]
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
 
-def initialize(
+def initialize(  # noqa: PLR0917 - DeepSpeed's order
     args: Any = None,
     model: nn.Module | None = None,
     optimizer: "torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None" = None,
@@ -41,7 +43,7 @@ def initialize(
     lr_scheduler: Any = None,
     distributed_port: int = 29500,
     mpu: Any = None,
-    dist_init_required: bool | None = None,
+    dist_init_required: bool | None = None,  # noqa: FBT001 - DeepSpeed's
     collate_fn: Callable[[Any], Any] | None = None,
     config: "str | PathLike[str] | Mapping[str, Any] | EngineConfig | None" = None,
     mesh_param: Any = None,
@@ -79,12 +81,14 @@ def initialize(
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
     where = _choose_device(device)
-    group = _find_group(mpu, where, dist_init_required)
+    group = _find_group(mpu, where, start=dist_init_required)
     ranks = dist.get_world_size(group) if group is not None else 1
     batch = resolved.batch_sizes(ranks)
     precision = choose_precision(resolved, batch.accumulation_steps)
 
     model.to(where)
+    compile_blocks(model, resolved.compile)
+    checkpoint_blocks(model, resolved.activation_checkpointing)
     made = _make_given(optimizer, model_parameters, model)
     inputs = StageInputs(
         module=model,
@@ -98,7 +102,7 @@ def initialize(
         observer=NullObserver(),
     )
     stage = _build_stage(inputs)
-    if precision.cast_inputs and precision.compute is not None:
+    if precision.cast_inputs and precision.compute is not None:  # stage 3 casts too: no harm
         register_input_cast(model, precision.compute)
     schedule = _make_schedule(
         resolved, lr_scheduler, stage.optimizer, has_optimizer=made is not None
@@ -137,7 +141,10 @@ def _read_config(args: Any, model: Any, config: Any) -> EngineConfig:
     if problems:
         raise ConfigError("initialize()", problems)
     source = config if config is not None else from_args
-    return source if isinstance(source, EngineConfig) else load_engine_config(source)
+    if isinstance(source, EngineConfig):
+        return source
+    assert source is not None
+    return load_engine_config(source)
 
 
 def _choose_device(device: "torch.device | str | None") -> torch.device:
@@ -151,12 +158,12 @@ def _choose_device(device: "torch.device | str | None") -> torch.device:
 
 
 def _find_group(
-    mpu: Any, device: torch.device, init_required: bool | None
+    mpu: Any, device: torch.device, *, start: bool | None
 ) -> "dist.ProcessGroup | None":
     """The data-parallel ranks; starts torch.distributed when the environment describes a world."""
-    if not dist.is_initialized() and init_required is not False:
+    if not dist.is_initialized() and start is not False:
         world = int(os.environ.get("WORLD_SIZE", "1"))
-        if world > 1 or init_required:
+        if world > 1 or start:
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend)
     if not dist.is_initialized():
@@ -189,15 +196,15 @@ def _groups_of(
     if optimizer is not None:
         raw: Sequence[dict[str, Any]] = optimizer.param_groups
     else:
-        given = list(model_parameters) if model_parameters is not None else list(names)
+        given: list[Any] = list(names if model_parameters is None else model_parameters)
         raw = given if given and isinstance(given[0], dict) else [{"params": given}]
     groups, seen, problems = [], set(), []
     for index, group in enumerate(raw):
         members = group["params"]
         named = []
-        for parameter in [members] if isinstance(members, nn.Parameter) else list(members):
-            if isinstance(parameter, tuple):  # named parameters, as torch 2.6 on accepts them
-                parameter = parameter[1]
+        for member in [members] if isinstance(members, nn.Parameter) else list(members):
+            # torch accepts named parameters too
+            parameter = member[1] if isinstance(member, tuple) else member
             if parameter not in names:
                 problems.append(f"parameter group {index}: has a parameter that model has not")
             elif parameter in seen:
@@ -215,17 +222,24 @@ def _groups_of(
 
 
 def _build_stage(inputs: StageInputs) -> Stage:
-    number = inputs.config.zero_optimization.stage
-    if number == 3:
-        from zerotrial.engine.fsdp import build_stage3
-
-        return build_stage3(inputs)
+    zero = inputs.config.zero_optimization
     updater = None
-    if inputs.config.zero_optimization.offload_optimizer.device != "none":
+    if zero.offload_optimizer.device != "none":
         from zerotrial.engine.offload import build_updater
 
         updater = build_updater
-    return _FLAT_STAGES[number](inputs, connect(inputs.group, inputs.device), updater)
+    if zero.stage == 3:
+        if not inputs.optimizer_factory.elementwise:
+            msg = (
+                "optimizer: at stage 3 it must update each element by itself, and this one needs "
+                "whole parameters; set zero_optimization.stage to 2, or use AdamW"
+            )
+            raise ConfigError(inputs.config.source, [msg])
+        from zerotrial.engine.fsdp import build_stage3
+
+        return build_stage3(inputs)
+    comm = connect(inputs.group, inputs.device)
+    return _FLAT_STAGES[zero.stage](inputs, comm, updater)
 
 
 def _make_schedule(

@@ -118,7 +118,7 @@ class Engine:
         share = loss / self.batch.accumulation_steps
         with self.observer.phase("backward"):
             self.stage.before_backward(boundary=boundary)
-            (share * self.scaler.scale).backward(retain_graph=retain_graph)
+            torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
             self.stage.after_backward(boundary=boundary)
         self._backwards += 1
         self._waiting += 1

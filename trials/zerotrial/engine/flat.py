@@ -123,7 +123,7 @@ def cut_into_buckets(
             draft.last = max(draft.last, place[named.name])
     drafts.sort(key=lambda draft: draft.last)
     offsets: dict[torch.dtype, int] = {}
-    buckets = []
+    buckets: list[Bucket] = []
     for draft in drafts:
         place_all = _slots_whole if whole_parameters else _slots_in_a_row
         slots, shard_numel = place_all(draft, ranks)

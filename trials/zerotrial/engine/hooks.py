@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -29,8 +30,8 @@ class GradientHooks:
         for bucket in buckets:
             for index, slot in enumerate(bucket.slots):
                 call = partial(self._hand_over, bucket.index, index)
-                handle = slot.parameter.register_post_accumulate_grad_hook(call)
-                self._handles.append(handle)
+                register: Any = slot.parameter.register_post_accumulate_grad_hook
+                self._handles.append(register(call))
 
     def remove(self) -> None:
         """Stop listening for good."""

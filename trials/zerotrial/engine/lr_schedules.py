@@ -8,7 +8,7 @@ first ``step()``, so that its warm-ups run two optimizer steps at the minimum;
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -101,7 +101,10 @@ class WarmupLR(Schedule):
         last_batch_iteration: Where to go on.
     """
 
-    def __init__(
+    first: ClassVar[int] = 0
+    """The count whose rates are set at construction."""
+
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
         self,
         optimizer: torch.optim.Optimizer,
         warmup_min_lr: Rates = 0.0,
@@ -117,10 +120,11 @@ class WarmupLR(Schedule):
         )
         self._min = _for_groups("warmup_min_lr", warmup_min_lr, len(groups))
         self._max = _for_groups("warmup_max_lr", top, len(groups))
-        self._steps = max(2, _whole_steps("warmup_num_steps", warmup_num_steps))
+        self._given_steps = _whole_steps("warmup_num_steps", warmup_num_steps)
+        self._steps = max(2, self._given_steps)
         self._log = warmup_type != "linear"
         if last_batch_iteration == -1:
-            self._write(0)
+            self._write(self.first)
 
     def share(self, it: int) -> float:
         """Part of the way from minimum to maximum, 0 to 1."""
@@ -151,7 +155,7 @@ class WarmupDecayLR(WarmupLR):
         last_batch_iteration: Where to go on.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
         self,
         optimizer: torch.optim.Optimizer,
         total_num_steps: int,
@@ -191,7 +195,7 @@ class WarmupCosineLR(Schedule):
         last_batch_iteration: Where to go on.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
         self,
         optimizer: torch.optim.Optimizer,
         total_num_steps: int,
@@ -225,26 +229,22 @@ class WarmupCosineLR(Schedule):
 
 
 class LinearWarmupLR(WarmupLR):
-    """A warm-up whose optimizer step k (from 1) runs at k / steps of the way; none is wasted.
+    """A warm-up that wastes no step: optimizer step k, counted from 1, runs at k / steps.
 
-    Unlike :class:`WarmupLR`, the first step already moves, and the rate that ``step()`` sets is the
-    next step's. Arguments as there; ``warmup_type`` is not used.
+    :class:`WarmupLR` runs the first two steps at the minimum. Arguments as there, except that
+    ``warmup_type: log`` (the default) is linear too.
     """
 
+    first = -1
+
     def share(self, it: int) -> float:
-        """See :class:`WarmupLR`."""
-        return min(1.0, (it + 1) / self._steps)
+        """Part of the way that the optimizer step after ``step()`` number ``it + 1`` runs at."""
+        return min(1.0, (it + 2) / self._given_steps)
 
     def rates(self, it: int) -> list[float]:
         """See :class:`Schedule`."""
-        share = self.share(max(it, 0))
+        share = self.share(it)
         return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]
-
-    def step(self, last_batch_iteration: int | None = None) -> None:
-        """Set the rates of the next optimizer step."""
-        if last_batch_iteration is None:
-            last_batch_iteration = max(self.last_batch_iteration, 0) + 1
-        super().step(last_batch_iteration)
 
 
 class OneCycle(Schedule):
@@ -270,7 +270,7 @@ class OneCycle(Schedule):
         Smith, arXiv:1803.09820.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
         self,
         optimizer: torch.optim.Optimizer,
         cycle_min_lr: Rates,
@@ -379,7 +379,7 @@ class LRRangeTest(Schedule):
         Smith, arXiv:1506.01186, section 3.3.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
         self,
         optimizer: torch.optim.Optimizer,
         lr_range_test_min_lr: Rates = 1e-3,

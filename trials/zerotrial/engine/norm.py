@@ -24,11 +24,12 @@ def squared_norm(values: Tensor) -> Tensor:
         fp64 scalar on the same device; inf or nan when a value is not finite.
     """
     if values.device.type != "cpu":  # reductions there are trees, and exact enough in fp32
-        return torch.linalg.vector_norm(values, dtype=torch.float32).double().square()
+        norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float32)
+        return norm.double().square()
     if values.dtype == torch.float64:
-        return values.dot(values)
+        return torch.dot(values, values)
     total = torch.zeros((), dtype=torch.float64)
-    for block in values.split(_BLOCK):
+    for block in torch.split(values, _BLOCK):
         wide = block.float()
-        total += wide.dot(wide)
+        total += torch.dot(wide, wide)
     return total

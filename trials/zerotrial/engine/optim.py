@@ -1,7 +1,8 @@
 """From a configuration or a user's argument to the one optimizer of an engine."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,54 +46,42 @@ class ConfiguredOptimizer:
 
     def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Build it, fused where torch has a fused kernel for it."""
-        fused = {}
         accepted = inspect.signature(self._cls.__init__).parameters
         if "fused" in accepted and not {"fused", "foreach"} & self._params.keys():
-            fused = {"fused": True}
-        filled = [group for group in groups if group["params"]] or groups
-        if len(filled) != len(groups):
-            filled = groups
+            with contextlib.suppress(RuntimeError, TypeError, ValueError):
+                return self._build(groups, {**self._params, "fused": True})
         try:
-            return self._cls(_with_place_holders(filled), **self._params, **fused)
-        except (TypeError, ValueError, RuntimeError):
-            if fused:
-                try:
-                    return self._cls(_with_place_holders(filled), **self._params)
-                except (TypeError, ValueError) as plain:
-                    problem = plain
+            return self._build(groups, self._params)
+        except (RuntimeError, TypeError, ValueError) as problem:
             msg = f"optimizer.params: {self._cls.__name__} refuses them: {problem}"
             raise ConfigError("engine config", [msg]) from problem
 
+    def _build(self, groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+        return self._cls(_copies(groups), **params)
 
-def _with_place_holders(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A rank may own nothing of a group, which torch accepts; copies, since torch writes there."""
+
+def _copies(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copy the groups, since torch writes its defaults into them."""
     return [dict(group) for group in groups]
 
 
 class GivenOptimizer:
-    """The user's instance, or a callable that makes one from parameter groups."""
+    """The user's instance, whose parameters the stage's tensors replace."""
 
-    def __init__(
-        self, given: "torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]"
-    ) -> None:
+    def __init__(self, given: torch.optim.Optimizer) -> None:
         self._given = given
-        known = isinstance(given, torch.optim.Optimizer) and _is_elementwise(type(given))
-        self.elementwise = known
+        self.elementwise = _is_elementwise(type(given))
 
     def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Put the engine's tensors in the place of the user's parameters."""
-        if not isinstance(self._given, torch.optim.Optimizer):
-            return self._given(_with_place_holders(groups))
-        optimizer = self._given
-        optimizer.state.clear()
-        for group, mine in zip(optimizer.param_groups, groups, strict=True):
+        for group, mine in zip(self._given.param_groups, groups, strict=True):
             group["params"] = mine["params"]
-        return optimizer
+        return self._given
 
 
 def choose_optimizer(
     config: EngineConfig,
-    given: "torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None",
+    given: torch.optim.Optimizer | None,
 ) -> OptimizerFactory:
     """Take the user's optimizer, else the configuration's.
 
@@ -100,7 +89,7 @@ def choose_optimizer(
         ConfigError: If there is neither, or the configuration's is not known.
     """
     if given is not None:
-        if isinstance(given, torch.optim.Optimizer) and given.state:
+        if given.state:
             msg = "optimizer: must not have stepped before initialize(); pass a fresh one"
             raise ConfigError("initialize()", [msg])
         return GivenOptimizer(given)

@@ -1,6 +1,7 @@
 """Which types a model computes, accumulates and communicates in."""
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -44,24 +45,18 @@ def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
         return type(value)(*(cast_inputs(item, dtype) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(cast_inputs(item, dtype) for item in value)
-    if type(value) is dict:
-        return {key: cast_inputs(item, dtype) for key, item in value.items()}
     if isinstance(value, Mapping):
         return _cast_mapping(value, dtype)
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {
-            part.name: cast_inputs(getattr(value, part.name), dtype)
-            for part in fields(value)
-            if part.init
-        }
-        return replace(value, **changed)
+        parts = [part.name for part in fields(value) if part.init]
+        return replace(value, **{name: cast_inputs(getattr(value, name), dtype) for name in parts})
     return value
 
 
 def _cast_mapping(value: Any, dtype: torch.dtype) -> Any:
     """Keep the type of a mapping that can be copied and written, such as a BatchEncoding."""
     try:
-        copied = value.copy()
+        copied = copy(value)
         for key, item in value.items():
             copied[key] = cast_inputs(item, dtype)
     except (AttributeError, TypeError):

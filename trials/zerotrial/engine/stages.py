@@ -1,7 +1,7 @@
 """Stages 0, 1 and 2 on flat buckets.
 
-What the three share is in :class:`FlatStage`; each stage adds which part of a bucket a rank updates,
-and how gradients are kept. N ranks, S elements in a rank's shard of a bucket.
+What the three share is in :class:`FlatStage`; each stage adds which part of a bucket a rank
+updates, and how gradients are kept. N ranks, S elements in a rank's shard of a bucket.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

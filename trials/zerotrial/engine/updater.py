@@ -93,8 +93,7 @@ class _InMemory:
             parameter.data = parameter.data.clone()
             parameter.grad = torch.zeros_like(parameter)
         try:
-            torch.optim.Optimizer.profile_hook_step(type(self.optimizer).step)
-            type(self.optimizer).step(self.optimizer)
+            type(self.optimizer).step(self.optimizer)  # not the schedule's counting wrapper
         finally:
             for parameter, original in zip(members, originals, strict=True):
                 parameter.data = original
@@ -110,9 +109,7 @@ class _InMemory:
         for group, members in zip(self._group_indices, self._parameters, strict=True):
             for parameter in members:
                 for name, value in self.optimizer.state.get(parameter, {}).items():
-                    if (isinstance(value, Tensor) and value.numel() == 1 and value.dim() == 0) or (
-                        isinstance(value, int | float) and not isinstance(value, bool)
-                    ):
+                    if _is_scalar(value):
                         found.setdefault(f"group{group}.{name}", float(value))
         return found
 
@@ -143,6 +140,12 @@ class _InMemory:
 
     def close(self) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class ElementwiseUpdater(_InMemory):

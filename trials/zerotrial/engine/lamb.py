@@ -1,0 +1,93 @@
+"""LAMB: Adam whose step is scaled, parameter by parameter, to the size of the weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+__all__ = ["Lamb"]
+
+
+class Lamb(torch.optim.Optimizer):
+    """For very large batches. It needs whole parameters, and the engine lays them out so.
+
+    Args:
+        params: Parameters or groups.
+        lr: Learning rate.
+        betas: Decay of the first and second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Part of the step that is scaled.
+        bias_correction: Whether the moments are corrected for their start at zero.
+        max_coeff: Largest trust ratio.
+        min_coeff: Smallest trust ratio.
+
+    References:
+        You et al., arXiv:1904.00962, algorithm 2.
+    """
+
+    elementwise = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool = True,
+        max_coeff: float = 10.0,
+        min_coeff: float = 0.01,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "max_coeff": max_coeff,
+            "min_coeff": min_coeff,
+        }
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        first, second = state["exp_avg"], state["exp_avg_sq"]
+        first.lerp_(gradient, 1.0 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+        count = float(state["step"])
+        correct = group["bias_correction"]
+        first_scale = 1.0 - beta1**count if correct else 1.0
+        second_scale = 1.0 - beta2**count if correct else 1.0
+        update = (first / first_scale) / ((second / second_scale).sqrt_().add_(group["eps"]))
+        update.add_(parameter, alpha=group["weight_decay"])
+        parameter.add_(update, alpha=-group["lr"] * _trust(parameter, update, group))
+
+
+def _trust(parameter: Tensor, update: Tensor, group: dict[str, Any]) -> float:
+    """Norm of the weights over norm of the step, within bounds; 1 where either is zero."""
+    weights, step = float(parameter.norm()), float(update.norm())
+    if weights == 0.0 or step == 0.0:
+        return 1.0
+    return min(max(weights / step, float(group["min_coeff"])), float(group["max_coeff"]))

@@ -1,0 +1,63 @@
+"""Lion: the sign of an interpolated momentum, one state for each parameter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+__all__ = ["Lion"]
+
+
+class Lion(torch.optim.Optimizer):
+    """Steps of equal size in every element, in the direction of the momentum's sign.
+
+    Args:
+        params: Parameters or groups.
+        lr: About a tenth of what AdamW would take.
+        betas: How much momentum goes into the direction, and how much is kept.
+        weight_decay: Decoupled; about ten times AdamW's.
+
+    References:
+        Chen et al., Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, algorithm 2.
+    """
+
+    elementwise = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = _call(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        momentum = state["exp_avg"]
+        now, kept = group["betas"]
+        parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+        direction = torch.lerp(gradient, momentum, now).sign_()
+        parameter.add_(direction, alpha=-group["lr"])
+        momentum.lerp_(gradient, 1.0 - kept)
+
+
+def _call(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
