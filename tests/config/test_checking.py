@@ -160,6 +160,20 @@ def test_every_value_of_the_engine_has_its_origin() -> None:
     assert format_entries(resolve(config, 2), ["override"]).startswith("optimizer.params.lr = 0.5")
 
 
+def test_a_key_without_effect_at_this_stage_or_optimizer_is_a_hint() -> None:
+    config = load_engine_config(
+        {
+            "train_batch_size": 2,
+            "optimizer": {"type": "Adam", "params": {"torch_adam": True}},
+            "zero_optimization": {"stage": 3, "overlap_comm": False},
+        }
+    )
+    origins = {key: origin for key, _, origin in resolve(config, 2)}
+    assert origins["optimizer.params.torch_adam"].startswith("hint: it is always torch's")
+    assert origins["zero_optimization.overlap_comm"].startswith("hint: has an effect at stage 0, 1")
+    assert "zero_optimization.reduce_bucket_size" not in origins
+
+
 def test_a_bucket_larger_than_the_model_is_clamped_and_says_so() -> None:
     config = load_engine_config(
         {"train_batch_size": 2, "zero_optimization": {"reduce_bucket_size": 2000}}

@@ -135,6 +135,22 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}}},
         "scheduler.params.warmup_type: input should be 'log' or 'linear', got 'cubic'",
     ),
+    (
+        {"prescale_gradients": True, "gradient_predivide_factor": 2.0},
+        "gradient_predivide_factor: must be 1 where prescale_gradients divides",
+    ),
+    (
+        {"prescale_gradients": True, "gradient_allreduce_op": "sum"},
+        "gradient_allreduce_op: must be 'mean' where",
+    ),
+    (
+        {"optimizer": {"type": "Adam", "params": {"bias_correction": False}}},
+        "optimizer.params.bias_correction: must be true, got false",
+    ),
+    (
+        {"scheduler": {"type": "LinearWarmupLR", "params": {"warmup_type": "log"}}},
+        "scheduler.params.warmup_type: unknown key",
+    ),
     ({"data_types": {"param_dtype": "bf16"}}, "data_types.param_dtype: must be 'fp32'"),
     ({"checkpoint": {"tag_validation": "MAYBE"}}, "checkpoint.tag_validation: input should be"),
     (

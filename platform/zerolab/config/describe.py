@@ -53,19 +53,25 @@ def field_texts(section: type[Section]) -> Mapping[str, str]:
     return texts
 
 
-def rows(section: type[Section], prefix: str = "") -> Iterator[Row]:
-    """One row for each key of a section and of the sections inside it."""
+def rows(section: type[Section], model: str, prefix: str = "") -> Iterator[Row]:
+    """One row for each key of a section and of the sections inside it.
+
+    Args:
+        section: Of the engine's or the experiment's file.
+        model: Whose keys these are, ``DeepSpeed`` or ``Determined``.
+        prefix: Dotted key of the section itself, with a dot behind it.
+    """
     texts = field_texts(section)
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
         text = texts[name]
         if inner is not None and inner is not Length:
             many = "[]" if typing.get_origin(field.annotation) is list else ""
-            yield from rows(inner, f"{prefix}{name}{many}.")
+            yield from rows(inner, model, f"{prefix}{name}{many}.")
             continue
         extra = field.json_schema_extra
         if isinstance(extra, dict) and HINT in extra:
-            text = f"In DeepSpeed: {text[0].lower()}{text[1:]} No effect here: {extra[HINT]}."
+            text = f"In {model}: {text[0].lower()}{text[1:]} No effect here: {extra[HINT]}."
         default = (
             "required"
             if field.is_required()
@@ -102,8 +108,8 @@ def _table(head: tuple[str, ...], body: Iterator[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def _keys(section: type[Section]) -> str:
-    found = ((f"`{key}`", kind, default, text) for key, kind, default, text in rows(section))
+def _keys(section: type[Section], model: str) -> str:
+    found = ((f"`{key}`", kind, default, text) for key, kind, default, text in rows(section, model))
     return _table(("key", "type", "default", "effect"), found)
 
 
@@ -132,7 +138,7 @@ def _names(names: frozenset[str]) -> str:
 
 
 TABLES = {
-    "engine keys": lambda: _keys(EngineConfig),
+    "engine keys": lambda: _keys(EngineConfig, "DeepSpeed"),
     "engine optimizers": lambda: _arguments(OPTIMIZERS),
     "engine torch optimizers": lambda: _names(TORCH_OPTIMIZERS),
     "engine schedules": lambda: _arguments(SCHEDULES),
@@ -141,7 +147,7 @@ TABLES = {
     "engine aliases": lambda: _pairs(
         ("second name", "first name"), {key: f"`{first}`" for key, first in ALIASES.items()}
     ),
-    "experiment fields": lambda: _keys(ExperimentConfig),
+    "experiment fields": lambda: _keys(ExperimentConfig, "Determined"),
     "experiment refused": lambda: _pairs(("field", "instead"), REFUSED_FIELDS),
     "experiment strangers": lambda: _pairs(
         ("value", "what the message says"),

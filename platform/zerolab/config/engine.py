@@ -334,6 +334,19 @@ def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             f"data_types.param_dtype: must be {config.dtype!r}, which fp16 and bf16 say, "
             f"got {declared!r}; remove it",
         )
+    divided = config.gradient_predivide_factor != 1.0
+    if config.gradient_allreduce_op == "sum" and (divided or config.prescale_gradients):
+        yield (
+            ["gradient_allreduce_op", "prescale_gradients", "gradient_predivide_factor"],
+            "gradient_allreduce_op: must be 'mean' where prescale_gradients or "
+            "gradient_predivide_factor divides gradients, got 'sum'; keep one of the two",
+        )
+    elif divided and config.prescale_gradients:
+        yield (
+            ["prescale_gradients", "gradient_predivide_factor"],
+            "gradient_predivide_factor: must be 1 where prescale_gradients divides by the ranks, "
+            f"got {config.gradient_predivide_factor}; keep one of the two",
+        )
     optimizer, param = zero.offload_optimizer, zero.offload_param
     if optimizer.device != "none" and zero.stage == 0:
         yield (

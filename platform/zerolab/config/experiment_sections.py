@@ -59,8 +59,8 @@ class ResourcesConfig(Section):
     priority: Annotated[int, Field(ge=1, le=99)] = 42
     """1 to 99; a smaller number goes first."""
 
-    is_single_node: bool | None = None
-    """``true``: all slots of a trial on one machine."""
+    is_single_node: bool | None = hint(None, "all slots of a trial are on one machine")
+    """All slots of a trial on one machine."""
 
 
 class CheckpointStorageConfig(Section):

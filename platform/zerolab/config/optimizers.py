@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from zerolab.config.hints import hint
 from zerolab.config.section import (
     NonNegativeFloat,
     PositiveFloat,
@@ -51,8 +52,8 @@ class AdamWParams(_Params):
     eps: NonNegativeFloat = 1e-8
     amsgrad: bool = False
     bias_correction: bool = True
-    torch_adam: bool = False
-    fp32_optimizer_states: bool = True
+    torch_adam: bool = hint(default=False, reason="it is always torch's, fused where it can be")
+    fp32_optimizer_states: bool = hint(default=True, reason="optimizer states are fp32")
 
 
 class AdamParams(AdamWParams):

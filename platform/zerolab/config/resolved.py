@@ -5,6 +5,7 @@ from typing import Any
 
 from zerolab.config.engine import EngineConfig
 from zerolab.config.hints import hints_of
+from zerolab.config.optimizers import OPTIMIZERS
 from zerolab.config.section import Section
 
 __all__ = ["Entry", "format_entries", "resolve"]
@@ -33,7 +34,7 @@ def resolve(
     Raises:
         ConfigError: If the batch sizes do not fit the number of ranks.
     """
-    hints = hints_of(EngineConfig)
+    hints = _hints(config)
     derived = _derived(config, world_size, model_elements)
     entries: list[Entry] = []
     for key, value, is_set in _leaves(config, ""):
@@ -50,6 +51,27 @@ def resolve(
             entries.append((key, value, origin))
     entries += [(key, None, _OFF) for key in config.off]
     return entries
+
+
+_STAGES = {
+    "zero_optimization.reduce_bucket_size": (0, 1, 2),
+    "zero_optimization.allgather_bucket_size": (1, 2),
+    "zero_optimization.overlap_comm": (0, 1, 2),
+    "zero_optimization.leaf_module.classes": (3,),
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": (3,),
+}
+"""Keys that have an effect at some stages only."""
+
+
+def _hints(config: EngineConfig) -> dict[str, str]:
+    """Keys that change nothing in this configuration, and why."""
+    hints = hints_of(EngineConfig)
+    if config.optimizer is not None and config.optimizer.type in OPTIMIZERS:
+        hints |= hints_of(OPTIMIZERS[config.optimizer.type], "optimizer.params.")
+    for key, stages in _STAGES.items():
+        if config.zero_optimization.stage not in stages:
+            hints[key] = f"has an effect at stage {', '.join(map(str, stages))} only"
+    return hints
 
 
 def _derived(config: EngineConfig, world_size: int, model_elements: int | None) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class LeafModuleConfig(Section):
     """Modules that stage 3 gathers as one."""
 
     classes: list[str] = Field(default_factory=list)
-    """Class names of modules that are gathered whole, with all that is inside them."""
+    """Class names of modules that are gathered whole, with all that is inside them (stage 3)."""
 
     names: list[str] = hint([], "name the classes; they are found wherever they stand")
     """Module names."""
@@ -91,7 +91,7 @@ class ZeroConfig(Section):
     """Elements of updated weights gathered in one collective; clamped (stages 1 and 2)."""
 
     overlap_comm: bool | None = None
-    """Reduce gradients while backward still runs; null means yes where the stage can."""
+    """Reduce gradients while backward still runs; null means yes (stages 0 to 2)."""
 
     ignore_unused_parameters: bool = True
     """``false``: a trainable parameter that gets no gradient ends training with its name."""
