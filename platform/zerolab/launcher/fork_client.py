@@ -108,9 +108,10 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, and with it every launcher that it has forked."""
-        with contextlib.suppress(OSError):  # the other end may be gone
-            self._channel.shutdown(socket.SHUT_RDWR)
+        self._process.kill()  # it may be importing still, and deaf to the end of the channel
         self._process.wait()
+        with contextlib.suppress(OSError):  # wakes the thread that listens
+            self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
 
     def _listen(self) -> None:
