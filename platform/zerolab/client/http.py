@@ -171,9 +171,10 @@ class Client:
         """Stop one trial now."""
         return resource(self.post(f"/trials/{trial_id}/kill"), "trial")
 
-    def metric_names(self, trial_id: int) -> Json:
-        """Return the names of a trial's metrics by group."""
-        return self.get(f"/trials/{trial_id}/metric-names")
+    def metric_names(self, trial_id: int) -> list[Json]:
+        """List the metrics that a trial has reported: ``group`` and ``name``."""
+        names: list[Json] = self.get(f"/trials/{trial_id}/metric-names")["names"]
+        return names
 
     def metrics(
         self,

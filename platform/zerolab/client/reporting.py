@@ -56,9 +56,10 @@ class Reporter:
 
     Args:
         spec: The run. Without ``spec.master`` the reports stay in a local file.
+        longest_pause_s: Longest wait before a server that is away is tried again, in seconds.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, *, longest_pause_s: float = 10.0) -> None:
         run_dir = Path(spec.run_dir)
         self._lock = threading.Lock()
         self._held: deque[bytes] = deque()
@@ -74,7 +75,8 @@ class Reporter:
             self._client = Client(spec.master, spec.token)
             self._sink = _SpoolSink(Spool(run_dir / SPOOL_DIR))
             reader = SpoolReader(run_dir / SPOOL_DIR)
-            self._sender = Sender(Shipment(reader, self._client, spec.run_id), self.stale)
+            shipment = Shipment(reader, self._client, spec.run_id)
+            self._sender = Sender(shipment, self.stale, longest_pause_s)
             self._sender.start()
         else:
             self._sink = MetricsFile(run_dir / METRICS_FILE, spec)

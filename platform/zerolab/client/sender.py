@@ -26,7 +26,6 @@ BATCH_BYTES = 512 * 1024
 _MOST_RECORDS = 10_000
 INTERVAL_S = 0.2
 _FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 10.0
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -113,16 +112,18 @@ class Sender(threading.Thread):
     """The thread that ships while the training goes on.
 
     It never raises into the training: while the server is away it tries again, with growing
-    pauses of at most 10 s, and says so once.
+    pauses, and says so once.
 
     Args:
         shipment: What to send.
         stale: Set when another run has taken over, and nothing more is sent.
+        longest_pause_s: Between two attempts.
     """
 
-    def __init__(self, shipment: Shipment, stale: threading.Event) -> None:
+    def __init__(self, shipment: Shipment, stale: threading.Event, longest_pause_s: float) -> None:
         super().__init__(name="zerolab-sender", daemon=True)
         self._shipment = shipment
+        self._longest_pause_s = longest_pause_s
         self._wake = threading.Event()
         self._closing = False
         self._away_since: float | None = None
@@ -159,7 +160,7 @@ class Sender(threading.Thread):
                 self._stale.set()
                 return
             except Exception as error:  # noqa: BLE001 - training must go on, whatever happens here
-                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s or _FIRST_PAUSE_S)
+                pause_s = min(self._longest_pause_s, 2 * pause_s or _FIRST_PAUSE_S)
                 pause_s *= random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, not a secret
                 self._note_absence(error)
                 continue
