@@ -76,7 +76,7 @@ def test_the_table_obeys_depth_top_modules_and_detail() -> None:
     assert "depth 2" not in short
     full = format_profile(costs, title="T", module_depth=-1, top_modules=2, detailed=True)
     assert "depth 1: head (Linear)" in full
-    assert "    2 (Linear)" in full
+    assert "    body.2 (Linear)" in full
 
 
 def test_the_peak_comes_from_the_environment_and_a_cpu_has_none(

@@ -21,12 +21,12 @@ from zerotrial.engine.lr_schedules import SCHEDULES
 from zerotrial.engine.optim import choose_optimizer
 from zerotrial.engine.parts import (
     NamedParameter,
-    NullObserver,
     ParamGroup,
     Stage,
     StageInputs,
 )
 from zerotrial.engine.precision import choose_precision, register_input_cast
+from zerotrial.engine.report import Reporter, describe_config, make_observer
 from zerotrial.engine.stages import Stage0, Stage1, Stage2
 
 __all__ = ["initialize"]
@@ -83,6 +83,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     where = _choose_device(device)
     group = _find_group(mpu, where, start=dist_init_required)
     ranks = dist.get_world_size(group) if group is not None else 1
+    rank = dist.get_rank(group) if group is not None else 0
     batch = resolved.batch_sizes(ranks)
     precision = choose_precision(resolved, batch.accumulation_steps)
 
@@ -99,7 +100,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         accumulation_steps=batch.accumulation_steps,
         device=where,
         group=group,
-        observer=NullObserver(),
+        observer=make_observer(resolved, where, rank),
     )
     stage = _build_stage(inputs)
     if precision.cast_inputs and precision.compute is not None:  # stage 3 casts too: no harm
@@ -109,7 +110,6 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     )
     loader = None
     if training_data is not None:
-        rank = dist.get_rank(group) if group is not None else 0
         loader = build_loader(training_data, resolved, batch, rank, collate_fn)
     engine = Engine(
         EngineParts(
@@ -126,6 +126,10 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             observer=inputs.observer,
         )
     )
+    if isinstance(inputs.observer, Reporter):
+        inputs.observer.attach(engine)
+    if rank == 0:
+        describe_config(resolved, ranks, model)
     return engine, engine.optimizer, loader, schedule
 
 

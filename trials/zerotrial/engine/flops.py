@@ -238,7 +238,7 @@ def format_profile(
         lines += [f"  depth {depth}: {_short(cost)}" for cost in level[:top_modules]]
     if detailed:
         total = max((cost.flops for cost in costs), default=0)
-        rows = [("module", "parameters", "GFLOP", "share", "ms")]
+        rows = [("module", "parameters", "forward", "share", "ms")]
         rows += [_row(cost, total) for cost in costs if cost.depth <= limit]
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
         lines.append("")
@@ -251,17 +251,25 @@ def format_profile(
 def _short(cost: ModuleCost) -> str:
     name = cost.name or "(model)"
     return (
-        f"{name} ({cost.kind}): {cost.parameters:,} parameters, {cost.flops / 1e9:.3f} GFLOP, "
+        f"{name} ({cost.kind}): {cost.parameters:,} parameters, {in_units(cost.flops)}FLOP, "
         f"{cost.seconds * 1e3:.2f} ms"
     )
 
 
 def _row(cost: ModuleCost, total: int) -> tuple[str, str, str, str, str]:
-    last = cost.name.rpartition(".")[2] or "(model)"
     return (
-        f"{'  ' * cost.depth}{last} ({cost.kind})",
+        f"{'  ' * cost.depth}{cost.name or '(model)'} ({cost.kind})",
         f"{cost.parameters:,}",
-        f"{cost.flops / 1e9:.3f}",
+        f"{in_units(cost.flops)}FLOP",
         f"{cost.flops / total:.1%}" if total else "-",
         f"{cost.seconds * 1e3:.2f}",
     )
+
+
+def in_units(number: float) -> str:
+    """Write a number with three digits and a prefix, such as ``12.3 G``."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000:
+            return f"{number:.3g} {prefix}"
+        number /= 1000
+    return f"{number:.4g} P"
