@@ -81,6 +81,12 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"bfloat16": {"enabled": True}}, "bfloat16: unknown key"),
     ({"zero_optimization": True}, "zero_optimization: must be a mapping of keys to values"),
     ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage: input should be 0, 1, 2 or 3"),
+    ({"zero_optimization": {"stage": True}}, "zero_optimization.stage: must be 0, 1, 2 or 3"),
+    (
+        {"optimizer": {"type": "Adam", "params": {"betas": [1, 0.9]}}},
+        "optimizer.params.betas[0]: input should be less than 1, got 1",
+    ),
+    ({1: 2}, "[1]: keys should be strings, got 1"),  # type: ignore[dict-item]
     (
         {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
         "zero_optimization.offload_optimizer.device: must be 'none' at stage 0",

@@ -101,6 +101,21 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"min_validation_period": {"batches": 3, "epochs": 1}},
         "min_validation_period: must have one of batches and epochs",
     ),
+    ({"min_validation_period": "3"}, "min_validation_period: must be {batches: n}, {epochs: n} or"),
+    (
+        {"searcher": {"name": "random", "metric": "m", "max_length": 1, "max_trials": 10**6}},
+        "searcher.max_trials: input should be less than or equal to 100000, got 1000000",
+    ),
+    (
+        {
+            "searcher": {"name": "grid", "metric": "m", "max_length": 1},
+            "hyperparameters": {
+                "a": {"type": "double", "minval": 0, "maxval": 1, "count": 10**9},
+                "b": {"type": "categorical", "vals": [1, 2]},
+            },
+        },
+        "hyperparameters: a grid must have at most 100,000 points, got 2,000,000,000",
+    ),
     ({"min_validation_period": {"batch": 3}}, "min_validation_period.batch: unknown key"),
     ({"min_validation_period": -1}, "min_validation_period.batches: input should be greater"),
     ({"checkpoint_policy": "latest"}, "checkpoint_policy: input should be 'best', 'all' or 'none'"),

@@ -37,6 +37,9 @@ def check_experiment(
     Raises:
         ConfigError: With every problem of both files.
     """
+    if not isinstance(content, Mapping):
+        problem = f"file: must be a mapping of keys to values, got {type(content).__name__}"
+        raise ConfigError(source, [problem])
     parsed = parse_experiment(content)
     problems = list(parsed.problems)
     slots = _slots(content, parsed.config)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.hints import hint
+from zerolab.config.hyperparameters import MAX_TRIALS
 from zerolab.config.lengths import Length
 from zerolab.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
@@ -37,7 +38,7 @@ class SearcherConfig(Section):
     """How far each trial trains: ``{batches: n}``, ``{epochs: n}`` or a number of batches.
     Required unless the entrypoint is a command."""
 
-    max_trials: PositiveInt | None = None
+    max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)] | None = None
     """How many trials there are (``random``)."""
 
     max_concurrent_trials: NonNegativeInt = 16

@@ -19,6 +19,7 @@ from zerolab.config.section import Int, PositiveFloat, PositiveInt, Section, dot
 from zerolab.errors import ConfigError
 
 __all__ = [
+    "MAX_TRIALS",
     "SPECS",
     "extremes",
     "grid_points",
@@ -94,6 +95,9 @@ SPECS: dict[str, type[Section]] = {
 }
 """Spec classes by the name that stands in ``type``."""
 
+MAX_TRIALS = 100_000
+"""Most trials that one search may have."""
+
 _MARKS = frozenset({"val", "minval", "maxval", "vals"})
 
 
@@ -157,6 +161,7 @@ def space_problems(space: Mapping[str, Any], *, grid: bool = False) -> list[str]
         grid: Whether a grid is asked for, which needs a ``count`` on every range.
     """
     problems = []
+    size = 1
     for key, value in _specs(space, ()):
         spec = _read(value)
         if isinstance(spec, list):
@@ -166,7 +171,27 @@ def space_problems(space: Mapping[str, Any], *, grid: bool = False) -> list[str]
                 f"hyperparameters.{key}.count: is required by the grid searcher, got nothing; "
                 "say how many points to try"
             )
+        else:
+            size *= _size(spec)
+    if grid and size > MAX_TRIALS:
+        problems.append(
+            f"hyperparameters: a grid must have at most {MAX_TRIALS:,} points, got {size:,}; "
+            "lower a count, or search at random"
+        )
     return problems
+
+
+def _size(spec: Spec) -> int:
+    """Points of one axis of a grid."""
+    match spec:
+        case ConstSpec():
+            return 1
+        case CategoricalSpec():
+            return len(spec.vals)
+        case IntSpec():
+            return min(spec.count or 1, spec.maxval - spec.minval + 1)
+        case DoubleSpec() | LogSpec():
+            return spec.count or 1
 
 
 def needs_search(space: Mapping[str, Any]) -> list[str]:
@@ -227,8 +252,8 @@ def _points(spec: Spec) -> list[Any]:
         case CategoricalSpec():
             return list(spec.vals)
         case IntSpec():
-            count = min(spec.count or 1, spec.maxval - spec.minval + 1)
-            return [_half_away(point) for point in _spread(spec.minval, spec.maxval, count)]
+            points = _spread(spec.minval, spec.maxval, _size(spec))
+            return [_half_away(point) for point in points]
         case DoubleSpec():
             return _spread(spec.minval, spec.maxval, spec.count or 1)
         case LogSpec():
@@ -274,9 +299,7 @@ def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def extremes(space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Samples that reach the ends of every range and every value of a choice.
-
-    What holds for them holds, as far as ranges go, for everything between.
+    """Samples that reach the ends of every range and every value of a choice (the first 1,000).
 
     Args:
         space: Hyperparameters as a file has them, without mistakes.
@@ -300,7 +323,7 @@ def extremes(space: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     _walk(space, measure)
     samples = []
-    for index in range(longest):
+    for index in range(min(longest, 1000)):
 
         def pick(spec: Spec, index: int = index) -> Any:
             values = ends(spec)

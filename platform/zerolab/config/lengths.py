@@ -24,8 +24,11 @@ class Length(Section):
     def _read(cls, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return {"batches": value}
-        if not isinstance(value, Mapping):
+        if isinstance(value, Length):
             return value
+        if not isinstance(value, Mapping):
+            text = "must be {batches: n}, {epochs: n} or a number of batches"
+            raise ValueError(f"{text}, got {value!r}")
         if "records" in value:
             text = "records are not a unit here; divide by train_batch_size and give batches"
             raise ValueError(text)

@@ -191,9 +191,11 @@ def validate(section: type[S], data: Mapping[str, Any]) -> tuple[S | None, list[
             return section.model_validate(rest), problems, bad
         except ValidationError as error:
             # From the back, so that the indices of a list stay true while items leave it.
+            told, bad = bad, [*bad]
             for found in reversed(error.errors(include_url=False)):
                 path = tuple(found["loc"])
-                if path not in bad:
+                # What was left out may be missed further up; that is not the user's mistake.
+                if not any(seen[: len(path)] == path for seen in told):
                     problems.append(_problem(section, found))
                 bad.append(path)
                 if found["type"] == "extra_forbidden":

@@ -1,13 +1,22 @@
 """The ``zero_optimization`` block: what is sharded, how it moves, where it is kept."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from zerolab.config.hints import hint
 from zerolab.config.section import Fraction, NonNegativeInt, PositiveInt, Section
 
 __all__ = ["LeafModuleConfig", "OffloadOptimizerConfig", "OffloadParamConfig", "ZeroConfig"]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"must be 0, 1, 2 or 3, got {value}")
+    return value
+
+
+Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)]
 
 _BY_BLOCK = "stage 3 gathers and releases whole blocks of the model"
 
@@ -81,7 +90,7 @@ class LeafModuleConfig(Section):
 class ZeroConfig(Section):
     """How training state is divided between the data-parallel ranks."""
 
-    stage: Literal[0, 1, 2, 3] = 0
+    stage: Stage = 0
     """0: nothing is sharded; 1: optimizer states; 2: and gradients; 3: and parameters."""
 
     reduce_bucket_size: PositiveInt = 500_000_000
