@@ -65,10 +65,11 @@ class EngineConfig(Section):
     """Largest L2 norm of the whole gradient; 0 turns clipping off."""
 
     prescale_gradients: bool = False
-    """Divide gradients by the number of ranks before they are reduced, not after."""
+    """Divide gradients by the ranks before they are reduced, not after (stages 0 to 2)."""
 
     gradient_predivide_factor: PositiveFloat = 1.0
-    """Divide gradients by this before they are reduced, and by ranks / this after."""
+    """Divide gradients by this before they are reduced, and by ranks / this after (stages 0 to
+    2)."""
 
     gradient_allreduce_op: Literal["mean", "sum"] = "mean"
     """Whether the gradients of the ranks are averaged or summed."""
@@ -104,10 +105,11 @@ class EngineConfig(Section):
     """Print a line of progress every so many optimizer steps; null prints none."""
 
     wall_clock_breakdown: bool = False
-    """Time forward, backward, reduction and update, and print their shares."""
+    """Time forward, backward, reduction and update, and print their shares with each line of
+    progress: every 10 optimizer steps unless ``steps_per_print`` says otherwise."""
 
     memory_breakdown: bool = False
-    """Print the bytes held, by kind, at the first steps and with each line of progress."""
+    """Print the bytes held, by kind, after the first step and with each line of progress."""
 
     dump_state: bool = False
     """Print the resolved configuration when the engine is built."""

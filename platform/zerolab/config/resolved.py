@@ -14,6 +14,7 @@ Entry = tuple[str, Any, str]
 """Dotted key, value, origin. The origin begins with ``file``, ``override``, ``default``,
 ``derived`` or ``hint``; after a colon there may be a remark."""
 
+_BUCKET = "zero_optimization.reduce_bucket_size"
 _OFF = "hint: does not exist here, and is off"
 
 
@@ -44,6 +45,8 @@ def resolve(
         if key in hints:
             if is_set:
                 entries.append((key, value, f"hint: {hints[key]}"))
+        elif key == _BUCKET and not is_set:
+            entries.append((key, None, "derived: the engine chooses it by the model's size"))
         elif key in derived and derived[key] != value:
             remark = f": {origin} says {value}" if is_set else ""
             entries.append((key, derived[key], f"derived{remark}"))
@@ -54,7 +57,9 @@ def resolve(
 
 
 _STAGES = {
-    "zero_optimization.reduce_bucket_size": (0, 1, 2),
+    "prescale_gradients": (0, 1, 2),
+    "gradient_predivide_factor": (0, 1, 2),
+    _BUCKET: (0, 1, 2),
     "zero_optimization.allgather_bucket_size": (1, 2),
     "zero_optimization.overlap_comm": (0, 1, 2),
     "zero_optimization.leaf_module.classes": (3,),

@@ -94,7 +94,8 @@ class ZeroConfig(Section):
     """0: nothing is sharded; 1: optimizer states; 2: and gradients; 3: and parameters."""
 
     reduce_bucket_size: PositiveInt = 500_000_000
-    """Elements of gradient in one collective; clamped to the model (stages 0 to 2)."""
+    """Elements of gradient in one collective, clamped to the model (stages 0 to 2). Unless the file
+    gives it, the engine chooses a size at which reduction overlaps backward."""
 
     allgather_bucket_size: PositiveInt = 500_000_000
     """Elements of updated weights gathered in one collective; clamped (stages 1 and 2)."""
