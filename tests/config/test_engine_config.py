@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerolab.config import BatchSizes, load_engine_config, overwrite_deepspeed_config
+from zerolab.config import (
+    BatchSizes,
+    load_engine_config,
+    overwrite_deepspeed_config,
+    resolve,
+)
 from zerolab.config.engine import EngineConfig
 from zerolab.config.hints import hints_of
 from zerolab.config.refused import REFUSED
@@ -291,6 +296,55 @@ def test_every_hint_has_a_reason() -> None:
 def test_null_means_the_default() -> None:
     nulls = {"fp16": None, "steps_per_print": None, "zero_optimization": {"stage": None}}
     assert load_engine_config(nulls) == load_engine_config({"zero_optimization": {}})
+
+
+def test_a_file_of_a_deepspeed_user_is_accepted_and_tells_what_has_no_effect() -> None:
+    config = load_engine_config(
+        {
+            "train_batch_size": 64,
+            "train_micro_batch_size_per_gpu": 4,
+            "steps_per_print": 2000,
+            "prescale_gradients": False,
+            "zero_allow_untested_optimizer": True,
+            "optimizer": {
+                "type": "Adam",
+                "params": {"lr": 3e-5, "betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7},
+            },
+            "scheduler": {
+                "type": "WarmupDecayLR",
+                "params": {"warmup_min_lr": 0, "warmup_num_steps": 500, "total_num_steps": 1e4},
+            },
+            "fp16": {"enabled": True, "auto_cast": False, "loss_scale": 0, "min_loss_scale": 1},
+            "zero_optimization": {
+                "stage": 3,
+                "offload_optimizer": {"device": "cpu", "pin_memory": True, "buffer_count": 4},
+                "offload_param": {"device": "cpu", "pin_memory": True},
+                "overlap_comm": True,
+                "contiguous_gradients": True,
+                "sub_group_size": 1e9,
+                "reduce_bucket_size": 1e6,
+                "stage3_prefetch_bucket_size": 1e6,
+                "stage3_param_persistence_threshold": 1e5,
+                "stage3_max_live_parameters": 1e9,
+                "stage3_max_reuse_distance": 1e9,
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
+            "activation_checkpointing": {"partition_activations": False, "profile": False},
+            "aio": {"block_size": 1048576, "queue_depth": 8, "thread_count": 1},
+            "flops_profiler": {"enabled": False, "profile_step": 1},
+            "comms_logger": {"enabled": False},
+            "tensorboard": {"enabled": True, "output_path": "logs"},
+            "wandb": {"enabled": False},
+            "elasticity": {"enabled": False},
+            "wall_clock_breakdown": False,
+        }
+    )
+    hints = {key for key, _, origin in resolve(config, 2) if origin.startswith("hint")}
+    assert "zero_optimization.sub_group_size" in hints
+    assert "tensorboard.enabled" in hints
+    assert "wandb" in hints
+    assert "zero_optimization.stage" not in hints
+    assert config.batch_sizes(2).accumulation_steps == 8
 
 
 def test_comments_and_duplicate_keys_are_refused(tmp_path: Path) -> None:

@@ -96,6 +96,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "resources.max_slots: must be at least slots_per_trial = 4, got 2",
     ),
     ({"entrypoint": 3}, "entrypoint: must be module:Class, or a command as text"),
+    (
+        {"entrypoint": "python3 -m determined.launch.deepspeed --trial model_def:CIFARTrial"},
+        "entrypoint: ranks are started without Determined's launchers; write model_def:CIFARTrial",
+    ),
     ({"min_validation_period": {"records": 3}}, "min_validation_period: records are not a unit"),
     (
         {"min_validation_period": {"batches": 3, "epochs": 1}},

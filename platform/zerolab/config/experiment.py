@@ -49,6 +49,11 @@ def _entrypoint(value: Any) -> Any:
     if not words or not all(isinstance(word, str) and word.strip() for word in words):
         text = "must be module:Class, or a command as text or as a list of words"
         raise ValueError(f"{text}, got {value!r}")
+    flat = " ".join(words).split()
+    if any(word.startswith("determined.launch") for word in flat):
+        found = next((word for word in flat if _CLASS.fullmatch(word)), "module:Class")
+        text = "ranks are started without Determined's launchers"
+        raise ValueError(f"{text}; write {found}, got {value!r}")
     return value
 
 
