@@ -19,6 +19,7 @@ from zeroserver.database import Change, Database, sqlite_url
 from zeroserver.errors import StorageError, install_error_handlers
 from zeroserver.live import Hub, Journal
 from zeroserver.migrate import migrate
+from zeroserver.orchestrator.retention import leftovers
 from zeroserver.orchestrator.scheduling import tick
 from zeroserver.orchestrator.world import World
 from zeroserver.routes import cluster, events, experiments, trials
@@ -93,6 +94,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.started_at = time.time()
     migrate(services.database)
     services.database.start()
+    with services.database.read() as connection:
+        for path in leftovers(connection):
+            services.world.janitor.remove(path)
+    services.world.janitor.start()
     ticking = asyncio.create_task(_tick_forever(services))
     try:
         yield
@@ -103,6 +108,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await ticking
         services.loop = None
         await asyncio.to_thread(services.database.close)
+        await asyncio.to_thread(services.world.janitor.close)
 
 
 async def _tick_forever(services: Services) -> None:

@@ -58,6 +58,8 @@ class Transaction:
     changes: list[Change] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Called when the work is rolled back, to forget what was kept in memory."""
+    then: list[Callable[[], None]] = field(default_factory=list)
+    """Called after the commit, on the writer's thread; must be quick."""
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> int:
         """Run one statement, written with ``?``, for many rows; return the rows it touched."""
@@ -85,6 +87,7 @@ class _Pending:
     job: Job[Any]
     future: Future[Any]
     changes: list[Change] = field(default_factory=list)
+    then: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Database:
@@ -200,6 +203,9 @@ class Database:
         self.groups += 1
         self.jobs += len(group)
         changes = [change for pending in group for change in pending.changes]
+        for pending in group:
+            for step in pending.then:
+                step()
         if changes:
             self._on_commit(changes)
         for pending, result, failed in answers:
@@ -218,7 +224,7 @@ class Database:
         alone: bool,
     ) -> tuple[_Pending, Any, BaseException | None]:
         transaction = Transaction(connection, self.sqlite)
-        pending.changes = transaction.changes
+        pending.changes, pending.then = transaction.changes, transaction.then
         undo_group = undo
         if alone:  # no savepoint: an exception rolls everything back
             transaction.undo = undo_group
@@ -234,6 +240,7 @@ class Database:
             for step in transaction.undo:
                 step()
             transaction.changes.clear()
+            transaction.then.clear()
             return pending, None, error
         connection.exec_driver_sql("RELEASE SAVEPOINT job")
         undo_group.extend(transaction.undo)

@@ -72,7 +72,7 @@ def _chunks(
                     .order_by(columns.step)
                     .limit(_CHUNK)
                 )
-                rows: Rows = list(connection.execute(query).tuples())
+                rows: Rows = [tuple(row) for row in connection.execute(query)]
                 if rows:
                     yield (trial_id, group_name, name), rows
                 if len(rows) < _CHUNK:

@@ -173,7 +173,7 @@ def metric_names(
     if group is not None:
         query = query.where(columns.group_name == group)
     query = query.order_by(columns.group_name, columns.name)
-    return list(connection.execute(query).tuples())
+    return [(each.id, each.group_name, each.name) for each in connection.execute(query)]
 
 
 def log_page(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Settings", "Timings"]
+__all__ = ["Limits", "Settings", "Timings"]
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,6 @@ class Timings:
 
     backoff_most_s: float = 60.0
     """The longest wait before a restart."""
-
-    kill_grace_s: float = 30.0
-    """A run that was told to die and whose agent stays silent so long is counted as gone."""
 
     login_code_s: float = 300.0
     """How long a one-time login link can be used."""

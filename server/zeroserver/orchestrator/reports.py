@@ -5,7 +5,7 @@ import uuid
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, select, update
 
 from zerolab.errors import ConfigError
 from zerolab.wire import (
@@ -20,6 +20,7 @@ from zerolab.wire import (
 from zeroserver.database import Transaction
 from zeroserver.metrics import MAX_STEP, Point, store_points
 from zeroserver.orchestrator import policies
+from zeroserver.orchestrator.retention import apply_retention
 from zeroserver.orchestrator.runs import current_run
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.trials import direct_run, tell_searcher
@@ -67,10 +68,26 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
     store_points(transaction, trial["id"], new_points)
     if changes:
         save(transaction, trials, trial["id"], **changes)
+    if "progress" in changes:
+        _progress_of_single(transaction, run["experiment_id"], changes["progress"])
     save(transaction, runs, run_id, last_seq=stored + len(fresh))
     _consequences(world, transaction, run, fresh)
     _announce(world, transaction, run, fresh)
     return stored + len(fresh)
+
+
+def _progress_of_single(transaction: Transaction, experiment_id: int, progress: float) -> None:
+    """Let an experiment of one trial be as far as the trial; a restart does not set it back."""
+    columns = experiments.c
+    transaction.connection.execute(
+        update(experiments)
+        .where(
+            columns.id == experiment_id,
+            columns.searcher_name == "single",
+            columns.progress < progress,
+        )
+        .values(progress=progress)
+    )
 
 
 def _points(world: World, transaction: Transaction, record: MetricsRecord) -> list[Point]:
@@ -118,6 +135,7 @@ def _consequences(
         else:
             _validated(world, transaction, run, record)
         _choose_best_checkpoint(world, transaction, experiment, run["trial_id"])
+        apply_retention(world, transaction, run["trial_id"])
 
 
 def _validated(
@@ -203,6 +221,7 @@ def _choose_best_checkpoint(
     order = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
     best = transaction.connection.scalar(
         select(checkpoints.c.uuid)
+        .select_from(checkpoints)
         .join(points, points.c.step == checkpoints.c.steps_completed)
         .where(
             points.c.trial_id == trial_id,

@@ -10,6 +10,7 @@ from sqlalchemy import RowMapping, func, select
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.database import Change, Transaction
 from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.retention import apply_retention
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.world import World, find, save, touch
 from zeroserver.schema import experiments, runs, trials
@@ -97,8 +98,9 @@ def carry_out(
             _continue(transaction, experiment_id, operation)
         elif isinstance(operation, Shutdown):
             save(transaction, experiments, experiment_id, searcher_done=1)
-    done = searching.progress(world, transaction, experiment_id)
-    save(transaction, experiments, experiment_id, progress=done)
+    if not find(transaction, experiments, experiment_id)["searcher_done"]:
+        done = searching.progress(world, transaction, experiment_id)
+        save(transaction, experiments, experiment_id, progress=done)
     touch(transaction, "experiment", experiment_id, experiment_id)
 
 
@@ -201,6 +203,7 @@ def end_trial(
     if state == TrialState.COMPLETED and reason is None and trial["stop"] is None:
         values["progress"] = 1.0
     move_trial(transaction, trial, state, **values)
+    apply_retention(world, transaction, trial["id"])
     experiment = find(transaction, experiments, trial["experiment_id"])
     if experiment["state"] not in EXPERIMENT_ENDED | _STOPPING:
         if state == TrialState.COMPLETED and reason is None:
@@ -218,11 +221,11 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
     if experiment["state"] in EXPERIMENT_ENDED:
         return
     counted = transaction.connection.execute(
-        select(trials.c.state, func.count())
+        select(trials.c.state, func.count().label("number"))
         .where(trials.c.experiment_id == experiment_id)
         .group_by(trials.c.state)
     )
-    counts: dict[str, int] = dict(counted.tuples().all())
+    counts = {row.state: row.number for row in counted}
     if any(state not in TRIAL_ENDED for state in counts):
         return
     stopping = experiment["state"] in _STOPPING

@@ -14,6 +14,7 @@ from zerolab.errors import NotFoundError
 from zerolab.paths import Home
 from zerolab.searcher import Searcher
 from zeroserver.database import Change, Transaction
+from zeroserver.janitor import Janitor
 from zeroserver.live import Journal
 from zeroserver.metrics import MetricKeys
 from zeroserver.schema import experiments, logs
@@ -36,6 +37,7 @@ class World:
     seen: dict[int, float] = field(default_factory=dict)
     """Agent to the monotonic time of its last question; written by the event loop."""
     clock: Callable[[], float] = time.time
+    janitor: Janitor = field(default_factory=Janitor)
 
     def config(self, transaction: Transaction, experiment_id: int) -> ExperimentConfig:
         """Return an experiment's configuration."""

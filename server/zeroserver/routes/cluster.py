@@ -1,6 +1,5 @@
 """What this server is, what there is to run on, what waits; health and numbers."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -74,8 +73,8 @@ def get_numbers(services: ServicesDep, connection: ReadDep) -> PlainTextResponse
     """Read numbers about the server in the format of Prometheus."""
     lines: list[str] = []
     for name, table in (("experiments", experiments), ("trials", trials), ("runs", runs)):
-        query = select(table.c.state, func.count()).group_by(table.c.state)
-        counts: Mapping[str, int] = dict(connection.execute(query).tuples().all())
+        query = select(table.c.state, func.count().label("number")).group_by(table.c.state)
+        counts = {row.state: row.number for row in connection.execute(query)}
         lines += [
             f"# HELP zerolab_{name} Number of {name} by state.",
             f"# TYPE zerolab_{name} gauge",

@@ -1,7 +1,6 @@
 """Experiments: submit, list, read, change, and what is done with them."""
 
 import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -176,7 +175,7 @@ def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
         lambda _world, transaction: control.remove(transaction, experiment_id)
     )
     for path in paths:
-        shutil.rmtree(path, ignore_errors=True)
+        services.world.janitor.remove(path)
     if digest is not None:
         (services.world.home.archives / f"{digest}.tar.gz").unlink(missing_ok=True)
     return Response(status_code=204)

@@ -1,0 +1,225 @@
+"""A server in this process, and one agent's side of the conversation with it."""
+
+import itertools
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sqlalchemy import text
+
+from zerolab.client.archive import pack
+from zerolab.contract import RunSpec
+from zerolab.wire import (
+    MSGPACK,
+    CheckpointRecord,
+    LogBatch,
+    LogEntry,
+    MetricsRecord,
+    ProgressRecord,
+    Record,
+    ReportBatch,
+    RunExit,
+    Work,
+    WorkItem,
+)
+from zeroserver.app import create_app
+from zeroserver.orchestrator.scheduling import tick
+from zeroserver.services import Services
+from zeroserver.settings import Settings, Timings
+
+PREFIX = "/api/v1"
+ENGINE = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+
+
+def experiment_config(**changes: Any) -> dict[str, Any]:
+    """A correct experiment file, with changes to its top level."""
+    return {
+        "name": "digits",
+        "entrypoint": "model_def:Trial",
+        "hyperparameters": {"deepspeed_config": "ds_config.json"},
+        "searcher": {"name": "single", "metric": "loss", "max_length": 100},
+        **changes,
+    }
+
+
+def model_archive(directory: Path, engine: Mapping[str, Any] | str | None = None) -> bytes:
+    """A model directory with an engine file, packed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "model_def.py").write_text("class Trial: ...\n")
+    content = engine if isinstance(engine, str) else json.dumps(engine or ENGINE)
+    (directory / "ds_config.json").write_text(content)
+    return pack(directory)
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Server:
+    """A server and its owner."""
+
+    app: FastAPI
+    http: TestClient
+    token: str
+    directory: Path
+    clock: Clock
+    _numbers: dict[int, Iterator[int]] = field(default_factory=dict)
+
+    @property
+    def services(self) -> Services:
+        services: Services = self.app.state.services
+        return services
+
+    def request(self, method: str, path: str, **content: Any) -> Any:
+        """Send a request that must succeed; return the JSON of the answer."""
+        answer = self.http.request(method, PREFIX + path, **content)
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
+        return answer.json() if answer.content else None
+
+    def get(self, path: str, **params: Any) -> Any:
+        return self.request("GET", path, params=params)
+
+    def post(self, path: str, body: Any = None) -> Any:
+        return self.request("POST", path, json=body)
+
+    def submit(self, activate: bool = True, test: bool = False, **changes: Any) -> dict[str, Any]:
+        archive = model_archive(self.directory / "model")
+        files = {"archive": ("model.tar.gz", archive)}
+        data = {"config": json.dumps(experiment_config(**changes))}
+        params = {"activate": activate, "test": test}
+        made = self.request("POST", "/experiments", data=data, files=files, params=params)
+        experiment: dict[str, Any] = made["experiment"]
+        return experiment
+
+    def experiment(self, experiment_id: int = 1) -> dict[str, Any]:
+        found: dict[str, Any] = self.get(f"/experiments/{experiment_id}")["experiment"]
+        return found
+
+    def trial(self, trial_id: int = 1) -> dict[str, Any]:
+        found: dict[str, Any] = self.get(f"/trials/{trial_id}")["trial"]
+        return found
+
+    def trials(self, experiment_id: int = 1) -> list[dict[str, Any]]:
+        path = f"/experiments/{experiment_id}/trials"
+        found: list[dict[str, Any]] = self.get(path, limit=1000)["trials"]
+        return found
+
+    def act(self, action: str, experiment_id: int = 1) -> dict[str, Any]:
+        found: dict[str, Any] = self.post(f"/experiments/{experiment_id}/{action}")["experiment"]
+        return found
+
+    def add_agent(self, slots: int = 1, name: str = "agent") -> int:
+        devices = [{"id": number, "device": "cpu"} for number in range(slots)]
+        body = {"name": name, "host": "here", "slots": devices}
+        agent_id: int = self.post("/agents", body)["agent_id"]
+        return agent_id
+
+    def work(self, agent_id: int = 1) -> list[WorkItem]:
+        """What the agent shall be running."""
+        answer = self.http.get(f"{PREFIX}/agents/{agent_id}/work", params={"wait_s": 0})
+        assert answer.is_success, answer.text
+        return msgspec.json.decode(answer.content, type=Work).runs
+
+    def run_of(self, trial_id: int = 1, agent_id: int = 1) -> WorkItem:
+        return next(item for item in self.work(agent_id) if item.spec.trial_id == trial_id)
+
+    def begin(self, trial_id: int = 1, agent_id: int = 1) -> RunSpec:
+        """Start the run that the agent was given for a trial."""
+        item = self.run_of(trial_id, agent_id)
+        self.post(f"/runs/{item.run_id}/started", {})
+        return item.spec
+
+    def send(self, run_id: int, first: int, records: list[Record]) -> Any:
+        """Send a batch; return the whole answer."""
+        body = msgspec.msgpack.encode(ReportBatch(first, records))
+        headers = {"Content-Type": MSGPACK}
+        return self.http.post(f"{PREFIX}/runs/{run_id}/reports", content=body, headers=headers)
+
+    def report(self, run_id: int, *records: Record) -> None:
+        """Send records behind those that were sent before, one batch each."""
+        numbers = self._numbers.setdefault(run_id, itertools.count(1))
+        for record in records:
+            number = next(numbers)
+            answer = self.send(run_id, number, [record])
+            assert answer.is_success, answer.text
+            assert answer.json() == {"stored": number}
+
+    def exit(self, run_id: int, code: int, reason: str | None = None, tail: str = "") -> None:
+        body = msgspec.to_builtins(RunExit(code, reason, tail))
+        self.post(f"/runs/{run_id}/exited", body)
+
+    def log(self, run_id: int, first: int, *lines: str, rank: int | None = 0) -> int:
+        batch = LogBatch(first, [LogEntry(line, time.time(), rank) for line in lines])
+        stored: int = self.post(f"/runs/{run_id}/logs", msgspec.to_builtins(batch))["stored"]
+        return stored
+
+    def directive(self, run_id: int) -> str:
+        action: str = self.get(f"/runs/{run_id}/directive", wait_s=0)["action"]
+        return action
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Let time pass, and the clock do its work."""
+        self.clock.now += seconds
+        self.services.write_now(tick)
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        with self.services.database.read() as connection:
+            return [tuple(row) for row in connection.execute(text(statement))]
+
+
+@contextmanager
+def serve(
+    directory: Path, database_url: str = "", timings: Timings | None = None
+) -> Iterator[Server]:
+    """Run a server in this process until the block ends."""
+    # The tests let the clock tick themselves.
+    timings = timings or Timings(tick_s=3600.0)
+    settings = Settings(home=directory / "home", database_url=database_url, timings=timings)
+    app = create_app(settings)
+    services: Services = app.state.services
+    services.url = "http://127.0.0.1"
+    clock = Clock()
+    services.world.clock = clock
+    token = services.keys.token
+    headers = {"Authorization": f"Bearer {token}"}
+    with TestClient(
+        app, "http://127.0.0.1", headers=headers, raise_server_exceptions=False
+    ) as http:
+        yield Server(app, http, token, directory, clock)
+
+
+def metrics(group: str, steps: int, **values: float | str) -> MetricsRecord:
+    return MetricsRecord(group, steps, dict(values), 1_800_000_000.0 + steps)
+
+
+def validation(steps: int, loss: float | str, **more: float | str) -> MetricsRecord:
+    return metrics("validation", steps, loss=loss, **more)
+
+
+def training(steps: int, loss: float | str) -> MetricsRecord:
+    return metrics("training", steps, loss=loss)
+
+
+def progress(value: float) -> ProgressRecord:
+    return ProgressRecord(value, 1_800_000_000.0)
+
+
+def checkpoint(steps: int, name: str = "") -> CheckpointRecord:
+    """A checkpoint whose uuid follows from its steps and ``name``."""
+    made = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name}{steps}"))
+    return CheckpointRecord(made, steps, {"weights": 10}, {"note": "x"}, 1_800_000_000.0 + steps)

@@ -1,0 +1,359 @@
+"""What becomes of experiments, trials and runs, on both databases."""
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, progress, training, validation
+from zerolab.contract import EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_USER_ERROR
+
+
+def test_a_trial_that_ends_well_completes_its_experiment(server: Server) -> None:
+    experiment = server.submit()
+    assert (experiment["state"], experiment["num_trials"]) == ("ACTIVE", 1)
+    assert server.trial()["state"] == "QUEUED"
+    server.add_agent()
+    spec = server.begin()
+    assert (spec.slots, spec.trial_id, spec.latest_checkpoint) == (1, 1, None)
+    assert server.trial()["state"] == "RUNNING"
+    server.report(spec.run_id, training(50, 2.0), progress(0.5))
+    assert server.experiment()["progress"] == 0.5
+    server.report(spec.run_id, validation(100, 0.25), checkpoint(100))
+    server.exit(spec.run_id, 0)
+    trial, experiment = server.trial(), server.experiment()
+    assert (trial["state"], trial["progress"], trial["best_validation"]) == ("COMPLETED", 1, 0.25)
+    assert trial["latest_checkpoint"] == trial["best_checkpoint"] == checkpoint(100).uuid
+    assert (experiment["state"], experiment["progress"]) == ("COMPLETED", 1)
+    assert (experiment["best_trial_id"], experiment["best_validation"]) == (1, 0.25)
+    assert experiment["error"] is None
+    assert experiment["ended_at"] >= experiment["started_at"] >= experiment["created_at"]
+    assert server.work() == []
+
+
+def test_saying_twice_that_a_run_has_started_or_ended_changes_nothing(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    server.begin()
+    for _ in range(2):
+        server.exit(spec.run_id, 1, "boom")
+    assert server.trial()["restarts"] == 1
+    server.exit(spec.run_id, 0)
+    assert server.trial()["state"] == "QUEUED"
+
+
+def test_a_failed_trial_is_restarted_from_its_checkpoint_after_a_pause(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    first = server.begin()
+    server.report(first.run_id, training(10, 1.0), checkpoint(10), training(15, 0.9))
+    server.exit(first.run_id, 1, "rank 0 was killed")
+    trial = server.trial()
+    assert (trial["state"], trial["restarts"]) == ("QUEUED", 1)
+    assert server.work() == []
+    server.tick(0.9)
+    assert server.work() == []
+    server.tick(0.2)
+    second = server.begin()
+    assert second.restarts == 1
+    assert second.latest_checkpoint is not None
+    assert second.latest_checkpoint.uuid == checkpoint(10).uuid
+    curve = server.get("/trials/1/metrics")["metrics"][0]
+    assert curve["points"] == [[10, 1.0]]
+    assert server.trial()["steps_completed"] == 10
+
+
+def test_the_pause_before_a_restart_doubles(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    for wait in (1, 2, 4, 8, 16):
+        server.exit(server.begin().run_id, 1)
+        server.tick(wait - 0.1)
+        assert server.work() == []
+        server.tick(0.2)
+        assert len(server.work()) == 1
+
+
+def test_when_all_trials_fail_the_experiment_is_an_error_and_keeps_its_progress(
+    server: Server,
+) -> None:
+    server.submit(max_restarts=2)
+    server.add_agent()
+    spec = server.begin()
+    server.report(spec.run_id, validation(50, 1.0))
+    for number in range(3):
+        server.exit(server.begin().run_id, 1, f"failure {number}")
+        server.tick(60)
+    trial, experiment = server.trial(), server.experiment()
+    assert (trial["state"], trial["restarts"], trial["error"]) == ("ERROR", 2, "failure 2")
+    assert (experiment["state"], experiment["error"]) == ("ERROR", "failure 2")
+    assert experiment["progress"] == 0.5
+    text = "\n".join(line["text"] for line in server.get("/trials/1/logs")["logs"])
+    assert "failure 0; restart 1 of 2 in 1 s" in text
+    assert "failure 2; no restart: it has been restarted 2 times (max_restarts)" in text
+
+
+def test_a_users_mistake_is_not_tried_again(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    server.exit(server.begin().run_id, EXIT_USER_ERROR, "model_def.py line 3: no such name")
+    assert server.trial()["restarts"] == 0
+    experiment = server.experiment()
+    assert experiment["state"] == "ERROR"
+    assert experiment["error"] == "model_def.py line 3: no such name"
+
+
+def test_a_trial_with_impossible_hyperparameters_ends_early_and_is_replaced(
+    server: Server,
+) -> None:
+    space = {
+        "deepspeed_config": "ds_config.json",
+        "width": {"type": "int", "minval": 1, "maxval": 9},
+    }
+    searcher = {"name": "random", "metric": "loss", "max_length": 100, "max_trials": 1}
+    server.submit(hyperparameters=space, searcher=searcher)
+    server.add_agent()
+    server.exit(server.begin().run_id, EXIT_INVALID_HP, "width 3 does not divide")
+    first, second = server.trials()
+    assert (first["state"], first["error"]) == ("COMPLETED", "width 3 does not divide")
+    assert second["state"] == "QUEUED"
+    server.exit(server.begin(trial_id=2).run_id, 0)
+    assert server.experiment()["state"] == "COMPLETED"
+
+
+def test_pause_frees_the_slots_and_activate_goes_on_from_the_checkpoint(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    assert server.directive(spec.run_id) == "train"
+    assert server.act("pause")["state"] == "PAUSED"
+    assert server.directive(spec.run_id) == "preempt"
+    server.report(spec.run_id, training(30, 1.0), checkpoint(30))
+    server.exit(spec.run_id, EXIT_PREEMPTED)
+    assert server.trial()["state"] == "PAUSED"
+    assert server.work() == []
+    assert server.act("activate")["state"] == "ACTIVE"
+    again = server.begin()
+    assert (again.restarts, server.trial()["state"]) == (0, "RUNNING")
+    assert again.latest_checkpoint is not None
+    assert again.latest_checkpoint.steps_completed == 30
+
+
+def test_activate_before_the_run_has_left_starts_it_again_by_itself(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    server.act("pause")
+    server.act("activate")
+    server.exit(spec.run_id, EXIT_PREEMPTED)
+    assert server.begin().run_id != spec.run_id
+
+
+def test_an_experiment_that_waits_to_be_activated_runs_nothing(server: Server) -> None:
+    server.add_agent()
+    assert server.submit(activate=False)["state"] == "PAUSED"
+    assert server.work() == []
+    assert server.trial()["state"] == "PAUSED"
+    server.act("activate")
+    assert len(server.work()) == 1
+
+
+def test_cancel_lets_a_run_checkpoint_first(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    assert server.act("cancel")["state"] == "STOPPING_CANCELED"
+    assert server.trial()["state"] == "STOPPING"
+    assert server.directive(spec.run_id) == "stop"
+    assert server.work()[0].action == "run"
+    server.report(spec.run_id, checkpoint(40))
+    server.exit(spec.run_id, EXIT_PREEMPTED)
+    assert (server.trial()["state"], server.experiment()["state"]) == ("CANCELED", "CANCELED")
+    assert server.trial()["latest_checkpoint"] == checkpoint(40).uuid
+
+
+def test_kill_does_not_wait(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    assert server.act("kill")["state"] == "STOPPING_KILLED"
+    assert [(item.run_id, item.action) for item in server.work()] == [(spec.run_id, "kill")]
+    server.exit(spec.run_id, -9)
+    assert server.experiment()["state"] == "CANCELED"
+    assert server.trial()["restarts"] == 0
+
+
+def test_cancel_ends_trials_without_a_run_at_once(server: Server) -> None:
+    server.submit()
+    assert server.act("cancel")["state"] == "CANCELED"
+    assert server.trial()["state"] == "CANCELED"
+
+
+@pytest.mark.parametrize("action", ["pause", "activate", "cancel", "kill"])
+def test_an_experiment_that_has_ended_stays_as_it_is(sqlite_server: Server, action: str) -> None:
+    sqlite_server.submit()
+    sqlite_server.act("kill")
+    answer = sqlite_server.http.post(f"/api/v1/experiments/1/{action}")
+    assert answer.status_code == 409
+    assert "experiment 1: is CANCELED" in answer.json()["error"]["message"]
+
+
+def test_a_run_that_does_not_stop_in_time_is_killed_and_not_blamed(server: Server) -> None:
+    server.submit(preemption_timeout=100)
+    server.add_agent()
+    spec = server.begin()
+    server.act("pause")
+    left = server.get(f"/runs/{spec.run_id}/directive", wait_s=0)["deadline_s"]
+    assert left == 100
+    server.tick(99)
+    assert server.work()[0].action == "run"
+    server.tick(2)
+    assert server.work()[0].action == "kill"
+    server.exit(spec.run_id, -9)
+    trial = server.trial()
+    assert (trial["state"], trial["restarts"]) == ("PAUSED", 0)
+
+
+def test_killing_one_trial_leaves_the_others(server: Server) -> None:
+    space = {"deepspeed_config": "ds_config.json", "n": {"type": "categorical", "vals": [1, 2]}}
+    server.submit(
+        hyperparameters=space, searcher={"name": "grid", "metric": "loss", "max_length": 9}
+    )
+    server.add_agent(slots=2)
+    first, second = server.begin(1), server.begin(2)
+    server.post("/trials/1/kill")
+    actions = {item.run_id: item.action for item in server.work()}
+    assert actions == {first.run_id: "kill", second.run_id: "run"}
+    server.exit(first.run_id, -9)
+    server.exit(second.run_id, 0)
+    assert [trial["state"] for trial in server.trials()] == ["CANCELED", "COMPLETED"]
+    assert server.experiment()["state"] == "COMPLETED"
+
+
+def test_the_runs_of_a_silent_agent_are_restarted_elsewhere(server: Server) -> None:
+    server.submit()
+    server.add_agent(name="first")
+    spec = server.begin()
+    server.add_agent(name="second")
+    server.services.world.seen[1] -= 61
+    server.tick()
+    trial = server.trial()
+    assert (trial["state"], trial["restarts"]) == ("QUEUED", 1)
+    server.tick(2)
+    assert server.begin(agent_id=2).restarts == 1
+    answer = server.send(spec.run_id, 1, [training(1, 1.0)])
+    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "stale_run")
+    states = {agent["name"]: agent["alive"] for agent in server.get("/agents")["agents"]}
+    assert states == {"first": False, "second": True}
+    assert server.work(agent_id=1) == []
+    assert server.get("/agents")["agents"][0]["alive"]
+
+
+def test_log_policies_label_a_trial_and_can_forbid_its_restart(server: Server) -> None:
+    policies = [{"name": "bad data", "pattern": "corrupt .* shard", "action": "cancel_retries"}]
+    server.submit(log_policies=policies)
+    server.add_agent()
+    spec = server.begin()
+    server.log(spec.run_id, 0, "RuntimeError: CUDA out of memory. Tried to allocate")
+    server.log(spec.run_id, 1, "found a corrupt file shard")
+    assert server.trial()["labels"] == ["CUDA OOM", "bad data"]
+    server.exit(spec.run_id, 1, "RuntimeError")
+    trial = server.trial()
+    assert (trial["state"], trial["restarts"]) == ("ERROR", 0)
+
+
+def test_log_policies_search_the_last_lines_of_a_failed_run_too(server: Server) -> None:
+    server.submit(log_policies=[{"pattern": "boom", "action": "cancel_retries"}])
+    server.add_agent()
+    server.exit(server.begin().run_id, 1, "RuntimeError", tail="a\nboom\nb")
+    assert server.trial()["state"] == "ERROR"
+    assert server.trial()["labels"] == ["boom"]
+
+
+def test_a_log_policy_can_exclude_a_machine(server: Server) -> None:
+    server.submit(log_policies=[{"pattern": "ECC", "action": "exclude_node"}])
+    server.add_agent(name="first")
+    server.add_agent(name="second")
+    spec = server.begin(agent_id=1)
+    server.log(spec.run_id, 0, "ECC error")
+    server.exit(spec.run_id, 1)
+    server.tick(2)
+    assert server.work(agent_id=1) == []
+    assert server.begin(agent_id=2).restarts == 1
+
+
+def test_a_more_important_experiment_makes_room_for_itself(server: Server) -> None:
+    server.submit(name="low")
+    server.add_agent()
+    low = server.begin()
+    server.submit(name="high", resources={"priority": 1})
+    assert server.directive(low.run_id) == "preempt"
+    server.exit(low.run_id, EXIT_PREEMPTED)
+    assert server.trial(1)["state"] == "QUEUED"
+    high = server.begin(trial_id=2)
+    assert [job["name"] for job in server.get("/jobs")["jobs"]] == ["high", "low"]
+    server.exit(high.run_id, 0)
+    assert server.begin(trial_id=1).restarts == 0
+
+
+def test_a_trial_that_fits_no_machine_says_so(server: Server) -> None:
+    server.submit(resources={"slots_per_trial": 2})
+    server.add_agent(slots=1)
+    assert "no machine has as many; the largest has 1" in server.trial()["activity"]
+    server.add_agent(slots=2)
+    assert len(server.work()) == 1
+    assert server.trial()["activity"] is None
+
+
+def test_only_an_experiment_that_has_ended_can_be_archived_or_deleted(server: Server) -> None:
+    server.submit()
+    for method, path in (("POST", "/experiments/1/archive"), ("DELETE", "/experiments/1")):
+        assert server.http.request(method, f"/api/v1{path}").status_code == 409
+    server.act("kill")
+    assert server.act("archive")["archived"]
+    assert server.get("/experiments", archived=False)["experiments"] == []
+    assert not server.act("unarchive")["archived"]
+    server.request("DELETE", "/experiments/1")
+    assert server.http.get("/api/v1/experiments/1").status_code == 404
+    for table in ("experiments", "trials", "runs", "points", "rollups", "logs", "checkpoints"):
+        assert server.sql(f"SELECT count(*) FROM {table}") == [(0,)]
+    assert list(server.services.world.home.archives.iterdir()) == []
+
+
+def test_a_fork_is_the_same_experiment_with_changes(server: Server) -> None:
+    server.submit()
+    fork = server.post("/experiments/1/fork", {"config": {"searcher": {"max_length": 7}}})
+    fork = fork["experiment"]
+    assert (fork["id"], fork["forked_from"], fork["state"]) == (2, 1, "ACTIVE")
+    assert fork["config"]["searcher"]["max_length"] == {"batches": 7}
+    assert fork["config"]["searcher"]["metric"] == "loss"
+    answer = server.http.post("/api/v1/experiments/1/fork", json={"config": {"nmae": 1}})
+    assert answer.status_code == 422
+    assert "nmae" in answer.json()["error"]["problems"][0]
+
+
+def test_checkpoints_that_the_policy_does_not_keep_go_but_never_the_latest(
+    server: Server,
+) -> None:
+    storage = {"save_trial_best": 1, "save_trial_latest": 1}
+    server.submit(checkpoint_storage=storage)
+    server.add_agent()
+    spec = server.begin()
+    root = server.services.world.home.checkpoints
+    for steps in (10, 20, 30, 40):
+        (root / checkpoint(steps).uuid).mkdir()
+
+    def kept() -> list[int]:
+        found = server.get("/trials/1/checkpoints", state="COMPLETED")["checkpoints"]
+        return [each["steps_completed"] for each in found]
+
+    server.report(spec.run_id, checkpoint(10))
+    server.report(spec.run_id, validation(20, 0.1), checkpoint(20))
+    assert kept() == [20]
+    server.report(spec.run_id, validation(30, 0.5), checkpoint(30))
+    server.report(spec.run_id, checkpoint(40))
+    assert kept() == [20, 40]
+    assert server.trial()["best_checkpoint"] == checkpoint(20).uuid
+    server.exit(spec.run_id, 1)
+    assert server.trial()["latest_checkpoint"] == checkpoint(40).uuid
+    server.services.world.janitor.close()
+    left = {checkpoint(20).uuid, checkpoint(40).uuid}
+    assert {path.name for path in root.iterdir()} == left
