@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -71,7 +72,7 @@ def run_on_ranks(
         elif isinstance(answer, str):
             problems.append(f"rank {rank}:\n{answer}")
         else:
-            results.append(answer[0])
+            results.append(pickle.loads(answer)[0])
     if problems:
         raise RankError("\n".join(problems))
     return results
@@ -124,7 +125,7 @@ def _rank_main(
         result = function(*args)
         dist.barrier()
         dist.destroy_process_group()
-        pipe.send((result,))
+        pipe.send(pickle.dumps((result,)))  # by value: tensors outlive this process
     except BaseException:  # noqa: BLE001 - told to the parent, which raises
         pipe.send(traceback.format_exc())
         os._exit(1)

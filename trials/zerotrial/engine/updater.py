@@ -1,13 +1,18 @@
 """Master weights and optimizer states in memory, stepped bucket by bucket."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zerolab.errors import ZerolabError
+from zerotrial.engine.optimizer_states import (
+    make_states,
+    read_scalars,
+    tensor_states,
+    write_scalars,
+)
 from zerotrial.engine.parts import UpdaterInputs
 
 __all__ = ["ElementwiseUpdater", "WholeUpdater", "build_updater"]
@@ -31,7 +36,8 @@ class _InMemory:
     _spans: list[list[slice]]
     """Where each of them lies in the bucket's shard."""
 
-    _group_indices: Sequence[int]
+    _members: list[tuple[int, nn.Parameter]]
+    """All of them, each with the index of its group."""
 
     def _build(
         self, inputs: UpdaterInputs, parameters: list[list[nn.Parameter]], spans: list[list[slice]]
@@ -39,7 +45,11 @@ class _InMemory:
         self._masters = list(inputs.masters)
         self._parameters = parameters
         self._spans = spans
-        self._group_indices = inputs.group_indices
+        self._members = [
+            (group, member)
+            for group, members in zip(inputs.group_indices, parameters, strict=True)
+            for member in members
+        ]
         groups: list[dict[str, Any]] = [{"params": [], **options} for options in inputs.groups]
         for index, members in zip(inputs.group_indices, parameters, strict=True):
             groups[index]["params"].extend(members)
@@ -53,7 +63,7 @@ class _InMemory:
         copies: list[tuple[Tensor, Tensor]] = []
         spans, members = self._spans[index], self._parameters[index]
         for parameter, span in zip(members, spans, strict=True):
-            for name, state in self._tensor_states(parameter).items():
+            for name, state in tensor_states(self.optimizer, parameter).items():
                 if len(members) == 1 and state.numel() == self._masters[index].numel():
                     lent[name] = state.view(-1)
                     continue
@@ -64,69 +74,17 @@ class _InMemory:
         for state, part in copies:
             state.copy_(part.view(state.shape))
 
-    def _tensor_states(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        found = {}
-        for name, value in self.optimizer.state.get(parameter, {}).items():
-            if not isinstance(value, Tensor) or value.dim() == 0:
-                continue
-            if value.numel() != parameter.numel():
-                if value.numel() == 1:
-                    continue
-                msg = (
-                    f"{type(self.optimizer).__name__}: its state {name!r} has shape "
-                    f"{tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}; "
-                    "states of another shape than the parameter cannot be checkpointed"
-                )
-                raise ZerolabError(msg)
-            found[name] = value
-        return found
-
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
-        members = [p for bucket in self._parameters for p in bucket if not self.optimizer.state[p]]
-        if not members:
-            return
-        # The optimizer makes its states in a first step. It takes it on copies, with gradients of
-        # zero, and what it counted is set back.
-        originals = [parameter.data for parameter in members]
-        for parameter in members:
-            parameter.data = parameter.data.clone()
-            parameter.grad = torch.zeros_like(parameter)
-        try:
-            type(self.optimizer).step(self.optimizer)  # not the schedule's counting wrapper
-        finally:
-            for parameter, original in zip(members, originals, strict=True):
-                parameter.data = original
-                parameter.grad = None
-        for parameter in members:
-            for name, value in self.optimizer.state[parameter].items():
-                if name == "step":
-                    self.optimizer.state[parameter][name] = value * 0
+        make_states(self.optimizer, [member for _, member in self._members])
 
     def scalars(self) -> dict[str, float]:
         """See :class:`~zerotrial.engine.parts.Updater`."""
-        found: dict[str, float] = {}
-        for group, members in zip(self._group_indices, self._parameters, strict=True):
-            for parameter in members:
-                for name, value in self.optimizer.state.get(parameter, {}).items():
-                    if _is_scalar(value):
-                        found.setdefault(f"group{group}.{name}", float(value))
-        return found
+        return read_scalars(self.optimizer, self._members)
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
-        for group, members in zip(self._group_indices, self._parameters, strict=True):
-            for parameter in members:
-                state = self.optimizer.state[parameter]
-                for key, number in scalars.items():
-                    owner, _, name = key.partition(".")
-                    if owner != f"group{group}":
-                        continue
-                    old = state.get(name)
-                    if isinstance(old, Tensor):
-                        old.fill_(number)
-                    else:
-                        state[name] = type(old)(number) if old is not None else number
+        write_scalars(self.optimizer, self._members, scalars)
 
     def held(self) -> dict[str, list[Tensor]]:
         """See :class:`~zerotrial.engine.parts.Updater`."""
@@ -140,12 +98,6 @@ class _InMemory:
 
     def close(self) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
-
-
-def _is_scalar(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.dim() == 0
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class ElementwiseUpdater(_InMemory):

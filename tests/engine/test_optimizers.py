@@ -1,0 +1,199 @@
+"""Optimizers of our own against their formulas, and how any optimizer is taken over."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrial
+from zerolab.errors import ConfigError
+from zerotrial.engine.lamb import Lamb
+from zerotrial.engine.lion import Lion
+from zerotrial.engine.muon import MuonWithAdamW
+
+GRADIENTS = [torch.tensor([0.5, -2.0, 0.0]), torch.tensor([-1.0, 1.0, 0.25])]
+
+
+def stepped(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list[float]:
+    for gradient in GRADIENTS:
+        parameter.grad = gradient.view_as(parameter).clone()
+        optimizer.step()
+    return parameter.detach().flatten().tolist()
+
+
+def test_lion_moves_by_the_sign_of_its_momentum() -> None:
+    parameter = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    found = stepped(Lion([parameter], lr=0.1, betas=(0.9, 0.8), weight_decay=0.5), parameter)
+    weights, momentum = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3)
+    for gradient in GRADIENTS:
+        direction = torch.sign(0.9 * momentum + 0.1 * gradient)
+        weights = weights * (1 - 0.1 * 0.5) - 0.1 * direction
+        momentum = 0.8 * momentum + 0.2 * gradient
+    assert found == pytest.approx(weights.tolist())
+
+
+def test_lamb_scales_the_step_to_the_weights() -> None:
+    parameter = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    found = stepped(Lamb([parameter], lr=0.1, weight_decay=0.1, eps=1e-6), parameter)
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    first, second = torch.zeros(3), torch.zeros(3)
+    for count, gradient in enumerate(GRADIENTS, start=1):
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        ratio = (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-6)
+        update = ratio + 0.1 * weights
+        trust = min(max(float(weights.norm() / update.norm()), 0.01), 10.0)
+        weights = weights - 0.1 * trust * update
+    assert found == pytest.approx(weights.tolist(), rel=1e-5)
+
+
+def test_muon_takes_matrices_and_adamw_the_rest() -> None:
+    torch.manual_seed(0)
+    start = torch.randn(4, 3)
+    matrix, vector = nn.Parameter(start.clone()), nn.Parameter(torch.ones(3))
+    ours = MuonWithAdamW([matrix, vector], lr=0.1, weight_decay=0.1, adam_lr=0.01)
+    plain_matrix, plain_vector = nn.Parameter(start.clone()), nn.Parameter(torch.ones(3))
+    muon = torch.optim.Muon([plain_matrix], lr=0.1, weight_decay=0.1)
+    adam = torch.optim.AdamW([plain_vector], lr=0.01, weight_decay=0.1)
+    for _ in range(3):
+        gradient = torch.randn(4, 3)
+        matrix.grad, plain_matrix.grad = gradient.clone(), gradient.clone()
+        vector.grad, plain_vector.grad = gradient[0].clone(), gradient[0].clone()
+        for optimizer in (ours, muon, adam):
+            optimizer.step()
+    assert torch.equal(matrix, plain_matrix)
+    torch.testing.assert_close(vector, plain_vector)
+
+
+class Signs(torch.optim.Optimizer):
+    """A user's optimizer that looks at the shape of what it updates."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.shapes: set[tuple[int, ...]] = set()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.shapes.add(tuple(parameter.shape))
+                parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
+def engine_with(optimizer: Any, model: nn.Module, **config: Any) -> Any:
+    engine, *_ = zerotrial.initialize(
+        model=model,
+        optimizer=optimizer,
+        config={"train_micro_batch_size_per_gpu": 2, **config},
+    )
+    return engine
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_an_optimizer_of_the_users_gets_whole_parameters_in_their_shapes(stage: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    optimizer = Signs(model.parameters(), lr=0.5)
+    engine = engine_with(optimizer, model, zero_optimization={"stage": stage})
+    engine.backward(engine(torch.ones(2, 3)).sum())
+    engine.step()
+    assert optimizer.shapes == {(2, 3), (2,)}
+    torch.testing.assert_close(model.weight.detach(), before - 0.5)
+    assert engine.optimizer is optimizer
+
+
+def test_a_callable_makes_the_optimizer_and_its_groups_keep_their_options() -> None:
+    torch.manual_seed(0)
+    model, plain = nn.Linear(3, 2), nn.Linear(3, 2)
+    plain.load_state_dict(model.state_dict())
+
+    def groups_of(module: nn.Module) -> list[dict[str, Any]]:
+        return [
+            {"params": [module.weight], "lr": 0.1, "weight_decay": 0.5},
+            {"params": [module.bias], "lr": 0.01, "weight_decay": 0.0},
+        ]
+
+    engine = engine_with(lambda _: torch.optim.AdamW(groups_of(model)), model)
+    reference = torch.optim.AdamW(groups_of(plain))
+    for _ in range(3):
+        batch = torch.randn(2, 3)
+        engine.backward(engine(batch).pow(2).mean())
+        engine.step()
+        plain(batch).pow(2).mean().backward()
+        reference.step()
+        reference.zero_grad()
+    torch.testing.assert_close(model.weight, plain.weight)
+    torch.testing.assert_close(model.bias, plain.bias)
+    assert engine.get_lr() == [0.1, 0.01]
+
+
+def test_parameter_groups_go_to_the_configured_optimizer() -> None:
+    model = nn.Linear(3, 2)
+    engine, *_ = zerotrial.initialize(
+        model=model,
+        model_parameters=[
+            {"params": [model.weight], "weight_decay": 0.3},
+            {"params": [model.bias], "lr": 0.5},
+        ],
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        },
+    )
+    groups = engine.optimizer.param_groups
+    assert [(g["lr"], g["weight_decay"]) for g in groups] == [(0.1, 0.3), (0.5, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("block", "cls", "fused"),
+    [
+        ({"type": "Adam"}, torch.optim.AdamW, True),
+        ({"type": "Adam", "params": {"adam_w_mode": False}}, torch.optim.Adam, True),
+        ({"type": "adamw", "params": {"torch_adam": True}}, torch.optim.AdamW, True),
+        ({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, torch.optim.SGD, True),
+        ({"type": "Adagrad"}, torch.optim.Adagrad, True),
+        ({"type": "RMSprop"}, torch.optim.RMSprop, None),
+        ({"type": "Lion"}, Lion, None),
+        ({"type": "Lamb"}, Lamb, None),
+        ({"type": "muon"}, MuonWithAdamW, None),
+    ],
+)
+def test_a_name_in_the_file_becomes_an_optimizer(
+    block: dict[str, Any], cls: type, fused: bool | None
+) -> None:
+    engine, optimizer, *_ = zerotrial.initialize(
+        model=nn.Linear(3, 2), config={"train_batch_size": 2, "optimizer": block}
+    )
+    assert type(optimizer) is cls
+    assert optimizer.param_groups[0].get("fused") is fused
+    engine.backward(engine(torch.ones(2, 3)).sum())
+    assert engine.step().updated
+
+
+def test_an_optimizer_that_has_stepped_is_refused() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ConfigError, match="must not have stepped"):
+        engine_with(optimizer, model)
+
+
+def test_states_are_prepared_as_the_first_step_would_make_them() -> None:
+    model = nn.Linear(3, 2)
+    engine = engine_with(torch.optim.AdamW(model.parameters(), lr=0.1), model)
+    before = model.weight.detach().clone()
+    engine.stage.prepare_states()
+    pieces = list(engine.stage.pieces())
+    assert {name for piece in pieces for name in piece.tensors} == {
+        "master",
+        "exp_avg",
+        "exp_avg_sq",
+    }
+    assert all(not piece.tensors["exp_avg"].any() for piece in pieces)
+    assert engine.stage.scalars() == {"group0.step": 0.0}
+    assert torch.equal(model.weight, before)
+    engine.stage.set_scalars({"group0.step": 7.0})
+    assert engine.stage.scalars() == {"group0.step": 7.0}

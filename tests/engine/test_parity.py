@@ -1,0 +1,99 @@
+"""Stages 0 to 2 train as one plain process does, at every number of ranks and precision."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import zerotrial
+from tests.engine.models import Reference, TinyModel, batches_of_rank, config_of, loss_of
+from tests.engine.ranks import run_on_ranks
+
+pytestmark = pytest.mark.processes
+
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"bf16": {"enabled": True}},
+    "fp16": {"fp16": {"enabled": True, "initial_scale_power": 8}},
+}
+TOLERANCES = {"fp32": 1e-6, "bf16": 2e-3, "fp16": 5e-3}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WINDOWS = [(1, 0.0), (1, 0.5), (3, 0.5)]
+"""Accumulation steps and clipping."""
+
+BUCKETS = [{"reduce_bucket_size": 400}, {"overlap_comm": False}]
+STAGES = (0, 1, 2)
+STEPS = 20
+
+
+def train(
+    stage: int, precision: str, window: tuple[int, float], zero: dict[str, Any]
+) -> dict[str, Any]:
+    """Train on this rank; losses are those of the whole batch."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    accumulation, clip = window
+    torch.manual_seed(rank)  # rank 0's weights must win
+    if rank == 0:
+        torch.manual_seed(0)
+    config = config_of(
+        stage,
+        ranks=ranks,
+        accumulation=accumulation,
+        clip=clip,
+        zero=zero,
+        **PRECISIONS[precision],
+    )
+    engine, *_ = zerotrial.initialize(model=TinyModel(), config=config)
+    losses, norms = [], []
+    total = 0.0
+    for batch in batches_of_rank(rank, ranks, steps=STEPS, accumulation=accumulation):
+        loss = loss_of(engine, batch)
+        engine.backward(loss)
+        total += loss.item() / accumulation
+        result = engine.step()
+        if result.grad_norm is not None:
+            losses.append(total)
+            norms.append(result.grad_norm)
+            total = 0.0
+    everyone = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(everyone)
+    weights = {name: w.clone() for name, w in engine.stage.full_weights(torch.float32)}
+    same = [p.detach().float().sum().item() for p in engine.module.parameters()]
+    skipped = engine.skipped_steps
+    engine.close()
+    return {
+        "losses": (everyone / ranks).tolist(),
+        "norms": norms,
+        "weights": weights,
+        "published": same,
+        "skipped": skipped,
+    }
+
+
+def train_every_case() -> dict[Any, Any]:
+    cases = itertools.product(STAGES, PRECISIONS, WINDOWS, range(len(BUCKETS)))
+    return {case: train(*case[:3], BUCKETS[case[3]]) for case in cases}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_stage_and_precision_trains_as_one_process(ranks: int) -> None:
+    every_rank = run_on_ranks(train_every_case, ranks)
+    for precision, window in itertools.product(PRECISIONS, WINDOWS):
+        expected = Reference(
+            steps=STEPS, accumulation=window[0], clip=window[1], dtype=DTYPES[precision]
+        )
+        tolerance = TOLERANCES[precision]
+        for stage, bucket in itertools.product(STAGES, range(len(BUCKETS))):
+            case = (stage, precision, window, bucket)
+            found = every_rank[0][case]
+            assert found["losses"] == pytest.approx(expected.losses, rel=tolerance), case
+            assert found["norms"][0] == pytest.approx(expected.norms[0], rel=tolerance * 5), case
+            assert found["skipped"] == 0
+            for name, weight in expected.weights.items():
+                gap = (found["weights"][name] - weight).norm() / weight.norm()
+                assert gap < tolerance * 10, (case, name)
+            for other in every_rank[1:]:
+                assert other[case]["norms"] == found["norms"], case
+                assert other[case]["published"] == found["published"], case
