@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
+from zerolab.config.environment import variables_of
 from zerolab.config.experiment_refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.config.hyperparameters import extremes
 from zerolab.errors import ConfigError
@@ -78,7 +79,7 @@ workspace: ""
     assert config.min_validation_period.in_batches(20) == 40
     assert config.hyperparameters["decay"] == 0.001
     assert config.data == {"url": "x", "nothing": None}
-    assert config.environment.environment_variables.on("cuda:0") == {"A": "1", "B": "x=y"}
+    assert variables_of(config.to_dict(), "cuda:0 H100") == {"A": "1", "B": "x=y"}
     assert [policy.name for policy in config.policies()] == ["stuck", "ECC Error"]
     assert config.log_policies[1].action == "cancel_retries"
     assert load_experiment(config.to_dict()) == config
@@ -170,6 +171,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "environment.environment_variables.cpu: must be lines of the form NAME=value, got 'A'",
     ),
     (
+        {"environment": {"environment_variables": {"cuda": ["ZEROLAB_HOME=/tmp"]}}},
+        "environment.environment_variables.cuda: ZEROLAB_HOME is set by the platform; remove it",
+    ),
+    (
         {"log_policies": [{"name": "x", "pattern": "("}]},
         "log_policies[0].pattern: must be a regular expression, got '('",
     ),
@@ -219,6 +224,15 @@ def test_a_searcher_that_does_not_exist_here_is_refused_by_one_line(name: str) -
     searcher |= {"max_time": 100, "time_metric": "batches", "divisor": 4, "max_rungs": 3}
     (line,) = problems(with_values(searcher=searcher))
     assert line.startswith("searcher.name: must be single, random or grid, got ")
+
+
+def test_variables_may_differ_by_kind_of_slot() -> None:
+    both = {"environment_variables": {"cpu": ["A=1"], "cuda": ["A=2", "B="]}}
+    config = load_experiment(with_values(environment=both)).to_dict()
+    assert variables_of(config, "cpu") == {"A": "1"}
+    assert variables_of(config, "cuda:1") == {"A": "2", "B": ""}
+    assert variables_of({"environment": {"environment_variables": ["A=3"]}}, "cpu") == {"A": "3"}
+    assert variables_of({}, "cpu") == {}
 
 
 def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:

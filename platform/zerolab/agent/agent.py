@@ -13,6 +13,7 @@ import filelock
 from zerolab.agent.run import Run, finish_run, leftover_runs
 from zerolab.agent.slots import run_environment
 from zerolab.client.http import Client
+from zerolab.config.environment import variables_of
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
 from zerolab.launcher.fork_client import ForkServer
@@ -169,6 +170,7 @@ class Agent:
                 threading.Thread(target=finish_run, args=arguments, daemon=True).start()
             return
         environment = run_environment(self._slots, item.slot_ids)
+        environment |= variables_of(item.spec.config, self._slots[0].device)
         run = Run(
             item,
             folder,

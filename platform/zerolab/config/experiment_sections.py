@@ -107,10 +107,20 @@ def _variables(value: Any) -> Any:
     return {"cpu": value, "cuda": value} if isinstance(value, list) else value
 
 
+_OURS = frozenset(
+    {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE"}
+    | {"MASTER_ADDR", "MASTER_PORT"}
+)
+"""Variables that say where a rank runs."""
+
+
 def _assignments(value: list[str]) -> list[str]:
     for text in value:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", text):
             raise ValueError(f"must be lines of the form NAME=value, got {text!r}")
+        name = text.partition("=")[0]
+        if name in _OURS or name.startswith("ZEROLAB_"):
+            raise ValueError(f"{name} is set by the platform; remove it")
     return value
 
 
@@ -125,15 +135,6 @@ class EnvironmentVariables(Section):
 
     cuda: Assignments = Field(default_factory=list)
     """For ranks on GPUs."""
-
-    def on(self, device: str) -> dict[str, str]:
-        """The variables of a rank.
-
-        Args:
-            device: ``cpu``, or anything that starts with ``cuda``.
-        """
-        lines = self.cuda if device.startswith("cuda") else self.cpu
-        return dict(line.split("=", 1) for line in lines)
 
 
 class EnvironmentConfig(Section):
