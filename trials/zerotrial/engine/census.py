@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 OTHER = "other"
 """Tensors that belong to no kind: inputs, activations, what the user keeps."""
@@ -61,7 +60,8 @@ def _storages(tensors: Iterable[Tensor]) -> dict[tuple[str, int], int]:
     """(device, address) to bytes."""
     found: dict[tuple[str, int], int] = {}
     for tensor in tensors:
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() would join autograd
+        # A DTensor's part; asked for like this since importing DTensor takes most of a second.
+        local: Tensor = getattr(tensor, "_local_tensor", tensor)
         if local.layout is not torch.strided or local.is_meta:
             continue
         try:

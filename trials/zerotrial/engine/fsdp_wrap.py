@@ -48,25 +48,29 @@ def shard_module(inputs: StageInputs, comm: Communicator) -> list[FSDPModule]:
         ConfigError: If ``fully_shard`` cannot take the model.
     """
     module = inputs.module
-    frozen = {p for p in module.parameters() if not p.requires_grad}
+    trained = {named.parameter for group in inputs.groups for named in group.parameters}
+    for parameter in set(module.parameters()) - trained:
+        parameter.requires_grad_(False)  # noqa: FBT003 - torch's interface
+    # What is not a float can be neither cast nor trained: it stays whole.
+    ignored = {p for p in module.parameters() if not p.is_floating_point()}
     _check_shardable(module, inputs.config.zero_optimization.offload_param.device)
     for value in (*module.parameters(), *module.buffers()):
         comm.broadcast(value.data)
-    _prepare_types(inputs, frozen)
+    _prepare_types(inputs, trained)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     wrap = cast("Callable[[], Sequence[nn.Module]] | None", getattr(module, "stage3_units", None))
     units = plan_units(
-        module, wrap=(lambda _: wrap()) if wrap else None, leaves=leaves, ignored=frozen
+        module, wrap=(lambda _: wrap()) if wrap else None, leaves=leaves, ignored=ignored
     )
     mesh = _mesh(inputs)
     for unit in units:
-        _shard_unit(unit, mesh, inputs, frozen)
+        _shard_unit(unit, mesh, inputs, ignored)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
 
 
 def _shard_unit(
-    unit: Unit, mesh: DeviceMesh, inputs: StageInputs, frozen: set[nn.Parameter]
+    unit: Unit, mesh: DeviceMesh, inputs: StageInputs, ignored: set[nn.Parameter]
 ) -> None:
     precision = inputs.precision
     is_root = unit.module is inputs.module
@@ -84,7 +88,7 @@ def _shard_unit(
             reshard_after_forward=not is_root,
             mp_policy=policy,
             offload_policy=_offload(inputs),
-            ignored_params=frozen,
+            ignored_params=ignored,
         )
     except (ValueError, NotImplementedError, AssertionError) as error:
         name = unit.name or "the model"
@@ -136,17 +140,18 @@ def _check_shardable(module: nn.Module, offload: str) -> None:
         raise ConfigError("stage 3", problems)
 
 
-def _prepare_types(inputs: StageInputs, frozen: set[nn.Parameter]) -> None:
-    """Make trainable parameters fp32 masters, and the rest what forward computes in."""
+def _prepare_types(inputs: StageInputs, trained: set[nn.Parameter]) -> None:
+    """Make trained parameters fp32 masters, and the rest what forward computes in."""
     compute = inputs.precision.compute
-    if inputs.config.zero_optimization.offload_param.device == "cpu":
-        for parameter in set(inputs.module.parameters()) - frozen:
-            parameter.data = parameter.data.cpu()
+    offloaded = inputs.config.zero_optimization.offload_param.device == "cpu"
     for parameter in inputs.module.parameters():
-        parameter.data = parameter.data.contiguous()
-        if compute is not None and parameter.is_floating_point():
-            wanted = compute if parameter in frozen else inputs.precision.master
-            parameter.data = parameter.data.to(wanted)
+        if not parameter.is_floating_point():
+            continue
+        kind = parameter.dtype
+        if compute is not None:
+            kind = inputs.precision.master if parameter in trained else compute
+        where = torch.device("cpu") if offloaded else parameter.device
+        parameter.data = parameter.data.to(where, kind).contiguous()
 
 
 def start(module: nn.Module) -> None:
