@@ -29,7 +29,6 @@ from zerotrial.engine.checkpoint_state import (
     set_module_tensor,
     set_random_state,
 )
-from zerotrial.engine.parts import Piece
 
 if TYPE_CHECKING:
     from zerotrial.engine.checkpoint import TrainingState
@@ -76,6 +75,17 @@ def find(directory: Path, tag: str | None) -> Path:
     raise CheckpointNotFoundError(msg)
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What this rank wants to read of one parameter."""
+
+    name: str
+    shape: list[int]
+    start: int
+    stop: int
+    kinds: frozenset[str]
+
+
 class Loader:
     """Reads one checkpoint into an engine's training state.
 
@@ -118,7 +128,11 @@ class Loader:
                 client_state: dict[str, Any] = from_file(self._path / CLIENT_STATE)
                 own = self._own_state(manifest)
                 self._prepare(reader)
-                self._check(manifest, reader, whole, engine_state)
+                plan = self._plan()
+            kinds = set().union(*self._ranks.gather({k for wish in plan for k in wish.kinds}))
+            with self._ranks.together():
+                self._check(manifest, whole, engine_state)
+                self._check_plan(plan, kinds, manifest, reader)
             with self._ranks.together():
                 self._fill(manifest, reader)
             self._set_module(whole | own.get("buffers", {}))
@@ -165,51 +179,55 @@ class Loader:
         else:
             stage.optimizer.state.clear()
 
+    def _plan(self) -> list[_Wish]:
+        with_states = self._selection.with_states
+        return [
+            _Wish(
+                piece.name,
+                list(piece.shape),
+                piece.start,
+                piece.stop,
+                frozenset(piece.tensors if with_states else ["master"]),
+            )
+            for piece in self._state.stage.pieces()
+        ]
+
     def _check(
-        self,
-        manifest: Manifest,
-        reader: ShardReader,
-        whole: Mapping[str, Tensor],
-        engine_state: Mapping[str, Any],
+        self, manifest: Manifest, whole: Mapping[str, Tensor], engine_state: Mapping[str, Any]
     ) -> None:
         strict = self._selection.strict
         trainable = set(self._state.trainable)
         _check_names("parameters", trainable, set(manifest.shapes), strict=strict)
         targets = module_targets(self._state.module, trainable)
-        excluded = set(manifest.excluded)
-        _check_names(
-            "buffers and frozen parameters", set(targets) - excluded, set(whole), strict=strict
-        )
+        wanted = set(targets) - set(manifest.excluded)
+        _check_names("buffers and frozen parameters", wanted, set(whole), strict=strict)
         problems = [
             f"{name}: shape must be {list(targets[name].shape)}, got {list(value.shape)}"
             for name, value in whole.items()
             if name in targets and targets[name].shape != value.shape
         ]
-        for piece in self._state.stage.pieces():
-            problems += self._misfits(piece, manifest, reader)
-        problems += self._misfitting_parts(engine_state)
+        self._complain(problems + self._misfitting_parts(engine_state))
+
+    def _check_plan(
+        self, plan: list[_Wish], kinds: set[str], manifest: Manifest, reader: ShardReader
+    ) -> None:
+        problems = []
+        if self._selection.with_states and kinds != reader.all_kinds:
+            problems.append(
+                f"optimizer: keeps {_listed(kinds)}, the checkpoint has "
+                f"{_listed(reader.all_kinds)}; load_optimizer_states=False starts it afresh"
+            )
+        for wish in plan:
+            shape = manifest.shapes.get(wish.name, wish.shape)
+            if wish.shape != shape:
+                problems.append(f"{wish.name}: shape must be {wish.shape}, got {shape}")
+            elif wish.name in manifest.shapes:
+                problems += _gaps(wish, reader)
+        self._complain(problems)
+
+    def _complain(self, problems: list[str]) -> None:
         if problems:
             raise CheckpointError(f"{self._path}: does not fit:\n  " + "\n  ".join(problems))
-
-    def _misfits(self, piece: Piece, manifest: Manifest, reader: ShardReader) -> list[str]:
-        shape = manifest.shapes.get(piece.name)
-        if shape is None or piece.start == piece.stop:
-            return []
-        if list(piece.shape) != shape:
-            return [f"{piece.name}: shape must be {list(piece.shape)}, got {shape}"]
-        wanted = set(piece.tensors) if self._selection.with_states else {"master"}
-        there = reader.kinds(piece.name)
-        if self._selection.with_states and wanted != there:
-            return [
-                f"{piece.name}: the optimizer keeps {_listed(wanted)}, the checkpoint has "
-                f"{_listed(there)}; load_optimizer_states=False starts the optimizer afresh"
-            ]
-        gaps = {kind: reader.missing(piece.name, kind, piece.start, piece.stop) for kind in wanted}
-        return [
-            f"{piece.name}: the checkpoint has no {kind} for elements {gap[0]}:{gap[1]}"
-            for kind, gap in gaps.items()
-            if gap is not None
-        ]
 
     def _misfitting_parts(self, engine_state: Mapping[str, Any]) -> list[str]:
         problems = []
@@ -236,7 +254,10 @@ class Loader:
             if piece.name not in manifest.shapes:
                 continue
             for kind, tensor in piece.tensors.items():
-                if kind == "master" or self._selection.with_states:
+                wanted = kind == "master" or self._selection.with_states
+                # A parameter that never had a gradient may have been saved without states; those
+                # that prepare_states made are right for it.
+                if wanted and kind in reader.kinds(piece.name):
                     reader.read_into(piece.name, kind, piece.start, tensor)
 
     def _set_module(self, whole: Mapping[str, Tensor]) -> None:
@@ -264,6 +285,15 @@ class Loader:
                 logger.warning("%s: is now %s, so it starts afresh", name, type(part).__name__)
                 continue
             part.load_state_dict(saved_part["state"])
+
+
+def _gaps(wish: _Wish, reader: ShardReader) -> list[str]:
+    found = []
+    for kind in sorted(wish.kinds & (reader.kinds(wish.name) | {"master"})):
+        gap = reader.missing(wish.name, kind, wish.start, wish.stop)
+        if gap is not None:
+            found.append(f"{wish.name}: no {kind} for elements {gap[0]}:{gap[1]}")
+    return found
 
 
 def _listed(kinds: set[str]) -> str:

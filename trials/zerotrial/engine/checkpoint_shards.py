@@ -116,6 +116,7 @@ class ShardReader:
     def __init__(self, paths: Iterable[Path]) -> None:
         self._stack = ExitStack()
         self._ranges: dict[tuple[str, str], list[_Range]] = {}
+        self._kinds: dict[str, set[str]] = {}
         for path in paths:
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
@@ -131,6 +132,7 @@ class ShardReader:
                     raise CheckpointError(msg)
                 entry = _Range(int(found["start"]), int(found["stop"]), file, key)
                 self._ranges.setdefault((found["name"], found["kind"]), []).append(entry)
+                self._kinds.setdefault(found["name"], set()).add(found["kind"])
         for ranges in self._ranges.values():
             ranges.sort(key=lambda entry: entry.start)
 
@@ -154,7 +156,7 @@ class ShardReader:
 
     def kinds(self, name: str) -> set[str]:
         """Return the kinds of tensors that are there for a parameter."""
-        return {kind for owner, kind in self._ranges if owner == name}
+        return self._kinds.get(name, set())
 
     def missing(self, name: str, kind: str, start: int, stop: int) -> tuple[int, int] | None:
         """Return the first gap in a range, or None when every element is there."""

@@ -1,0 +1,140 @@
+"""Tensors in a file: room is taken first, read ahead and written behind by two threads."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zerolab.errors import ZerolabError
+
+__all__ = ["OffloadError", "PagedFile"]
+
+logger = logging.getLogger(__name__)
+
+_ALIGN = 4096  # bytes; records begin on a page
+_MOST_FREE = 8  # tensors of one size that are kept for their next use
+
+
+class OffloadError(ZerolabError):
+    """States cannot be kept in files; the text names the directory and the bytes."""
+
+
+class PagedFile:
+    """Records of fixed size in one file without a name, which vanishes with the process.
+
+    Args:
+        directory: Where the file is, e.g. on an NVMe disk.
+
+    Raises:
+        OffloadError: If no file can be made there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            msg = f"offload_optimizer.nvme_path: {directory}: {error.strerror or error}"
+            raise OffloadError(msg) from error
+        self._end = 0
+        self._reader = ThreadPoolExecutor(1, "offload-read")
+        self._writer = ThreadPoolExecutor(1, "offload-write")
+        self._free: dict[int, list[Tensor]] = {}
+
+    def reserve(self, nbytes: int) -> int:
+        """Take room for a record, so that a full disk is found now and not while training.
+
+        Returns:
+            Offset of the record, in bytes.
+
+        Raises:
+            OffloadError: If the disk has not that much.
+        """
+        offset = self._end
+        room = -(-nbytes // _ALIGN) * _ALIGN
+        try:
+            os.posix_fallocate(self._file.fileno(), offset, room)
+        except OSError as error:
+            free = self._free_bytes()
+            msg = (
+                f"offload_optimizer.nvme_path: {self.directory} has no room for {nbytes:,} bytes "
+                f"of optimizer states on top of {offset:,} ({error.strerror}; {free:,} bytes are "
+                "free); choose a larger disk, or offload to cpu"
+            )
+            raise OffloadError(msg) from error
+        self._end = offset + room
+        return offset
+
+    def read(self, offset: int, out: Tensor) -> "Future[Tensor]":
+        """Start to fill ``out``, a contiguous CPU tensor; the future gives it back."""
+        return self._reader.submit(self._read, offset, out)
+
+    def write(self, offset: int, tensor: Tensor) -> "Future[Tensor]":
+        """Start to write ``tensor``, contiguous and on CPU; the future gives it back."""
+        return self._writer.submit(self._write, offset, tensor)
+
+    def borrow(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return memory for a record; it is used again after :meth:`give_back`."""
+        nbytes = numel * dtype.itemsize
+        free = self._free.setdefault(nbytes, [])
+        memory = free.pop() if free else torch.empty(nbytes, dtype=torch.uint8)
+        return memory.view(dtype)
+
+    def give_back(self, tensor: Tensor) -> None:
+        """Take memory of :meth:`borrow` back."""
+        free = self._free.setdefault(tensor.nbytes, [])
+        if len(free) < _MOST_FREE:
+            free.append(tensor.view(-1).view(torch.uint8))
+
+    @property
+    def borrowable(self) -> Sequence[Tensor]:
+        """Memory that waits for its next use."""
+        return [tensor for free in self._free.values() for tensor in free]
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._reader.shutdown()
+        self._writer.shutdown()
+        self._file.close()
+        self._free.clear()
+
+    def _read(self, offset: int, out: Tensor) -> Tensor:
+        view = _bytes_of(out)
+        at = 0
+        while at < len(view):
+            count = os.preadv(self._file.fileno(), [view[at:]], offset + at)
+            if count == 0:
+                msg = f"{self.directory}: the file of optimizer states ends too early"
+                raise OffloadError(msg)
+            at += count
+        return out
+
+    def _write(self, offset: int, tensor: Tensor) -> Tensor:
+        view = _bytes_of(tensor)
+        at = 0
+        try:
+            while at < len(view):
+                at += os.pwritev(self._file.fileno(), [view[at:]], offset + at)
+        except OSError as error:
+            msg = (
+                f"offload_optimizer.nvme_path: {self.directory}: could not write "
+                f"{len(view) - at:,} of {len(view):,} bytes of optimizer states: {error.strerror}"
+            )
+            raise OffloadError(msg) from error
+        return tensor
+
+    def _free_bytes(self) -> int:
+        found = os.statvfs(self.directory)
+        return found.f_bavail * found.f_frsize
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
