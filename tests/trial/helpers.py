@@ -114,21 +114,33 @@ class LineTrial(zerotrial.ZeroTrial):
         self.samples = hparams.get("samples", 22)
         self.seen: list[list[int]] = []
         model = nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.3), nn.Linear(4, 1))
-        self.engine = context.wrap_model_engine(
-            PlainEngine(model, hparams.get("micro", 2), hparams.get("accumulation", 1))
-        )
+        micro, accumulation = hparams.get("micro", 2), hparams.get("accumulation", 1)
+        if "stage" in hparams:
+            config = {
+                "train_micro_batch_size_per_gpu": micro,
+                "gradient_accumulation_steps": accumulation,
+                "zero_optimization": {"stage": hparams["stage"]},
+                "bf16": {"enabled": hparams.get("bf16", False)},
+                "gradient_clipping": 1.0,
+                "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}},
+            }
+            engine: Any = zerotrial.initialize(model=model, config=config)[0]
+        else:
+            engine = PlainEngine(model, micro, accumulation)
+        self.engine = context.wrap_model_engine(engine)
 
     def train_batch(self, dataloader_iter: Iterator[Any], epoch_idx: int, batch_idx: int) -> Any:
         x, y, index = next(dataloader_iter)
         self.seen.append(index.tolist())
-        loss = (self.engine(x) - y).square().mean()
+        loss = (self.engine(x) - y.to(x.dtype)).float().square().mean()
         self.engine.backward(loss)
         self.engine.step()
         return {"loss": loss, "first_index": float(index[0])}
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
         x, y, _ = next(dataloader_iter)
-        return {"validation_loss": (self.engine(x) - y).square().mean()}
+        return {"validation_loss": (self.engine(x) - y).float().square().mean()}
 
     def build_training_data_loader(self) -> Any:
         size = self.context.get_train_micro_batch_size_per_gpu()

@@ -178,9 +178,7 @@ class ZeroTrialContext:
             return self.spec.hparams[name]
         except KeyError:
             known = ", ".join(sorted(self.spec.hparams)) or "none"
-            raise TrialError(
-                f"hyperparameter {name!r}: there is none; there are: {known}"
-            ) from None
+            raise TrialError(f"hyperparameter {name!r}: is unknown; there are: {known}") from None
 
     def get_experiment_config(self) -> dict[str, Any]:
         """The experiment's whole configuration; empty outside the platform unless given."""

@@ -1,0 +1,163 @@
+"""What is due after which batch: the table that Determined's DeepSpeed controller gets wrong."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zerotrial
+from tests.trial.helpers import LineTrial, fit, make_settings, make_spec, metrics
+from zerolab.errors import ConfigError
+from zerotrial import Batch, Epoch
+from zerotrial.settings import FitSettings
+from zerotrial.units import Period, Schedule, parse_unit
+
+TABLE = [
+    # epoch, max_length, validation period, reporting period, trained, validations
+    (20, Batch(50), None, Batch(100), 50, [50]),
+    (20, Batch(60), Batch(30), Batch(100), 60, [30, 60]),
+    (20, Epoch(4), Epoch(2), Batch(100), 80, [40, 80]),
+    (20, Epoch(3), Epoch(1), Batch(5), 60, [20, 40, 60]),
+    (40, Batch(40), Batch(10), Batch(5), 40, [10, 20, 30, 40]),
+    (20, Batch(50), Batch(10), Batch(100), 50, [10, 20, 30, 40, 50]),
+    (20, Batch(50), Batch([7, 33]), Batch(100), 50, [7, 33, 50]),
+    (20, Batch(90), Epoch(2), Batch(7), 90, [40, 80, 90]),
+]
+
+
+class Watch(zerotrial.Callback):
+    def __init__(self) -> None:
+        self.epochs: list[tuple[str, int]] = []
+
+    def on_training_epoch_start(self, epoch_idx: int) -> None:
+        self.epochs.append(("start", epoch_idx))
+
+    def on_training_epoch_end(self, epoch_idx: int) -> None:
+        self.epochs.append(("end", epoch_idx))
+
+
+class WatchedTrial(LineTrial):
+    def __init__(self, context: zerotrial.ZeroTrialContext) -> None:
+        super().__init__(context)
+        self.watch = Watch()
+        self.places: list[tuple[int, int, bool, bool]] = []
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        context = self.context
+        assert context.current_train_batch() == batch_idx
+        assert context.current_train_epoch() == epoch_idx
+        place = (epoch_idx, batch_idx, context.is_epoch_start(), context.is_epoch_end())
+        self.places.append(place)
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+    def build_callbacks(self):
+        return {"watch": self.watch}
+
+
+@pytest.mark.parametrize(("epoch", "length", "validate", "report", "trained", "points"), TABLE)
+def test_lengths_and_periods_are_kept_through_reports_and_epochs(
+    tmp_path: Path, epoch, length, validate, report, trained, points
+) -> None:
+    settings = make_settings(
+        max_length=length,
+        validation_period=validate,
+        report_period=report,
+        checkpoint_policy="none",
+    )
+    spec = make_spec(tmp_path, {"samples": 2 * epoch})
+    _, trial = fit(spec, WatchedTrial, settings)
+    assert len(trial.seen) == trained
+    assert sorted(metrics(tmp_path, "validation")) == points
+    every = report.value
+    assert sorted(metrics(tmp_path, "training")) == sorted(
+        {*range(every, trained + 1, every), trained}
+    )
+    assert trial.places == [
+        (batch // epoch, batch, batch % epoch == 0, batch % epoch == epoch - 1)
+        for batch in range(trained)
+    ]
+    expected = []
+    for index in range(-(-trained // epoch)):
+        expected.append(("start", index))
+        if (index + 1) * epoch <= trained:
+            expected.append(("end", index))
+    assert trial.watch.epochs == expected
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(1, 50),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.integers(1, 60),
+)
+def test_walking_from_stop_to_stop_meets_every_due_point(
+    length: int, epoch: int, report: int, validate: int, checkpoint: int
+) -> None:
+    schedule = Schedule(length, epoch, Period(report), Period(validate), Period(checkpoint))
+    steps, stops = 0, []
+    while not schedule.finished(steps):
+        steps = schedule.next_stop(steps)
+        stops.append(steps)
+    assert stops[-1] == length
+    for period in (epoch, report, validate, checkpoint):
+        assert set(range(period, length + 1, period)) <= set(stops)
+    walk = range(1, length + 1)
+    for due, period in (
+        (schedule.report_due, report),
+        (schedule.validation_due, validate),
+        (schedule.checkpoint_due, checkpoint),
+    ):
+        assert [n for n in walk if due(n)] == sorted({*range(period, length + 1, period), length})
+
+
+def test_initial_validation_comes_before_the_first_batch(tmp_path: Path) -> None:
+    fit(make_spec(tmp_path), settings=make_settings(3, initial_validation=True))
+    assert sorted(metrics(tmp_path, "validation")) == [0, 3]
+
+
+def test_test_mode_is_one_batch_one_validation_and_one_checkpoint(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        evaluated = 0
+
+        def evaluate_batch(self, dataloader_iter):
+            self.evaluated += 1
+            return super().evaluate_batch(dataloader_iter)
+
+    settings = make_settings(50, test_mode=True, report_period=Batch(100))
+    _, trial = fit(make_spec(tmp_path), Trial, settings)
+    assert (len(trial.seen), trial.evaluated) == (1, 1)
+    assert sorted(metrics(tmp_path, "training")) == sorted(metrics(tmp_path, "validation")) == [1]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_a_configuration_says_how_far_and_how_often() -> None:
+    config = {
+        "searcher": {"max_length": {"epochs": 3}, "metric": "error", "smaller_is_better": False},
+        "min_validation_period": {"batches": 0},
+        "min_checkpoint_period": {"epochs": 1},
+        "scheduling_unit": 7,
+        "checkpoint_policy": "all",
+        "profiling": {"enabled": True, "begin_on_batch": 2, "end_after_batch": 3},
+    }
+    settings = FitSettings.from_config(config)
+    schedule = settings.schedule(10)
+    assert schedule.max_steps == 30
+    assert [n for n in range(1, 31) if schedule.checkpoint_due(n)] == [10, 20, 30]
+    assert [n for n in range(1, 31) if schedule.validation_due(n)] == [30]
+    assert [n for n in range(1, 31) if schedule.report_due(n)] == [7, 14, 21, 28, 30]
+    assert [n for n in range(6) if settings.profiling.covers(n)] == [2, 3]
+    asha = {"searcher": {"max_time": 9, "time_metric": "epochs"}}
+    assert FitSettings.from_config(asha).schedule(4).max_steps == 36
+
+
+def test_what_is_no_length_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"searcher\.max_length: is missing"):
+        FitSettings.from_config({"searcher": {}})
+    with pytest.raises(ConfigError, match=r"min_checkpoint_period: must be .* got 'often'"):
+        parse_unit("often", "min_checkpoint_period")
+    with pytest.raises(ConfigError, match="Batch: must hold whole numbers >= 1, got 0"):
+        Batch(0)
+    with pytest.raises(ConfigError, match=r"has no length.*records_per_epoch"):
+        make_settings(max_length=Epoch(2)).schedule(None)

@@ -1,0 +1,427 @@
+"""The loop: callbacks, the user's mistakes, policies, and leaving early."""
+
+import threading
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from attrdict import AttrDict
+
+import zerotrial
+from tests.trial.helpers import (
+    Line,
+    LineTrial,
+    PlainEngine,
+    build,
+    fit,
+    last_checkpoint,
+    make_settings,
+    make_spec,
+    metrics,
+    records,
+)
+from zerolab.errors import StaleRunError, TrialError
+from zerolab.wire import Directive
+from zerotrial import Batch, Ending
+from zerotrial.devices import to_device
+
+
+class Diary(zerotrial.Callback):
+    def __init__(self) -> None:
+        self.moments: list[str] = []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_"):
+            object.__getattribute__(self, "moments").append(name)
+        return object.__getattribute__(self, name)
+
+
+class DiaryTrial(LineTrial):
+    def build_callbacks(self):
+        self.diary = Diary()
+        return {"diary": self.diary}
+
+
+def test_every_moment_of_a_trial_is_told_in_order(tmp_path: Path) -> None:
+    settings = make_settings(2, report_period=Batch(2), initial_validation=True)
+    _, trial = fit(make_spec(tmp_path, {"samples": 4}), DiaryTrial, settings)
+    validation = ["on_validation_start", "on_validation_epoch_start"]
+    validation += ["on_validation_epoch_end", "on_validation_end"]
+    checkpoint = ["on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end"]
+    assert trial.diary.moments == [
+        "on_trial_startup",
+        "on_training_start",
+        *validation,
+        "on_training_epoch_start",
+        "on_training_epoch_end",
+        "on_training_workload_end",
+        *validation,
+        *checkpoint,
+        "on_trial_shutdown",
+    ]
+    _, trial = fit(
+        make_spec(tmp_path, latest=last_checkpoint(tmp_path)), DiaryTrial, make_settings(2)
+    )
+    assert trial.diary.moments == [
+        "on_trial_startup",
+        "on_checkpoint_load_start",
+        "on_training_start",
+        "on_trial_shutdown",
+    ]
+
+
+def test_callbacks_are_told_what_there_is_to_know(tmp_path: Path) -> None:
+    class Notes(zerotrial.Callback):
+        def __init__(self):
+            self.notes = {}
+
+        def on_training_workload_end(self, avg_metrics, batch_metrics):
+            self.notes["training"] = (avg_metrics, batch_metrics)
+
+        def on_validation_epoch_end(self, outputs):
+            self.notes["outputs"] = outputs
+
+        def on_validation_end(self, metrics):
+            self.notes["validation"] = metrics
+
+        def on_checkpoint_write_end(self, checkpoint_dir):
+            self.notes["files"] = sorted(p.name for p in Path(checkpoint_dir).iterdir())
+
+        def on_checkpoint_upload_end(self, uuid):
+            self.notes["uuid"] = uuid
+
+    class Trial(LineTrial):
+        def build_callbacks(self):
+            self.told = Notes()
+            return {"notes": self.told}
+
+    _, trial = fit(make_spec(tmp_path), Trial, make_settings(3, report_period=Batch(3)))
+    notes = trial.told.notes
+    averages, batches = notes["training"]
+    assert len(batches) == 3
+    assert averages["loss"] == pytest.approx(sum(b["loss"] for b in batches) / 3)
+    assert len(notes["outputs"]) == 3
+    assert notes["validation"].keys() == {"validation_loss"}
+    assert notes["files"] == ["model0.pt", "trial", "user"]
+    assert notes["uuid"] == last_checkpoint(tmp_path).uuid
+
+
+def test_shutdown_is_told_after_an_error_too(tmp_path: Path) -> None:
+    diaries = []
+
+    class Trial(DiaryTrial):
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            diaries.append(self.diary)
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fit(make_spec(tmp_path), Trial)
+    assert diaries[0].moments[-1] == "on_trial_shutdown"
+
+
+@pytest.mark.parametrize("trained", [0, 2])
+def test_training_the_wrong_number_of_micro_batches_is_told(tmp_path: Path, trained: int) -> None:
+    class Trial(LineTrial):
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            for _ in range(trained):
+                super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+            return torch.tensor(0.0)
+
+    with pytest.raises(
+        TrialError,
+        match=rf"must train 3 micro-batch\(es\) a batch .*the first engine trained {3 * trained} "
+        r"in 1 batch\(es\) instead of 3.*called 3 time\(s\) a batch.*disable_auto_grad_accumul",
+    ):
+        fit(make_spec(tmp_path, {"accumulation": 3}), Trial)
+
+
+@pytest.mark.parametrize(("loops", "right"), [(3, True), (2, False)])
+def test_a_trial_may_loop_over_the_micro_batches_itself(tmp_path: Path, loops, right) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.disable_auto_grad_accumulation()
+            self.calls = 0
+
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            self.calls += 1
+            for _ in range(loops):
+                super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+            return torch.tensor(0.0)
+
+    spec = make_spec(tmp_path, {"accumulation": 3, "samples": 12})
+    if right:
+        _, trial = fit(spec, Trial, make_settings(4))
+        assert (trial.calls, trial.engine.global_steps) == (4, 4)
+    else:
+        with pytest.raises(TrialError, match="called once a batch: loop over 3 micro-batches"):
+            fit(spec, Trial)
+
+
+class PipelineEngine(PlainEngine):
+    """A pipeline of one stage: one call trains a whole batch."""
+
+    class Grid:
+        def get_pipe_parallel_rank(self):
+            return 0
+
+        def get_pipe_parallel_world_size(self):
+            return 1
+
+        def get_data_parallel_rank(self):
+            return 0
+
+        def get_data_parallel_world_size(self):
+            return 1
+
+    grid = Grid()
+
+    def train_batch(self, batches):
+        for _ in range(self.accumulation):
+            x, y, _ = next(batches)
+            loss = (self(x) - y).square().mean()
+            self.backward(loss)
+            self.step()
+        return loss
+
+    def eval_batch(self, batches):
+        drawn = [next(batches) for _ in range(self.accumulation)]
+        return torch.stack([(self(x) - y).square().mean() for x, y, _ in drawn]).mean()
+
+
+class PipelineTrial(zerotrial.ZeroTrial):
+    validation_samples = 10
+
+    def __init__(self, context):
+        self.context = context
+        self.engine = context.wrap_model_engine(PipelineEngine(torch.nn.Linear(1, 1), 2, 2))
+        self.calls = {"train": 0, "evaluate": 0}
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        self.calls["train"] += 1
+        return self.engine.train_batch(dataloader_iter)
+
+    def evaluate_batch(self, dataloader_iter):
+        self.calls["evaluate"] += 1
+        return {"validation_loss": self.engine.eval_batch(dataloader_iter)}
+
+    def build_training_data_loader(self):
+        return zerotrial.DataLoader(Line(20), batch_size=2)
+
+    def build_validation_data_loader(self):
+        return zerotrial.DataLoader(Line(self.validation_samples), batch_size=2)
+
+
+def test_a_pipeline_trains_and_evaluates_a_whole_batch_in_one_call(tmp_path: Path, caplog) -> None:
+    _, trial = fit(make_spec(tmp_path), PipelineTrial, make_settings(5))
+    assert trial.calls == {"train": 5, "evaluate": 2}
+    assert "1 validation micro-batches do not fill a batch" in caplog.text
+
+    class Few(PipelineTrial):
+        validation_samples = 2
+
+    with pytest.raises(TrialError, match="2 micro-batches at a time, and there are only 1"):
+        fit(make_spec(tmp_path), Few, make_settings(5))
+
+
+@pytest.mark.parametrize(
+    ("policy", "losses", "saved"),
+    [
+        ("best", [3.0, 4.0, 2.0, float("nan"), 2.0], [1, 3, 5]),
+        ("all", [3.0, 4.0, 2.0, 1.0, 2.0], [1, 2, 3, 4, 5]),
+        ("none", [3.0, 2.0, 1.0, 1.0, 1.0], [5]),
+    ],
+)
+def test_the_policy_says_after_which_validations_to_save(
+    tmp_path: Path, policy, losses, saved
+) -> None:
+    class Trial(LineTrial):
+        def evaluate_batch(self, dataloader_iter):
+            next(dataloader_iter)
+            return {"validation_loss": losses[self.context.current_train_batch()]}
+
+    settings = make_settings(5, validation_period=Batch(1), checkpoint_policy=policy)
+    fit(make_spec(tmp_path), Trial, settings)
+    assert [r["steps_completed"] for r in records(tmp_path, "checkpoint")] == saved
+
+
+def test_a_stop_request_saves_and_ends_the_trial(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            self.context.set_stop_requested(True)
+            return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+    ending, trial = fit(make_spec(tmp_path), Trial, make_settings(50))
+    assert (ending, ending.exit_code) == (Ending.STOP_REQUESTED, 0)
+    assert last_checkpoint(tmp_path).steps_completed == len(trial.seen) == 1
+
+
+def test_a_directive_saves_and_gives_the_slots_back_within_a_moment_of_training(
+    tmp_path: Path,
+) -> None:
+    controller, session = build(make_spec(tmp_path), settings=make_settings(100_000))
+    poller = session._poller
+    trial = controller._trial
+    train_batch = trial.train_batch
+
+    def told_at_batch_10(*arguments):
+        if arguments[2] == 10:
+            poller.directive = Directive("preempt", version=1, deadline_s=60.0)
+        return train_batch(*arguments)
+
+    trial.train_batch = told_at_batch_10
+    ending = controller.run()
+    session.close(ending)
+    assert (ending, ending.exit_code) == (Ending.PREEMPTED, 66)
+    assert last_checkpoint(tmp_path).steps_completed == len(trial.seen) < 100_000
+
+
+def test_a_run_that_was_taken_over_stops_and_saves_nothing(tmp_path: Path) -> None:
+    controller, session = build(make_spec(tmp_path), settings=make_settings(100_000))
+    session._reporter.stale.set()
+    ending = controller.run()
+    session.close(ending)
+    assert (ending, ending.exit_code) == (Ending.STALE, 67)
+    assert last_checkpoint(tmp_path) is None
+
+    controller, session = build(make_spec(tmp_path))
+    controller._agree_at = 1_000  # taken over between the last agreement and the checkpoint
+    session._reporter.stale.set()
+    with pytest.raises(StaleRunError, match="its checkpoint is dropped"):
+        controller.run()
+    session.close(None)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_two_engines_are_saved_and_differing_batch_sizes_warned_of(tmp_path: Path, caplog) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            self.other = context.wrap_model_engine(PlainEngine(torch.nn.Linear(1, 1), micro=3))
+
+    fit(make_spec(tmp_path), Trial, make_settings(1))
+    assert "micro-batch sizes of the engines differ (2, then 3)" in caplog.text
+    saved = records(tmp_path, "checkpoint")[0]["resources"]
+    assert {"model0.pt", "model1.pt"} <= set(saved)
+
+
+def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
+    controller, session = build(make_spec(tmp_path))
+    context = controller._context
+    session.close(None)
+    with pytest.raises(TrialError, match=r"got tuple without .*initialize returns"):
+        context.wrap_model_engine((context.models[0], None, None, None))
+    with pytest.raises(TrialError, match="wrapped already"):
+        context.wrap_model_engine(context.models[0])
+
+    class Nothing(LineTrial):
+        def __init__(self, context):
+            self.context = context
+
+    with pytest.raises(TrialError, match=r"Nothing\.__init__: must wrap an engine"):
+        fit(make_spec(tmp_path), Nothing)
+
+
+def test_the_model_parallel_unit_is_set_once_and_after_an_engine(tmp_path: Path) -> None:
+    unit = zerotrial.ModelParallelUnit(1, 2, should_report_metrics=False)
+
+    class Early(LineTrial):
+        def __init__(self, context):
+            context.set_mpu(unit)
+
+    with pytest.raises(TrialError, match="set_mpu: wrap an engine first"):
+        fit(make_spec(tmp_path), Early)
+
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.set_mpu(unit)
+            with pytest.raises(TrialError, match="set already"):
+                context.set_mpu(unit)
+
+    _, trial = fit(make_spec(tmp_path), Trial, make_settings(6, max_length=zerotrial.Epoch(1)))
+    # Replica 1 of 2: every second micro-batch of 22 samples in batches of 2 x 2.
+    assert len(trial.seen) == 6
+    assert trial.context.get_global_batch_size() == 4
+    assert "loss" not in metrics(tmp_path, "training")[6]
+
+
+def test_the_context_answers_questions(tmp_path: Path) -> None:
+    hparams = {"accumulation": 2, "micro": 3, "nested": {"lr": 0.1}}
+    config = {"searcher": {"metric": "x"}, "data": {"path": "here"}}
+    controller, session = build(make_spec(tmp_path, hparams, config=config))
+    context = controller._context
+    session.close(None)
+    assert context.get_train_micro_batch_size_per_gpu() == 3
+    assert context.get_num_micro_batches_per_slot() == 2
+    assert context.get_per_slot_batch_size() == context.get_global_batch_size() == 6
+    assert AttrDict(context.get_hparams()).nested.lr == 0.1
+    assert context.get_hparam("micro") == 3
+    assert context.get_data_config() == {"path": "here"}
+    assert context.get_experiment_config() == config
+    assert (context.get_experiment_id(), context.get_trial_id()) == (1, 1)
+    assert (context.get_trial_seed(), context.get_initial_batch()) == (7, 0)
+    assert context.distributed.allgather(5) == [5]
+    assert (context.distributed.rank, context.distributed.size) == (0, 1)
+    with pytest.raises(TrialError, match="hyperparameter 'depth': is unknown; there are: accum"):
+        context.get_hparam("depth")
+    with pytest.raises(TrialError, match="training has not begun"):
+        context.is_epoch_start()
+    fresh = zerotrial.ZeroTrialContext(context.spec, context.distributed)
+    with pytest.raises(TrialError, match="no engine is wrapped yet"):
+        fresh.get_train_micro_batch_size_per_gpu()
+
+
+def test_anything_nested_is_moved_and_what_cannot_be_is_told_once(caplog) -> None:
+    @dataclass
+    class Pair:
+        left: torch.Tensor
+        right: list
+
+    Point = namedtuple("Point", ["x", "y"])
+    lock = threading.Lock()
+    data = {
+        "array": np.ones(2, dtype=np.float32),
+        "deep": [(torch.zeros(1), "text", 3), Point(np.int64(4), None)],
+        "pair": Pair(torch.ones(1), [np.zeros(1)]),
+        "ordered": OrderedDict(a=torch.ones(1)),
+        "lock": lock,
+        "locks": [lock, lock],
+    }
+    moved = to_device(data, torch.device("meta"))
+    assert moved["array"].device.type == "meta"
+    assert moved["deep"][0][0].is_meta
+    assert moved["deep"][0][1:] == ("text", 3)
+    assert isinstance(moved["deep"][1], Point)
+    assert moved["deep"][1].x.is_meta
+    assert moved["pair"].left.is_meta
+    assert moved["pair"].right[0].is_meta
+    assert isinstance(moved["ordered"], OrderedDict)
+    assert moved["lock"] is lock
+    assert len([r for r in caplog.records if "cannot move" in r.message]) == 1
+
+
+def test_a_trial_without_epochs_counts_records_or_says_so(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.disable_dataset_reproducibility_checks()
+
+        def build_training_data_loader(self):
+            class Endless:
+                def __iter__(self):
+                    while True:
+                        yield torch.ones(2, 1), torch.ones(2, 1), torch.zeros(2)
+
+            return Endless()
+
+    _, trial = fit(make_spec(tmp_path), Trial, make_settings(5))
+    assert len(trial.seen) == 5
+    settings = make_settings(max_length=zerotrial.Epoch(2), records_per_epoch=6)
+    _, trial = fit(make_spec(tmp_path), Trial, settings)
+    assert len(trial.seen) == 6
+    with pytest.raises(TrialError, match="no length, so there are no epochs"):
+        fit(make_spec(tmp_path), Trial, make_settings(5))[1].context.is_epoch_end()

@@ -1,0 +1,303 @@
+"""What users return becomes numbers; numbers become metrics."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import zerotrial
+from tests.trial.helpers import (
+    LineTrial,
+    PlainEngine,
+    fit,
+    make_settings,
+    make_spec,
+    metrics,
+    records,
+)
+from zerolab.errors import TrialError
+from zerotrial import Batch, Reducer
+from zerotrial.metrics import TrainingWindow, average_by_batch, to_numbers
+from zerotrial.reducers import reduce_values
+from zerotrial.system_metrics import SystemMetrics
+
+
+def test_a_bare_tensor_is_the_loss_and_micro_batches_are_averaged() -> None:
+    window = TrainingWindow()
+    weight = torch.tensor(2.0, requires_grad=True)
+    for batch, value in ((1, 1.0), (1, 3.0), (2, 6.0)):
+        window.add(batch, weight * value)
+    assert window.entries() == [(1, {"loss": 4.0}), (2, {"loss": 12.0})]
+    window.clear()
+    assert window.entries() == []
+
+
+def test_nothing_else_is_taken_for_a_training_metric() -> None:
+    with pytest.raises(TrialError, match=r"must return the loss as a tensor.*got NoneType"):
+        TrainingWindow().add(1, None)
+
+
+def test_averages_are_weighted_by_batches_and_taken_once() -> None:
+    rank_0 = [(1, {"loss": 0.0}), (2, {"loss": 0.0}), (3, {"loss": 0.0})]
+    rank_1 = [(1, {"loss": 1.0, "only_here": 5.0})]
+    averages, batches = average_by_batch(rank_0 + rank_1)
+    assert averages == {"loss": 0.25, "only_here": 5.0}
+    assert batches == [{"loss": 0.5, "only_here": 5.0}, {"loss": 0.0}, {"loss": 0.0}]
+
+
+def test_numbers_of_any_kind_are_kept_and_others_left_out_with_one_warning(caplog) -> None:
+    given = {
+        "int": 1,
+        "bool": True,
+        "numpy": np.float32(0.5),
+        "array": np.array([2]),
+        "tensor": torch.tensor([[3.0]]),
+        "nan": math.nan,
+        "inf": -math.inf,
+        "none": None,
+        "words": "text",
+        "vector": torch.zeros(2),
+    }
+    numbers = to_numbers(given)
+    to_numbers(given)
+    assert math.isnan(numbers.pop("nan"))
+    assert numbers == {
+        "int": 1,
+        "bool": 1,
+        "numpy": 0.5,
+        "array": 2,
+        "tensor": 3,
+        "inf": -math.inf,
+    }
+    assert sorted(r.args[0] for r in caplog.records) == ["vector", "words"]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "expected"),
+    [(Reducer.AVG, 2.0), (Reducer.SUM, 6.0), (Reducer.MIN, 1.0), (Reducer.MAX, 3.0)],
+)
+def test_reducers_keep_nan_and_infinities(reducer: Reducer, expected: float) -> None:
+    assert reduce_values([3.0, 1.0, 2.0], reducer) == expected
+    assert math.isnan(reduce_values([1.0, math.nan, 2.0], reducer))
+    kept = reduce_values([1.0, math.inf], reducer)
+    assert kept == (1.0 if reducer is Reducer.MIN else math.inf)
+
+
+def test_nan_in_training_and_validation_is_reported_and_ends_nothing(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+            return torch.tensor(math.nan if batch_idx == 1 else math.inf)
+
+        def evaluate_batch(self, dataloader_iter):
+            next(dataloader_iter)
+            return {"validation_loss": math.nan}
+
+    fit(make_spec(tmp_path), Trial, make_settings(3, validation_period=Batch(1)))
+    assert [r["loss"] for _, r in sorted(metrics(tmp_path, "training").items())] == [
+        "Infinity",
+        "NaN",
+        "Infinity",
+    ]
+    assert {r["validation_loss"] for r in metrics(tmp_path, "validation").values()} == {"NaN"}
+    # NaN is never the best: the only checkpoint is the one at the end.
+    assert [r["steps_completed"] for r in records(tmp_path, "checkpoint")] == [3]
+
+
+def test_a_missing_searcher_metric_is_a_warning(tmp_path: Path, caplog) -> None:
+    settings = make_settings(2, metric="accuracy")
+    fit(make_spec(tmp_path), settings=settings)
+    assert "searcher.metric: the trial reports no 'accuracy'" in caplog.text
+    assert "validation_loss" in caplog.text
+
+
+def test_each_validation_metric_may_be_reduced_in_its_own_way(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def evaluate_batch(self, dataloader_iter, batch_idx):
+            next(dataloader_iter)
+            value = float(batch_idx + 1)
+            return {"a": value, "b": value, "c": value, "d": value, "last": value}
+
+        def evaluation_reducer(self):
+            return {
+                "a": Reducer.AVG,
+                "b": Reducer.SUM,
+                "c": Reducer.MAX,
+                "d": Reducer.MIN,
+                "last": lambda values: values[-1] * 10,
+            }
+
+    fit(make_spec(tmp_path), Trial, make_settings(1))
+    found = metrics(tmp_path, "validation")[1]
+    assert [found[name] for name in ("a", "b", "c", "d", "last")] == [2, 6, 3, 1, 30]
+    assert (found["batches"], found["epochs"]) == (1, 1 / 11)
+
+    class Wrong(Trial):
+        def evaluation_reducer(self):
+            return {"a": Reducer.AVG}
+
+    with pytest.raises(
+        TrialError, match=r"one for each of \['a', 'b', 'c', 'd', 'last'\], got \['a'\]"
+    ):
+        fit(make_spec(tmp_path / "wrong"), Wrong, make_settings(1))
+
+
+def test_the_whole_validation_set_may_be_evaluated_at_once(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        evaluate_batch = zerotrial.ZeroTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader):
+            return {"samples": sum(len(x) for x, _, _ in data_loader)}
+
+    fit(make_spec(tmp_path), Trial, make_settings(1))
+    assert metrics(tmp_path, "validation")[1]["samples"] == 6
+
+
+def draws_and_gives_a_number(batches):
+    next(batches)
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (draws_and_gives_a_number, "must return a dict of metric names to values, got int"),
+        (lambda batches: {}, r"must take its batch with next\(dataloader_iter\)"),
+        (lambda batches: [next(batches) for _ in range(4)], "asked for more than there were"),
+    ],
+)
+def test_mistakes_in_evaluate_batch_are_told(tmp_path: Path, body, message) -> None:
+    class Trial(LineTrial):
+        def evaluate_batch(self, dataloader_iter):
+            return body(dataloader_iter)
+
+    with pytest.raises(TrialError, match=f"evaluate_batch: .*{message}"):
+        fit(make_spec(tmp_path), Trial, make_settings(1))
+
+
+def test_functions_and_reducers_see_the_values_of_all_batches(tmp_path: Path) -> None:
+    class Spread(zerotrial.MetricReducer):
+        def reset(self):
+            self.values = []
+
+        def per_slot_reduce(self):
+            return (min(self.values), max(self.values))
+
+        def cross_slot_reduce(self, per_slot_metrics):
+            low, high = zip(*per_slot_metrics, strict=True)
+            return {"spread": max(high) - min(low), "ranks": len(low)}
+
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            self.middle = context.wrap_reducer(lambda v: sorted(v)[len(v) // 2], name="middle")
+            self.spread = context.wrap_reducer(Spread(), for_validation=False)
+
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            self.middle.update(batch_idx)
+            self.spread.values.append(batch_idx)
+            return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+        def evaluate_batch(self, dataloader_iter, batch_idx):
+            self.middle.update(10 + batch_idx)
+            return super().evaluate_batch(dataloader_iter)
+
+    fit(make_spec(tmp_path), Trial, make_settings(6, report_period=Batch(3)))
+    training = metrics(tmp_path, "training")
+    assert [training[n]["middle"] for n in (3, 6)] == [1, 4]
+    assert [training[n]["spread"] for n in (3, 6)] == [2, 2]
+    validation = metrics(tmp_path, "validation")[6]
+    assert validation["middle"] == 11
+    assert "spread" not in validation
+
+
+def test_mistakes_with_reducers_are_told(tmp_path: Path) -> None:
+    def reduce_to(result, name):
+        class Trial(LineTrial):
+            def __init__(self, context):
+                super().__init__(context)
+                self.reducer = context.wrap_reducer(lambda values: result, name=name)
+
+        return Trial
+
+    with pytest.raises(TrialError, match="reducer 'x': has a name and must give one value"):
+        fit(make_spec(tmp_path / "1"), reduce_to({}, "x"), make_settings(1))
+    with pytest.raises(TrialError, match="must give a dict of metrics, got int"):
+        fit(make_spec(tmp_path / "2"), reduce_to(1, None), make_settings(1))
+
+    class Twice(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.wrap_reducer(context.wrap_reducer(sum, name="x"), name="y")
+
+    with pytest.raises(TrialError, match="wrapped already"):
+        fit(make_spec(tmp_path / "3"), Twice, make_settings(1))
+
+
+def test_the_engines_numbers_and_the_speed_are_recorded_without_asking(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            self.engine.loss_scale = 1024.0
+            self.engine.skipped_steps = 2
+            context.wrap_model_engine(PlainEngine(torch.nn.Linear(1, 1)))
+
+    fit(make_spec(tmp_path), Trial, make_settings(4, report_period=Batch(2)))
+    found = metrics(tmp_path, "training")[4]
+    assert found["learning_rate"] == found["learning_rate_1"] == 0.01
+    assert (found["grad_norm"], found["loss_scale"], found["skipped_steps"]) == (4, 1024, 2)
+    speed = metrics(tmp_path, "system")[4]
+    assert speed["samples_per_second"] == pytest.approx(2 * speed["batches_per_second"])
+    assert records(tmp_path, "progress")[-1]["value"] == 1.0
+
+
+def test_the_machine_is_watched() -> None:
+    system = SystemMetrics("machine1/", every_s=0.0, sample_s=0.01)
+    try:
+        sample = None
+        while sample is None:
+            sample = system.take()
+    finally:
+        system.close()
+    assert set(sample) >= {
+        "machine1/cpu_percent",
+        "machine1/memory_used_bytes",
+        "machine1/disk_used_percent",
+        "machine1/network_sent_bytes_per_second",
+    }
+    assert sample["machine1/memory_used_bytes"] > 0
+
+
+def test_the_profiling_block_times_the_batches_it_names(tmp_path: Path) -> None:
+    profiling = zerotrial.settings.ProfilingSettings(
+        enabled=True, begin_on_batch=2, end_after_batch=3
+    )
+    settings = make_settings(6, profiling=profiling)
+    fit(make_spec(tmp_path), settings=settings)
+    timed = {n: v for n, v in metrics(tmp_path, "system").items() if "profile_batch_seconds" in v}
+    assert sorted(timed) == [3, 4]
+    for values in timed.values():
+        parts = values["profile_data_seconds"] + values["profile_compute_seconds"]
+        assert values["profile_batch_seconds"] == pytest.approx(parts)
+
+
+def test_profiler_traces_and_tensorboard_files_are_kept_with_the_run(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.set_profiler(
+                activities=[torch.profiler.ProfilerActivity.CPU],
+                schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
+            )
+            context.get_tensorboard_writer().add_text("note", "hello")
+
+    fit(make_spec(tmp_path), Trial, make_settings(3))
+    assert list((tmp_path / "traces").glob("rank_0*.json*"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("training/loss")] == [1, 2, 3]
+    assert [event.step for event in events.Scalars("validation/validation_loss")] == [3]

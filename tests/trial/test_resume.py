@@ -1,0 +1,283 @@
+"""Killed and resumed equals uninterrupted: weights, metrics and samples, bit by bit."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from tests.trial.helpers import (
+    LineTrial,
+    fit,
+    last_checkpoint,
+    make_settings,
+    make_spec,
+    metrics,
+    records,
+)
+from zerolab.contract import RunSpec
+from zerotrial import Batch
+from zerotrial.collectives import Distributed
+
+BATCHES = 13
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours handles it."""
+
+
+class MortalTrial(LineTrial):
+    """Dies at its micro-batch number ``hparams["kill_at"]``, counted in this run."""
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        if len(self.seen) == self.context.get_hparams().get("kill_at"):
+            raise Killed
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+
+@dataclass
+class Case:
+    """One trial's shape, and the micro-batches (counted in each run) at which its runs die."""
+
+    accumulation: int = 1
+    samples: int = 22
+    report: int = 1
+    validate: int | None = None
+    checkpoint: int = 3
+    kills: tuple[int, ...] = ()
+    stage: int | None = None
+    bf16: bool = False
+
+    def hparams(self, kill_at: int | None) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "accumulation": self.accumulation,
+            "samples": self.samples,
+            "kill_at": kill_at,
+            "bf16": self.bf16,
+        }
+        return found if self.stage is None else found | {"stage": self.stage}
+
+    def settings(self) -> Any:
+        return make_settings(
+            BATCHES,
+            report_period=Batch(self.report),
+            validation_period=Batch(self.validate) if self.validate else None,
+            checkpoint_period=Batch(self.checkpoint),
+        )
+
+
+def run(path: Path, case: Case, kill_at: int | None, distributed: Distributed | None) -> Any:
+    """One run of the trial in ``path``; the trial, or None if it died. Also its samples so far."""
+    distributed = distributed or Distributed()
+    chief = distributed.broadcast(
+        last_checkpoint(path) if (path / "metrics.jsonl").exists() else None
+    )
+    spec: RunSpec = make_spec(path, case.hparams(kill_at), chief)
+    made: list[MortalTrial] = []
+
+    def make(context):
+        made.append(MortalTrial(context))
+        return made[0]
+
+    seen = path / f"seen_{distributed.rank}.pt"
+    before = torch.load(seen) if seen.exists() else []
+    start = chief.steps_completed * case.accumulation if chief else 0
+    try:
+        fit(spec, make, case.settings(), distributed)
+        result = made[0]
+    except Killed:
+        result = None
+    torch.save(before[:start] + made[0].seen, seen)
+    distributed.barrier()
+    return result
+
+
+def outcome(path: Path, trial: Any, rank: int = 0) -> dict[str, Any]:
+    weights = {name: tensor.clone() for name, tensor in trial.engine.module.state_dict().items()}
+    return {
+        "weights": weights,
+        "training": metrics(path, "training"),
+        "validation": metrics(path, "validation"),
+        "samples": torch.load(path / f"seen_{rank}.pt"),
+    }
+
+
+def check(path: Path, case: Case, distributed: Distributed | None = None) -> None:
+    rank = distributed.rank if distributed else 0
+    plain, mortal = path / "plain", path / "mortal"
+    expected = outcome(plain, run(plain, case, None, distributed), rank)
+    for kill_at in case.kills:
+        run(mortal, case, kill_at, distributed)
+    trial = run(mortal, case, None, distributed)
+    found = outcome(mortal, trial, rank)
+    for name, tensor in expected.pop("weights").items():
+        assert torch.equal(found["weights"][name], tensor), (case, name)
+    del found["weights"]
+    assert found == expected, case
+
+
+cases = st.builds(
+    Case,
+    accumulation=st.sampled_from([1, 4]),
+    samples=st.sampled_from([8, 22, 23]),
+    report=st.sampled_from([1, 5]),
+    validate=st.sampled_from([None, 2, 5]),
+    checkpoint=st.integers(1, 6),
+    kills=st.lists(st.integers(0, 4 * BATCHES), min_size=1, max_size=3).map(tuple),
+)
+
+
+@given(cases)
+@settings(max_examples=15)
+def test_a_trial_killed_anywhere_goes_on_as_if_nothing_had_happened(case: Case) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        check(Path(directory), case)
+
+
+@pytest.mark.parametrize(("stage", "bf16"), [(0, False), (1, True), (2, False)])
+def test_an_engine_killed_in_mid_accumulation_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, stage: int, bf16: bool
+) -> None:
+    check(tmp_path, Case(4, 23, 5, 4, 3, kills=(17, 0, 9), stage=stage, bf16=bf16))
+
+
+def on_two_ranks(directory: str, drawn: list[Case]) -> dict[str, Any]:
+    distributed = Distributed.from_environment(cuda=False)
+    path = Path(directory)
+    for number, case in enumerate(drawn):
+        check(path / str(number), case, distributed)
+    # Another world size: saved by one rank, gone on with by two, and the other way round.
+    root = path / "resized"
+    wide = Case(accumulation=1, stage=1, checkpoint=4)
+    spec = make_spec(root, wide.hparams(None) | {"micro": 2}, last_checkpoint(root))
+    _, trial = fit(spec, settings=make_settings(9), distributed=distributed)
+    samples = [
+        [x for part in parts for x in part]
+        for parts in zip(*distributed.allgather(trial.seen), strict=True)
+    ]
+    return {"samples": samples, "rank": distributed.rank}
+
+
+@pytest.mark.processes
+def test_two_ranks_killed_or_resized_go_on_with_the_same_samples(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    drawn = [
+        Case(
+            accumulation=draw.choice([1, 4]),
+            samples=draw.choice([22, 23, 31]),
+            report=draw.choice([1, 5]),
+            validate=draw.choice([None, 5]),
+            checkpoint=draw.randint(2, 5),
+            kills=tuple(draw.randint(0, 2 * BATCHES) for _ in range(2)),
+            stage=stage,
+            bf16=stage == 1,
+        )
+        for stage in (None, 0, 1, 1, 2)
+    ]
+    # Micro-batches of 4 on one rank are the same batches as micro-batches of 2 on two ranks.
+    one = {"micro": 4, "samples": 22, "stage": 1}
+    _, whole = fit(make_spec(tmp_path / "whole", one), settings=make_settings(13))
+    _, first = fit(make_spec(tmp_path / "resized", one), settings=make_settings(5))
+    two = run_on_ranks(on_two_ranks, 2, str(tmp_path), drawn)
+    latest = last_checkpoint(tmp_path / "resized")
+    assert latest is not None
+    assert latest.steps_completed == 9
+    spec = make_spec(tmp_path / "resized", one, latest)
+    _, last = fit(spec, settings=make_settings(13))
+    assert first.seen + two[0]["samples"] + last.seen == whole.seen
+
+
+def test_metrics_that_wait_for_a_report_are_kept_when_ranks_are_lost() -> None:
+    entries = [(1, {"loss": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 5.0})]
+    window = zerotrial.metrics.TrainingWindow()
+    window.restore(entries[:1])
+    window.restore(entries[1:])
+    assert window.entries() == [(1, {"loss": 2.0}), (2, {"loss": 5.0})]
+
+
+def test_checkpoints_load_without_running_code_and_keep_the_users_state_apart(
+    tmp_path: Path,
+) -> None:
+    class Count(zerotrial.Callback):
+        def __init__(self) -> None:
+            self.batches = 0
+
+        def on_training_workload_end(self, avg_metrics, batch_metrics) -> None:
+            self.batches += len(batch_metrics)
+
+        def state_dict(self):
+            return {"batches": self.batches, "kept": torch.ones(2)}
+
+        def load_state_dict(self, state_dict):
+            self.batches = state_dict["batches"]
+
+    class Trial(LineTrial):
+        def build_callbacks(self):
+            self.count = Count()
+            return {"count": self.count}
+
+    fit(make_spec(tmp_path), Trial, make_settings(4))
+    ref = last_checkpoint(tmp_path)
+    files = list((tmp_path / "checkpoints" / ref.uuid).rglob("*.pt"))
+    assert {file.parent.name for file in files} >= {"trial", "user"}
+    contents = {file.parent.name: torch.load(file, weights_only=True) for file in files}
+    assert contents["user"]["callbacks"]["count"]["batches"] == 4
+    assert "callbacks" not in contents["trial"]
+    _, trial = fit(make_spec(tmp_path, latest=ref), Trial, make_settings(6))
+    assert trial.count.batches == 6
+
+
+def test_a_state_that_could_not_be_loaded_later_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    class Bad(zerotrial.Callback):
+        def state_dict(self):
+            return {"path": tmp_path}
+
+    class Trial(LineTrial):
+        def build_callbacks(self):
+            return {"bad": Bad()}
+
+    with pytest.raises(zerotrial.checkpoints.TrialError, match="callback 'bad': state_dict must"):
+        fit(make_spec(tmp_path), Trial, make_settings(2))
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    fit(make_spec(tmp_path), settings=make_settings(2))
+    ref = last_checkpoint(tmp_path)
+    file = tmp_path / "checkpoints" / ref.uuid / "trial" / "rank_0.pt"
+    content = file.read_bytes()
+    file.write_bytes(bytes(len(content)))
+    with pytest.raises(zerotrial.checkpoints.TrialError, match=r"rank_0\.pt is damaged"):
+        fit(make_spec(tmp_path, latest=ref), settings=make_settings(4))
+    file.unlink()
+    with pytest.raises(LookupError, match=r"rank_0\.pt is missing"):
+        fit(make_spec(tmp_path, latest=ref), settings=make_settings(4))
+
+
+def test_another_trials_checkpoint_gives_its_weights_and_a_fresh_count(tmp_path: Path) -> None:
+    fit(make_spec(tmp_path / "old", {"stage": 1}), settings=make_settings(5))
+    ref = last_checkpoint(tmp_path / "old")
+    store = str(tmp_path / "old" / "checkpoints")
+    spec = make_spec(tmp_path / "new", {"stage": 1}, ref, trial_id=2, checkpoint_dir=store)
+    _, trial = fit(spec, settings=make_settings(3, initial_validation=True))
+    assert sorted(metrics(tmp_path / "new", "training")) == [1, 2, 3]
+    assert trial.engine.global_steps == 3
+    old, new = (metrics(tmp_path / name, "validation") for name in ("old", "new"))
+    assert new[0]["validation_loss"] == pytest.approx(old[5]["validation_loss"])
+
+
+def test_what_an_earlier_run_left_unfinished_is_swept_away(tmp_path: Path) -> None:
+    fit(make_spec(tmp_path), settings=make_settings(1))
+    partial = tmp_path / "checkpoints" / ".partial.trial-1.0123"
+    partial.mkdir()
+    fit(make_spec(tmp_path), settings=make_settings(1))
+    assert not partial.exists()
+    assert len(records(tmp_path, "checkpoint")) == 2
