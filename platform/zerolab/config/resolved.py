@@ -63,7 +63,6 @@ _STAGES = {
     "zero_optimization.allgather_bucket_size": (1, 2),
     "zero_optimization.overlap_comm": (0, 1, 2),
     "zero_optimization.leaf_module.classes": (3,),
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": (3,),
 }
 """Keys that have an effect at some stages only."""
 

@@ -112,8 +112,10 @@ class ZeroConfig(Section):
     offload_param: OffloadParamConfig = OffloadParamConfig()
     """Where parameters wait (stage 3)."""
 
-    stage3_gather_16bit_weights_on_model_save: bool = False
-    """``save_16bit_model()`` gathers whole weights at stage 3; without it, it refuses there."""
+    stage3_gather_16bit_weights_on_model_save: bool = hint(
+        default=False, reason="an export gathers whole weights at every stage without being asked"
+    )
+    """Gather whole weights when the model is saved."""
 
     contiguous_gradients: bool = hint(
         default=True, reason="gradients always lie in flat buckets at stages 0 to 2"
