@@ -1,0 +1,135 @@
+"""A real server that can be killed, and runs on it, driven over REST as an agent would."""
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from tests.faults.nursery import Nursery
+from zerolab.client import archive
+from zerolab.client.http import Client
+from zerolab.contract import RunSpec
+from zerolab.errors import UnreachableError
+from zerolab.paths import Home
+from zerolab.wire import AgentRegistration, SlotInfo
+
+T = TypeVar("T")
+
+DEADLINE_S = 240.0
+
+
+def until(what: str, check: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
+    """Poll until ``check`` returns something true; it may raise UnreachableError until then."""
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            if found := check():
+                return found
+        except UnreachableError:
+            pass
+        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+class KillableServer:
+    """One data directory and one port, on which servers come and go."""
+
+    def __init__(self, nursery: Nursery, home: Path) -> None:
+        self.home = Home(home).create()
+        self._nursery = nursery
+        self._pid = 0
+        self._port = _free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url, self.home.ensure_token())
+
+    def start(self, *, wait: bool = True) -> None:
+        arguments = ["--home", str(self.home.path), "--port", str(self._port)]
+        self._pid = self._nursery.start("tests.faults.helpers:serve", arguments)
+        if wait:
+            until("the server answers", self.answers)
+
+    def kill(self) -> None:
+        assert self._nursery.kill(self._pid) == -9
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/healthz", timeout=DEADLINE_S).is_success
+        except httpx.TransportError:
+            assert not self._nursery.ended(self._pid), self._nursery.log.read_text()[-3000:]
+            return False
+
+
+def _free_port() -> int:
+    """A free port that no outgoing connection takes while the server is away."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)  # below the system's own range
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+
+
+def serve(arguments: list[str]) -> int:
+    """What a child of the nursery runs."""
+    from zeroserver.__main__ import main
+
+    return main(arguments)
+
+
+def make_runs(server: KillableServer, count: int, directory: Path) -> list[RunSpec]:
+    """Have the server start ``count`` trials of one experiment; return their runs."""
+    model = directory / "model"
+    model.mkdir(parents=True)
+    (model / "model_def.py").write_text("")
+    config: dict[str, Any] = {
+        "name": "faults",
+        "entrypoint": "python model_def.py",
+        "hyperparameters": {"x": {"type": "double", "minval": 0, "maxval": 1}},
+        "searcher": {
+            "name": "random",
+            "metric": "loss",
+            "smaller_is_better": True,
+            "max_trials": count,
+            "max_concurrent_trials": count,
+            "max_length": {"batches": 10**9},
+        },
+        "resources": {"slots_per_trial": 1},
+    }
+    with server.client as client:
+        slots = [SlotInfo(number, "cpu") for number in range(count)]
+        agent = client.register_agent(AgentRegistration("agent", "localhost", slots))
+        client.create_experiment(config, archive.pack(model))
+        work = until(
+            "all trials have runs",
+            lambda: found if len((found := client.work(agent, 0, 0)).runs) == count else None,
+        )
+        specs = []
+        for item in work.runs:
+            run_dir = directory / f"run_{item.run_id}"
+            run_dir.mkdir()
+            client.run_started(item.run_id)
+            specs.append(
+                msgspec.structs.replace(item.spec, run_dir=str(run_dir), master=server.url)
+            )
+    return specs
+
+
+def stored_points(client: Client, spec: RunSpec, name: str = "loss") -> dict[int, float]:
+    """Every stored point of a metric of a run's trial, by step; fails if a step is there twice."""
+    content = b"".join(client.export_metrics(spec.experiment_id))
+    found: dict[int, float] = {}
+    for line in content.splitlines():
+        point = msgspec.json.decode(line)
+        if point["trial_id"] == spec.trial_id and point["name"] == name:
+            assert point["step"] not in found
+            found[point["step"]] = float(point["value"])
+    return found

@@ -1,0 +1,132 @@
+"""Every report that returned is stored exactly once, whoever is killed, and when."""
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.faults.helpers import KillableServer, make_runs, stored_points, until
+from tests.faults.nursery import Nursery
+from tests.faults.reporter import Ledger, value_of
+from zerolab.client.delivery import deliver
+from zerolab.client.reporting import SPOOL_DIR
+from zerolab.client.spool import Spool
+from zerolab.contract import RunSpec, write_run_spec
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
+
+RUNS = 8
+LIVES = 25
+SERVER_KILLS = 50
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    modules = ("zeroserver.__main__", "tests.faults.helpers", "tests.faults.reporter")
+    with Nursery(*modules, log=tmp_path / "nursery.log") as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def server(nursery: Nursery, tmp_path: Path) -> KillableServer:
+    server = KillableServer(nursery, tmp_path / "home")
+    server.start()
+    return server
+
+
+class Reporting:
+    """One run and its reporter, which may have many lives."""
+
+    def __init__(self, nursery: Nursery, spec: RunSpec) -> None:
+        self.spec = spec
+        self.run_dir = Path(spec.run_dir)
+        self.ledger = Ledger(self.run_dir / "ledger")
+        self.certain: set[int] = set()
+        self.uncertain: set[int] = set()
+        self.pid = 0
+        self._nursery = nursery
+        write_run_spec(spec, self.run_dir / "run.json")
+
+    def start(self, first: int, pause_s: float) -> None:
+        arguments = [str(self.run_dir / "run.json"), str(self.run_dir / "ledger"), first, pause_s]
+        self.pid = self._nursery.start("tests.faults.reporter:report", *arguments)
+
+    def live_and_die(self, first: int, life_s: float) -> int:
+        """Report from ``first`` on and be killed; return the first step of the next life."""
+        self.start(first, pause_s=0.0002)
+        until("the first report has returned", lambda: self.ledger.step >= first)
+        time.sleep(life_s)  # a random point of its life, not a wait for anything
+        assert self._nursery.kill(self.pid) == -9
+        last = self.ledger.step
+        self.certain.update(range(first, last + 1))
+        self.uncertain.add(last + 1)  # killed in this report, or just before or behind it
+        return last + 2
+
+
+def test_200_kills_of_a_reporting_process_lose_and_double_nothing(
+    nursery: Nursery, server: KillableServer, tmp_path: Path
+) -> None:
+    reportings = [Reporting(nursery, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
+    chance = random.Random(1)
+    lives = [[chance.uniform(0, 0.08) for _ in range(LIVES)] for _ in reportings]
+
+    def live(reporting: Reporting, lengths: list[float]) -> None:
+        first = 1
+        for length in lengths:
+            first = reporting.live_and_die(first, length)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(live, reportings, lives))
+    with server.client as client:
+        for reporting in reportings:
+            spec = reporting.spec
+            count = deliver(reporting.run_dir, client, spec.run_id)
+            assert count == Spool(reporting.run_dir / SPOOL_DIR).count
+            points = stored_points(client, spec)
+            assert reporting.certain <= set(points) <= reporting.certain | reporting.uncertain
+            assert len(points) == count  # one step, one record: none came twice
+            assert all(value == value_of(spec, step) for step, value in points.items())
+            assert deliver(reporting.run_dir, client, spec.run_id) == count
+            assert stored_points(client, spec) == points
+
+
+def test_50_kills_of_the_server_lose_and_double_nothing_of_8_reporters(
+    nursery: Nursery, server: KillableServer, tmp_path: Path
+) -> None:
+    reportings = [Reporting(nursery, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
+    for reporting in reportings:
+        reporting.start(1, pause_s=0.002)
+    chance = random.Random(2)
+    for number in range(SERVER_KILLS):
+        if number % 5 == 4:
+            time.sleep(chance.uniform(0, 0.3))  # killed as it starts
+        else:
+            until("the server answers", server.answers)
+            _wait_for_reports(server, chance.choice(reportings).spec)
+            time.sleep(chance.uniform(0, 0.1))
+        server.kill()
+        server.start(wait=False)
+    until("the server answers", server.answers)
+    for reporting in reportings:
+        reporting.ledger.stop = True
+    for reporting in reportings:
+        assert nursery.wait(reporting.pid) == 0
+    with server.client as client:
+        for reporting in reportings:
+            points = stored_points(client, reporting.spec)
+            assert set(points) == set(range(1, reporting.ledger.step + 1))
+            assert all(value == value_of(reporting.spec, step) for step, value in points.items())
+            count = deliver(reporting.run_dir, client, reporting.spec.run_id)
+            assert len(points) == count  # one step, one record: none came twice
+
+
+def _wait_for_reports(server: KillableServer, spec: RunSpec) -> None:
+    with server.client as client:
+        before = client.trial(spec.trial_id)["steps_completed"]
+        until(
+            "more reports are stored",
+            lambda: client.trial(spec.trial_id)["steps_completed"] > before,
+        )
