@@ -387,7 +387,7 @@ class Controller:
         )
 
     def _agree_on_epoch_length(self) -> int | None:
-        lengths = self._distributed.allgather(
+        lengths: list[int | None] = self._distributed.allgather(
             self._feed.batches_per_epoch, "agreeing on the length of an epoch"
         )
         known = [length for length in lengths if length is not None]

@@ -38,10 +38,10 @@ def main() -> int:
     Returns:
         The exit code.
     """
-    faulthandler.enable()
     if ENV_RUN_SPEC not in os.environ:
         print(f"{ENV_RUN_SPEC} is not set: the launcher starts this program", file=sys.stderr)  # noqa: T201 - usage
         return 2
+    faulthandler.enable()
     spec = read_run_spec(Path(os.environ[ENV_RUN_SPEC]))
     rank = os.environ.get("RANK", "0")
     logging.basicConfig(

@@ -1,0 +1,198 @@
+"""A rank from its run spec to its exit code, and what the user is told when it fails."""
+
+import itertools
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.trial.helpers import last_checkpoint, make_spec, metrics
+from zerolab.contract import RunSpec
+from zerotrial import harness
+from zerotrial.collectives import ENV_COLLECTIVE_TIMEOUT, collective_timeout_s, is_peer_failure
+from zerotrial.failures import exit_code_of
+
+GOOD = """
+    import torch, zerotrial
+    from torch import nn
+
+    class MyTrial(zerotrial.ZeroTrial):
+        def __init__(self, context):
+            self.context = context
+            {init}
+            model = nn.Linear(1, 1)
+            config = {{"train_batch_size": 2, "optimizer": {{"type": "AdamW"}}}}
+            engine = zerotrial.initialize(model=model, config=config)[0]
+            self.engine = context.wrap_model_engine(engine)
+
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            {train}
+            loss = self.engine(next(dataloader_iter)).square().mean()
+            self.engine.backward(loss)
+            self.engine.step()
+            return loss
+
+        def evaluate_batch(self, dataloader_iter):
+            return {{"validation_loss": self.engine(next(dataloader_iter)).mean()}}
+
+        def build_training_data_loader(self):
+            return zerotrial.DataLoader(torch.ones(8, 1), batch_size=2)
+
+        build_validation_data_loader = build_training_data_loader
+
+    class NotATrial: ...
+"""
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _own_process_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def make_run(path: Path, init: str = "pass", train: str = "pass", **fields: Any) -> RunSpec:
+    """A run of the class above, with a line of the user's in it."""
+    module = f"model_{next(_numbers)}"
+    config = {
+        "entrypoint": f"{module}:MyTrial",
+        "searcher": {"metric": "validation_loss", "max_length": {"batches": 4}},
+        "scheduling_unit": 1,
+    }
+    config |= fields.pop("config", {})
+    config["entrypoint"] = config["entrypoint"].replace("MODULE", module)
+    spec = make_spec(path / module, config=config, **fields)
+    code = textwrap.dedent(GOOD).format(init=init, train=train)
+    (Path(spec.model_dir) / f"{module}.py").write_text(code)
+    return spec
+
+
+def reason(spec: RunSpec) -> tuple[int, str]:
+    said = json.loads((Path(spec.run_dir) / "reason.json").read_text())
+    return said["exit_code"], said["reason"]
+
+
+def test_a_trial_runs_from_its_spec_to_exit_code_0(tmp_path: Path) -> None:
+    spec = make_run(tmp_path)
+    assert harness.run(spec) == 0
+    assert sorted(metrics(Path(spec.run_dir), "training")) == [1, 2, 3, 4]
+    assert last_checkpoint(Path(spec.run_dir)).steps_completed == 4
+    assert not (Path(spec.run_dir) / "reason.json").exists()
+
+
+def test_test_mode_trains_one_batch(tmp_path: Path) -> None:
+    spec = make_run(tmp_path, test_mode=True)
+    assert harness.run(spec) == 0
+    assert last_checkpoint(Path(spec.run_dir)).steps_completed == 1
+
+
+MISTAKES = [
+    # init, train, config, exit code, pieces of the one message
+    ("raise ValueError('hidden must be even')", "pass", {}, 64,
+     [".py:8: ValueError: hidden must be even", "(in: raise ValueError("]),
+    ("self.width = context.get_hparam('widht')", "pass", {}, 64,
+     [".py:8: hyperparameter 'widht': is unknown", "(in: self.width = context.get_hparam("]),
+    ("context.wrap_model_engine(3)", "pass", {}, 64,
+     [".py:8: wrap_model_engine: must get an engine"]),
+    ("pass", "return 'words'", {}, 64, ["train_batch: must return the loss as a tensor"]),
+    ("pass", "return torch.tensor(0.0)", {}, 64, ["must train 1 micro-batch(es) a batch"]),
+    ("pass", "raise zerotrial.InvalidHP('too deep')", {}, 65, [".py:15: too deep"]),
+    ("pass", "torch.zeros(2) @ torch.zeros(3)", {}, 1,
+     [".py:15: RuntimeError: ", "(in: torch.zeros(2) @ torch.zeros(3))"]),
+    ("pass", "pass", {"entrypoint": "MODULE:MyTrail"}, 64,
+     ["has no class 'MyTrail'; did you mean 'MyTrial'?"]),
+    ("pass", "pass", {"entrypoint": "MODULE:NotATrial"}, 64,
+     ["NotATrial in ", "is not a ZeroTrial; derive it"]),
+    ("pass", "pass", {"entrypoint": "nowhere:MyTrial"}, 64,
+     ["there is no module 'nowhere' in the model directory"]),
+    ("pass", "pass", {"searcher": {"metric": "x"}}, 64, ["searcher.max_length: is missing"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("init", "train", "config", "code", "pieces"), MISTAKES)
+def test_a_mistake_is_told_once_with_the_users_own_line(
+    tmp_path: Path, caplog, init: str, train: str, config: dict, code: int, pieces: list[str]
+) -> None:
+    spec = make_run(tmp_path, init, train, config=config)
+    assert harness.run(spec) == code
+    told_code, told = reason(spec)
+    assert told_code == code
+    for piece in pieces:
+        assert told.count(piece) == 1, told
+    assert "\n" not in told or "problem(s)" in told
+    assert [r for r in caplog.records if r.exc_info]  # the traceback is in the logs
+
+
+def test_a_module_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) -> None:
+    for content, line, what in (
+        ("import zerotrial\nx = = 3\n", 2, "SyntaxError: invalid syntax (in: x = = 3)"),
+        ("import zerotrial\nimport nosuchmodule\n", 2, "No module named 'nosuchmodule'"),
+    ):
+        spec = make_run(tmp_path)
+        module = spec.config["entrypoint"].partition(":")[0]
+        (Path(spec.model_dir) / f"{module}.py").write_text(content)
+        assert harness.run(spec) == 64
+        _, told = reason(spec)
+        assert told.startswith(f"{module}.py:{line}: ")
+        assert what in told
+
+
+def test_a_class_that_lacks_a_method_is_told(tmp_path: Path) -> None:
+    spec = make_run(tmp_path)
+    module = spec.config["entrypoint"].partition(":")[0]
+    file = Path(spec.model_dir) / f"{module}.py"
+    file.write_text(file.read_text().replace("def train_batch", "def train_batches"))
+    assert harness.run(spec) == 64
+    assert "MyTrial must also define train_batch" in reason(spec)[1]
+
+
+def test_an_error_in_training_is_restarted_and_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "once"
+    path.touch()
+    spec = make_run(
+        tmp_path,
+        train=f"batch_idx == 2 and open({str(path)!r}, 'x')",  # fails where the file is
+        config={"min_checkpoint_period": {"batches": 1}},
+    )
+    assert harness.run(spec) == 1
+    assert "FileExistsError" in reason(spec)[1]
+    path.unlink()
+    latest = last_checkpoint(Path(spec.run_dir))
+    assert latest.steps_completed == 2
+    assert harness.run(msgspec.structs.replace(spec, latest_checkpoint=latest)) == 0
+    assert sorted(metrics(Path(spec.run_dir), "training")) == [1, 2, 3, 4]
+
+
+def test_what_another_rank_did_is_never_the_users_mistake() -> None:
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    error = ValueError("could not build")
+    error.__cause__ = lost
+    assert is_peer_failure(error)
+    assert exit_code_of(error, building=True) == 1
+    assert exit_code_of(ValueError("mine"), building=True) == 64
+    assert exit_code_of(ValueError("mine"), building=False) == 1
+
+
+def test_the_timeout_of_collectives_comes_from_the_environment(monkeypatch) -> None:
+    monkeypatch.delenv(ENV_COLLECTIVE_TIMEOUT, raising=False)
+    assert collective_timeout_s() == 600
+    monkeypatch.setenv(ENV_COLLECTIVE_TIMEOUT, "12.5")
+    assert collective_timeout_s() == 12.5
+    for bad in ("soon", "0", "-1"):
+        monkeypatch.setenv(ENV_COLLECTIVE_TIMEOUT, bad)
+        with pytest.raises(ValueError, match="must be a number of seconds > 0"):
+            collective_timeout_s()
+
+
+def test_without_a_run_spec_the_program_says_who_starts_it(monkeypatch, capsys) -> None:
+    monkeypatch.delenv("ZEROLAB_RUN_SPEC", raising=False)
+    assert harness.main() == 2
+    assert "the launcher starts this program" in capsys.readouterr().err

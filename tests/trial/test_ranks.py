@@ -1,0 +1,210 @@
+"""Two ranks, spawned once, that run through everything ranks must agree on."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from tests.trial.helpers import (
+    Line,
+    LineTrial,
+    PlainEngine,
+    build,
+    fit,
+    last_checkpoint,
+    make_settings,
+    make_spec,
+    metrics,
+)
+from zerolab.wire import Directive
+from zerotrial import Batch, Epoch, Reducer
+from zerotrial.collectives import CollectiveError, Distributed
+
+
+class RankTrial(LineTrial):
+    """Reports its rank; rank 0 sees three validation batches, rank 1 two."""
+
+    def __init__(self, context: zerotrial.ZeroTrialContext) -> None:
+        super().__init__(context)
+        self.rank = context.distributed.rank
+        self.total = context.wrap_reducer(sum, name="total")
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        self.total.update(self.rank + 1)
+        return {"rank": torch.tensor(float(self.rank))}
+
+    def evaluate_batch(self, dataloader_iter):
+        next(dataloader_iter)
+        self.total.update(10 * (self.rank + 1))
+        value = float(self.rank)
+        return {"validation_loss": value, "sum": value, "min": value, "max": value}
+
+    def evaluation_reducer(self):
+        return {
+            "validation_loss": Reducer.AVG,
+            "sum": Reducer.SUM,
+            "min": Reducer.MIN,
+            "max": Reducer.MAX,
+        }
+
+    def build_validation_data_loader(self):
+        batches = self.context.get_hparams()["validation_batches"]
+        return zerotrial.DataLoader(Line(batches), batch_size=1)
+
+
+class CollectiveForward(PlainEngine):
+    """Like stage 3: a forward pass needs every rank."""
+
+    def __call__(self, *args: Any) -> Any:
+        dist.all_reduce(torch.zeros(1))
+        return super().__call__(*args)
+
+    def zero_optimization_stage(self) -> int:
+        return 3
+
+
+class CollectiveTrial(RankTrial):
+    def __init__(self, context):
+        super().__init__(context)
+        context.models.clear()
+        self.engine = context.wrap_model_engine(CollectiveForward(nn.Linear(1, 1)))
+
+    def evaluate_batch(self, dataloader_iter):
+        x, _, index = next(dataloader_iter)
+        self.engine(x)
+        self.total.update(1)
+        return {"validation_loss": index.float(), "sum": 1.0, "min": 0.0, "max": 0.0}
+
+
+def on_two_ranks(directory: str) -> dict[str, Any]:
+    path, ranks = Path(directory), Distributed.from_environment(cuda=False)
+    found: dict[str, Any] = {}
+
+    def run(name: str, trial: Any, settings: Any, **hparams: Any) -> Any:
+        spec = make_spec(path / name, hparams, slots=2)
+        return fit(spec, trial, settings, ranks)
+
+    run("even", RankTrial, make_settings(4, report_period=Batch(2)), validation_batches=4)
+    run("uneven", RankTrial, make_settings(1), validation_batches=5)
+    run("lockstep", CollectiveTrial, make_settings(1), validation_batches=5)
+    run("starving", CollectiveTrial, make_settings(1), validation_batches=1)
+
+    settings = make_settings(max_length=Epoch(2))
+    _, trial = run("data", LineTrial, settings, samples=22)
+    found["seen"] = trial.seen
+
+    class Stop(LineTrial):
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            if ranks.rank == 1 and batch_idx == 3:
+                self.context.set_stop_requested(True)
+            return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+    ending, trial = run("stop", Stop, make_settings(1_000_000, report_period=None))
+    found["stop"] = (ending.name, len(trial.seen))
+
+    spec = make_spec(path / "preempt", slots=2)
+    controller, session = build(spec, settings=make_settings(1_000_000), distributed=ranks)
+    if ranks.rank == 0:
+        session._poller.directive = Directive("preempt", version=1)
+    ending = controller.run()
+    session.close(ending)
+    found["preempt"] = (ending.name, controller.steps)
+
+    controller, session = build(spec, settings=make_settings(1_000_000), distributed=ranks)
+    if ranks.rank == 1:
+        session._poller._received = True  # as SIGTERM does
+    found["sigterm"] = (controller.run().name, controller.steps)
+    session.close(None)
+
+    found["gathered"] = (ranks.allgather(ranks.rank), ranks.gather(ranks.rank))
+    found["broadcast"] = ranks.broadcast({"from": ranks.rank})
+    ranks.barrier()
+    short = Distributed(ranks.rank, 2, timeout_s=5)
+    if ranks.rank == 0:
+        started = time.monotonic()
+        with pytest.raises(CollectiveError) as caught:
+            short.allgather(1, "reducing training metrics after batch 7")
+        found["hang"] = (str(caught.value), time.monotonic() - started)
+    ranks.barrier()
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    path = tmp_path_factory.mktemp("two")
+    return path, run_on_ranks(on_two_ranks, 2, str(path))
+
+
+pytestmark = pytest.mark.processes
+
+
+def test_two_ranks_that_report_0_and_1_give_a_half(two) -> None:
+    path, _ = two
+    training = metrics(path / "even", "training")
+    assert [training[n]["rank"] for n in (2, 4)] == [0.5, 0.5]
+    validation = metrics(path / "even", "validation")[4]
+    reduced = [validation[name] for name in ("validation_loss", "sum", "min", "max")]
+    assert reduced == [0.5, 2, 0, 1]
+
+
+def test_wrapped_reducers_see_all_ranks_values_once(two) -> None:
+    path, _ = two
+    training = metrics(path / "even", "training")
+    assert [training[n]["total"] for n in (2, 4)] == [6, 6]
+    assert metrics(path / "even", "validation")[4]["total"] == 60
+
+
+def test_validation_is_weighted_by_batches(two) -> None:
+    path, _ = two
+    assert metrics(path / "uneven", "validation")[1]["validation_loss"] == 2 / 5
+
+
+def test_ranks_with_fewer_validation_batches_take_part_where_a_forward_needs_all(two) -> None:
+    path, _ = two
+    lockstep = metrics(path / "lockstep", "validation")[1]
+    assert (lockstep["validation_loss"], lockstep["sum"], lockstep["total"]) == (2, 5, 5)
+    starving = metrics(path / "starving", "validation")[1]
+    assert (starving["validation_loss"], starving["sum"], starving["total"]) == (0, 1, 1)
+
+
+def test_ranks_share_each_epoch(two) -> None:
+    _, (zero, one) = two
+    # 22 samples, 4 a batch: 6 batches an epoch, the last one filled up with two samples again.
+    assert len(zero["seen"]) == len(one["seen"]) == 12
+    pairs = zip(zero["seen"][:6], one["seen"][:6], strict=True)
+    epoch = [x for pair in pairs for part in pair for x in part]
+    assert sorted(epoch[:22]) == list(range(22))
+    assert epoch[22:] == epoch[:2]
+
+
+def test_all_ranks_leave_after_the_same_batch_whoever_was_told(two) -> None:
+    path, (zero, one) = two
+    endings = {"stop": "STOP_REQUESTED", "preempt": "PREEMPTED", "sigterm": "PREEMPTED"}
+    for case, name in endings.items():
+        assert zero[case] == one[case]
+        assert zero[case][0] == name
+        assert zero[case][1] < 1_000_000
+    assert last_checkpoint(path / "stop").steps_completed == zero["stop"][1]
+
+
+def test_small_values_are_exchanged(two) -> None:
+    _, (zero, one) = two
+    assert zero["gathered"] == ([0, 1], [0, 1])
+    assert one["gathered"] == ([0, 1], None)
+    assert one["broadcast"] == {"from": 0}
+
+
+def test_a_hung_collective_names_rank_and_operation_within_its_timeout(two) -> None:
+    _, (zero, _) = two
+    message, seconds = zero["hang"]
+    assert "rank 0 of 2: reducing training metrics after batch 7: " in message
+    assert "did not answer within 5 s" in message
+    assert "ZEROLAB_COLLECTIVE_TIMEOUT" in message
+    assert 4.0 < seconds < 60
