@@ -108,8 +108,9 @@ def get_random_state() -> dict[str, Any]:
     """Return the state of every random generator of this process."""
     numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
     numpy_name, keys, position, has_gauss, gauss = numpy_state
+    version, words, python_gauss = random.getstate()
     state: dict[str, Any] = {
-        "python": random.getstate(),
+        "python": (version, torch.tensor(words), python_gauss),
         "numpy": (
             str(numpy_name),
             torch.from_numpy(keys.astype(np.int64)),
@@ -126,7 +127,8 @@ def get_random_state() -> dict[str, Any]:
 
 def set_random_state(state: Mapping[str, Any]) -> None:
     """Restore what :func:`get_random_state` gave."""
-    random.setstate(state["python"])
+    version, words, python_gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), python_gauss))
     name, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(state["torch"])

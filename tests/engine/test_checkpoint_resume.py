@@ -1,0 +1,90 @@
+"""Any stage and number of ranks goes on from what any other has saved."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.engine.checkpointing import Ranks, all_states, make_engine, probe, train
+from tests.engine.ranks import run_on_ranks
+from zerotrial.engine import Engine
+
+STAGES = (0, 1, 2, 3)
+WORLDS = (1, 2, 4)
+
+
+def losses_of_all_ranks(engine: Engine, steps: int) -> list[list[float]]:
+    """By rank, then by step."""
+    gathered: list[Any] = [None] * engine.dp_world_size
+    dist.all_gather_object(gathered, train(engine, steps), group=engine.group)
+    return gathered
+
+
+def save_at_every_stage_and_world_size(directory: str, groups: dict[int, Any]) -> None:
+    for world, stage in product(WORLDS, STAGES):
+        if dist.get_rank() < world:
+            engine = make_engine(stage, mpu=Ranks(groups[world]))
+            train(engine, 3)
+            path = f"{directory}/{stage}-{world}"
+            engine.save_checkpoint(path, client_state={"at": [3]})
+            before = {"probe": probe(engine), "states": all_states(engine)}
+            after = {"losses": losses_of_all_ranks(engine, 2), "end": probe(engine)}
+            if dist.get_rank() == 0:
+                torch.save(before | after, f"{path}.pt")
+            engine.close()
+    dist.barrier()
+
+
+def differences(engine: Engine, expected: dict[str, Any], *, same_place: bool) -> list[str]:
+    found = []
+    states = all_states(engine)
+    if states.keys() != expected["states"].keys():
+        return [f"states {sorted(states)} instead of {sorted(expected['states'])}"]
+    found += [key for key in states if not torch.equal(states[key], expected["states"][key])]
+    if (engine.global_steps, engine.micro_steps, engine.skipped_steps) != (3, 3, 0):
+        found.append(f"counters {engine.counters()}")
+    if (loss := probe(engine)) != expected["probe"]:
+        found.append(f"the same weights give {loss!r} instead of {expected['probe']!r}")
+    losses = losses_of_all_ranks(engine, 2)
+    if same_place:
+        if losses != expected["losses"] or probe(engine) != expected["end"]:
+            found.append(f"not bit-identical: {losses} instead of {expected['losses']}")
+        return found
+    for a, b in zip(mean_over_ranks(losses), mean_over_ranks(expected["losses"]), strict=True):
+        if abs(a - b) > 1e-6 * abs(b):
+            found.append(f"loss {a!r} instead of {b!r}")
+    return found
+
+
+def mean_over_ranks(losses: list[list[float]]) -> list[float]:
+    return [sum(step) / len(step) for step in zip(*losses, strict=True)]
+
+
+def save_and_load_everything(directory: str) -> list[str]:
+    """On 4 ranks: each of 12 checkpoints is loaded by each of 12 engines, in part used before."""
+    groups = {world: dist.new_group(list(range(world))) for world in WORLDS}
+    save_at_every_stage_and_world_size(directory, groups)
+    problems: list[str] = []
+    for world, stage in product(WORLDS, STAGES):
+        if dist.get_rank() < world:
+            engine = make_engine(stage, mpu=Ranks(groups[world]), seed=1)
+            for source in product(STAGES, WORLDS):
+                path = f"{directory}/{source[0]}-{source[1]}"
+                answer = engine.load_checkpoint(path)
+                expected = torch.load(f"{path}.pt", weights_only=True)
+                found = differences(engine, expected, same_place=source == (stage, world))
+                if answer != (f"{path}/global_step3", {"at": [3]}):
+                    found.append(f"load_checkpoint returned {answer}")
+                problems += [f"{source} -> {(stage, world)}: {text}" for text in found]
+            engine.close()
+    dist.barrier()
+    return problems
+
+
+@pytest.mark.processes
+def test_every_stage_and_world_size_resumes_what_every_other_saved(tmp_path: Path) -> None:
+    for problems in run_on_ranks(save_and_load_everything, 4, str(tmp_path)):
+        assert problems == []
