@@ -12,7 +12,7 @@ FEATURES, CLASSES = 12, 5
 
 
 class TinyModel(nn.Module):
-    """Has what is awkward: tied weights, a frozen parameter, a scalar, a buffer, an unused layer."""
+    """Has what is awkward: tied weights, a frozen parameter, a scalar, a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Reference:
                     (loss / accumulation / parts).backward()
                     total += loss.item() / accumulation / parts
                     for held, p in zip(sums, params, strict=True):
-                        held += p.grad.float()
+                        held.add_(p.grad.float())
                         p.grad = None
             norm = torch.sqrt(sum((s.double() ** 2).sum() for s in sums)).item()
             scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0

@@ -61,7 +61,9 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         training_data: A dataset; makes the returned loader.
         lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the engine's.
         distributed_port: Not used; ranks find each other through the environment.
-        mpu: Gives ``get_data_parallel_group()`` where the world holds more than data parallelism.
+        mpu: Gives ``get_data_parallel_group()`` where the world holds more than data parallelism,
+            and ``get_model_parallel_group()``, over which the gradient norm is summed (parameters
+            whose attribute ``model_parallel`` is true are this rank's part, all others are whole).
         dist_init_required: False: torch.distributed is left alone.
         collate_fn: Of the loader.
         config: File name, mapping, or a configuration that was read already.
@@ -178,6 +180,13 @@ def _find_group(
     return dist.group.WORLD
 
 
+def _model_group(mpu: Any) -> "dist.ProcessGroup | None":
+    """Ranks that hold the other parts of this model, if there are any."""
+    find = getattr(mpu, "get_model_parallel_group", None)
+    group = find() if find is not None else None
+    return group if group is not None and dist.get_world_size(group) > 1 else None
+
+
 def _make_given(
     given: Any, model_parameters: Any, model: nn.Module
 ) -> torch.optim.Optimizer | None:
@@ -233,12 +242,6 @@ def _build_stage(inputs: StageInputs) -> Stage:
 
         updater = build_updater
     if zero.stage == 3:
-        if not inputs.optimizer_factory.elementwise:
-            msg = (
-                "optimizer: at stage 3 it must update each element by itself, and this one needs "
-                "whole parameters; set zero_optimization.stage to 2, or use AdamW"
-            )
-            raise ConfigError(inputs.config.source, [msg])
         from zerotrial.engine.fsdp import build_stage3
 
         return build_stage3(inputs)

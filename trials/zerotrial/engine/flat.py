@@ -8,7 +8,7 @@ An optimizer that needs whole parameters (LAMB, Muon) gets another layout: every
 one rank's shard, and each shard is padded to the largest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,7 +89,8 @@ def cut_into_buckets(
     ranks: int,
     compute: torch.dtype | None,
     *,
-    whole_parameters: bool,
+    keep: Collection[nn.Parameter] = (),
+    whole_parameters: bool = False,
 ) -> list[Bucket]:
     """Lay all parameters out.
 
@@ -99,6 +100,7 @@ def cut_into_buckets(
         bucket_numel: Largest number of elements of a bucket; one parameter may exceed it.
         ranks: N.
         compute: Type of the parameters in buckets; None keeps each parameter's own.
+        keep: Parameters that keep their own type all the same.
         whole_parameters: Keep every parameter in one rank's shard.
 
     Returns:
@@ -110,7 +112,7 @@ def cut_into_buckets(
         open_drafts: dict[torch.dtype, _Draft] = {}
         for named in sorted(group.parameters, key=lambda item: place[item.name]):
             parameter = named.parameter
-            dtype = compute if compute is not None else parameter.dtype
+            dtype = parameter.dtype if compute is None or parameter in keep else compute
             draft = open_drafts.get(dtype)
             full = draft is not None and draft.numel + parameter.numel() > bucket_numel
             if draft is None or (full and not whole_parameters):

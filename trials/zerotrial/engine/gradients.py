@@ -239,6 +239,7 @@ class WholeGradients(Gradients):
                 if store is not buffer.tensor:
                     store.copy_(buffer.tensor)
         if self._carried is not None:
+            self._comm.fence()  # others may still copy what is changed here
             for index, carried in enumerate(self._carried):
                 self.result(index).add_(carried)
             self._carried = None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zerolab.config.engine import EngineConfig
 from zerotrial.engine.parts import Precision
 
-__all__ = ["DTYPES", "cast_inputs", "choose_precision", "register_input_cast"]
+__all__ = ["DTYPES", "cast_inputs", "choose_precision", "kept_in_full", "register_input_cast"]
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Names of the configuration to torch's."""
@@ -35,6 +35,20 @@ def choose_precision(config: EngineConfig, accumulation_steps: int) -> Precision
         communicate=DTYPES[sent] if sent is not None else None,
         cast_inputs=compute is not None,
     )
+
+
+def kept_in_full(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters that stay in their own type: those of batch norms.
+
+    Their running statistics are fp32, and torch wants weight and statistics in one type; it takes
+    16-bit inputs all the same.
+    """
+    return {
+        parameter
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - their common base
+        for parameter in layer.parameters(recurse=False)
+    }
 
 
 def cast_inputs(value: Any, dtype: torch.dtype) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm import Buffer, Communicator, Work
@@ -16,6 +17,7 @@ from zerotrial.engine.gradients import Averaging, Gradients, ShardedGradients, W
 from zerotrial.engine.hooks import GradientHooks
 from zerotrial.engine.norm import squared_norm
 from zerotrial.engine.parts import Piece, StageInputs, Updater, UpdaterInputs
+from zerotrial.engine.precision import kept_in_full
 from zerotrial.engine.updater import build_updater
 
 __all__ = ["FlatStage", "Stage0", "Stage1", "Stage2"]
@@ -45,7 +47,6 @@ class FlatStage:
     ) -> None:
         self._inputs = inputs
         self._comm = comm
-        self._model_comm = None
         zero = inputs.config.zero_optimization
         whole = self.shards_states and not inputs.optimizer_factory.elementwise
         self.buckets = cut_into_buckets(
@@ -54,6 +55,7 @@ class FlatStage:
             self._bucket_numel(),
             comm.size,
             inputs.precision.compute,
+            keep=kept_in_full(inputs.module),
             whole_parameters=whole,
         )
         self._weights = self._flatten_parameters()
@@ -90,10 +92,31 @@ class FlatStage:
         self.gradients.finish()
         squares = torch.zeros(1, dtype=torch.float64, device=self._inputs.device)
         for bucket in self.buckets:
-            squares += squared_norm(self.gradients.norm_part(bucket.index))
+            for part in self._counted(bucket):
+                squares += squared_norm(part)
         # Every rank comes here after it has read what it needs of the others' buckets, so once
         # the sum is known the buckets may be written again.
-        return float(self._comm.sum(squares).sqrt()) / loss_scale
+        squares = self._comm.sum(squares)
+        if self._inputs.model_group is not None:
+            dist.all_reduce(squares, group=self._inputs.model_group)
+        return float(squares.sqrt()) / loss_scale
+
+    def _counted(self, bucket: Bucket) -> list[Tensor]:
+        """Parts of this rank's gradient whose squares it adds to the norm.
+
+        Where a model is spread over ranks, a parameter that each of them holds whole counts once.
+        """
+        part = self.gradients.norm_part(bucket.index)
+        group = self._inputs.model_group
+        if group is None or dist.get_rank(group) == 0:
+            return [part]
+        own = bucket.shard(self._comm.rank)
+        parts = []
+        for slot in bucket.slots:
+            if getattr(slot.parameter, "model_parallel", False):
+                start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
+                parts.append(part[start - own.start : max(start, stop) - own.start])
+        return parts
 
     def apply(self, scale: float) -> None:
         """See :class:`~zerotrial.engine.parts.Stage`."""
@@ -243,11 +266,13 @@ class FlatStage:
     def _spread_the_rest(self) -> None:
         """Give every rank rank 0's frozen parameters and buffers; cast the former."""
         compute = self._inputs.precision.compute
+        kept = kept_in_full(self._inputs.module)
         for parameter in self._inputs.module.parameters():
             if self._is_mine(parameter):
                 continue
             self._comm.broadcast(parameter.data)
-            if compute is not None and parameter.is_floating_point():
+            floating = parameter.is_floating_point() and parameter not in kept
+            if compute is not None and floating:
                 parameter.data = parameter.data.to(compute)
         for value in self._inputs.module.buffers():
             self._comm.broadcast(value)

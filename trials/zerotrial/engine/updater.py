@@ -68,11 +68,12 @@ class _InMemory:
                     lent[name] = state.view(-1)
                     continue
                 whole = lent.setdefault(name, state.new_zeros(self._masters[index].numel()))
-                whole[span].copy_(state.reshape(-1))
-                copies.append((state, whole[span]))
+                part = whole[span].view(parameter.shape)
+                part.copy_(state)  # expanded, where one number stands for a row or a column
+                copies.append((state, part[tuple(slice(0, size) for size in state.shape)]))
         yield lent
         for state, part in copies:
-            state.copy_(part.view(state.shape))
+            state.copy_(part)
 
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
@@ -134,7 +135,9 @@ class WholeUpdater(_InMemory):
         parameters: list[list[nn.Parameter]] = []
         spans: list[list[slice]] = []
         for master, shapes in zip(inputs.masters, inputs.shapes, strict=True):
-            parameters.append([nn.Parameter(master[a:b].view(shape)) for a, b, shape in shapes])
+            # A number becomes one element: its states must not be taken for counters.
+            views = [master[a:b].view(shape or (1,)) for a, b, shape in shapes]
+            parameters.append([nn.Parameter(view) for view in views])
             spans.append([slice(a, b) for a, b, _ in shapes])
         self._publish: list[tuple[Tensor, Tensor]] = []
         self._build(inputs, parameters, spans)

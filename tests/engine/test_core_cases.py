@@ -1,0 +1,515 @@
+"""What two ranks must do together at stages 0 to 2; all cases run in one pair of processes."""
+
+import contextlib
+import itertools
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+
+pytestmark = pytest.mark.processes
+
+STAGES = (0, 1, 2)
+
+
+def make(
+    model: nn.Module, stage: int, optimizer: str = "SGD", lr: float = 0.1, **config: Any
+) -> Any:
+    zero = {"stage": stage, **config.pop("zero", {})}
+    engine, *_ = zerotrial.initialize(
+        model=model,
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": optimizer, "params": {"lr": lr}},
+            "zero_optimization": zero,
+            **config,
+        },
+    )
+    return engine
+
+
+@contextlib.contextmanager
+def closing(*engines: Any) -> Iterator[None]:
+    yield
+    for engine in engines:
+        engine.close()
+
+
+def mlp(seed: int = 0, width: int = 16) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 4))
+
+
+def inputs(step: int, ranks: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return list(torch.randn(2 * ranks, 8, generator=generator).chunk(ranks))
+
+
+class Forked(nn.Module):
+    """Each rank uses a branch of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.idle = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, branch: int) -> Tensor:
+        return self.last((self.first, self.second)[branch % 2](x).tanh()).mean()
+
+
+def unequal_branches(stage: int) -> bool:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    plain = Forked()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, weight_decay=0.0)
+    engine = make(Forked(), stage, "AdamW", zero={"reduce_bucket_size": 30})
+    with closing(engine):
+        for step in range(5):
+            parts = inputs(step, ranks)
+            optimizer.zero_grad()
+            for branch, part in enumerate(parts):
+                (plain(part, branch) / ranks).backward()
+            for parameter in plain.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            engine.backward(engine(parts[rank], rank))
+            engine.step()
+        for mine, expected in zip(engine.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    return True
+
+
+def two_backwards(stage: int) -> list[float]:
+    rank = dist.get_rank()
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(model.weight)
+    engine = make(model, stage, lr=1.0)
+    with closing(engine):
+        for _ in range(2):
+            engine.backward(engine(torch.full((2, 3), 1.0 + rank)).mean())
+            engine.backward(engine(torch.full((2, 3), 2.0 + rank)).mean())
+            engine.step()
+        return model.weight.flatten().tolist()
+
+
+def no_sync(stage: int) -> list[float]:
+    rank = dist.get_rank()
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(model.weight)
+    engine = make(model, stage, lr=1.0, gradient_accumulation_steps=2)
+    with closing(engine):
+        engine.backward(engine(torch.full((2, 3), 1.0 + rank)).mean())
+        engine.step()
+        with engine.no_sync():
+            engine.backward(engine(torch.full((2, 3), 2.0 + rank)).mean())
+        engine.step()
+        return model.weight.flatten().tolist()
+
+
+def overflow_on_one_rank(stage: int) -> tuple[Any, ...]:
+    rank = dist.get_rank()
+    model = mlp()
+    engine = make(
+        model,
+        stage,
+        "AdamW",
+        fp16={"enabled": True, "initial_scale_power": 4, "hysteresis": 1},
+        zero={"reduce_bucket_size": 50},
+    )
+    with closing(engine):
+        before = [p.detach().clone() for p in model.parameters()]
+        loss = engine(inputs(0, 2)[rank]).float().pow(2).mean()
+        engine.backward(loss * (float("inf") if rank == 1 else 1.0))
+        result = engine.step()
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        engine.backward(engine(inputs(1, 2)[rank]).float().pow(2).mean())
+        after = engine.step()
+        return (
+            result.updated,
+            unchanged,
+            engine.skipped_steps,
+            engine.loss_scale,
+            after.updated,
+            after.grad_norm,
+        )
+
+
+def traffic(stage: int) -> dict[str, float]:
+    found = {}
+    for precision in ({}, {"bf16": {"enabled": True}}):
+        model = mlp(width=600)
+        engine = make(model, stage, "AdamW", zero={"reduce_bucket_size": 2000}, **precision)
+        with closing(engine):
+            for step in range(2):
+                engine.stage._comm.traffic.clear()
+                engine.backward(engine(inputs(step, 2)[dist.get_rank()]).float().mean())
+                engine.step()
+            size = sum(p.numel() for p in model.parameters())
+            found[str(precision)] = engine.stage._comm.traffic.total / size
+    return found
+
+
+def memory(stage: int) -> dict[str, float]:
+    """Bytes of each kind for each parameter, bf16 and AdamW, one micro-batch in a step."""
+    model = mlp(width=2000)
+    engine = make(model, stage, "AdamW", bf16={"enabled": True}, zero={"reduce_bucket_size": 3000})
+    with closing(engine):
+        engine.backward(engine(inputs(0, 2)[dist.get_rank()]).float().mean())
+        engine.step()
+        size = sum(p.numel() for p in model.parameters())
+        return {
+            kind: sum(t.numel() * t.element_size() for t in tensors) / size
+            for kind, tensors in engine.stage.held().items()
+        }
+
+
+def averaging(stage: int) -> dict[str, Any]:
+    """Weights after one step from gradients of 1 and 2, for each of the three keys."""
+    rank = dist.get_rank()
+    cases: dict[str, dict[str, Any]] = {
+        "mean": {},
+        "sum": {"gradient_allreduce_op": "sum"},
+        "prescale": {"prescale_gradients": True},
+        "predivide": {"gradient_predivide_factor": 2.0},
+        # fp16 cannot hold 1 / 2^26: what is divided by that much before the sum is gone
+        "underflow": {
+            "gradient_predivide_factor": 2.0**26,
+            "fp16": {"enabled": True, "loss_scale": 1.0},
+        },
+        "no underflow": {"fp16": {"enabled": True, "loss_scale": 1.0}},
+    }
+    found = {}
+    for name, config in cases.items():
+        model = nn.Linear(3, 1, bias=False)
+        nn.init.ones_(model.weight)
+        engine = make(model, stage, lr=0.25, **config)
+        with closing(engine):
+            engine.backward(engine(torch.full((2, 3), 1.0 + rank)).mean())
+            engine.step()
+            found[name] = model.weight[0, 0].item()
+    return found
+
+
+def types(stage: int) -> dict[str, Any]:
+    """Types of gradients kept and sent, and whether a small term survives accumulation."""
+    rank = dist.get_rank()
+    cases: dict[str, dict[str, Any]] = {
+        "fp32": {},
+        "fp32, sent in bf16": {"communication_data_type": "bf16"},
+        "bf16": {"bf16": {"enabled": True}},
+        "bf16, accumulated in bf16": {
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "bf16"},
+        },
+        "bf16, sent in fp32": {"bf16": {"enabled": True}, "communication_data_type": "fp32"},
+    }
+    found = {}
+    for name, config in cases.items():
+        model = nn.Linear(64, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        engine = make(model, stage, lr=1.0, gradient_accumulation_steps=3, **config)
+        with closing(engine):
+            for factor in (768.0, 3.0, 3.0):  # 256 + 1 + 1 is 256 where each sum is bf16
+                engine.backward(engine(torch.full((2, 64), factor)).float().mean())
+                engine.step()
+            held = engine.stage.held()
+            kept = {str(t.dtype) for t in held["gradients"]}
+            sent = {str(t.dtype) for t in held["buckets"]}
+            (piece,) = (p for p in engine.stage.pieces() if p.start == 32 * rank)
+            found[name] = (kept, sent, piece.tensors["master"][0].item())
+    return found
+
+
+def whole_parameter_optimizers(stage: int) -> bool:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for name, lr in (("LAMB", 0.05), ("Muon", 0.05), ("Adafactor", 0.05)):
+        plain = mlp()
+        reference = make_plain(name, plain, lr)
+        engine = make(mlp(), stage, name, lr, zero={"reduce_bucket_size": 40})
+        with closing(engine):
+            for step in range(4):
+                parts = inputs(step, ranks)
+                engine.backward(engine(parts[rank]).pow(2).mean())
+                engine.step()
+                reference.zero_grad()
+                plain(torch.cat(parts)).pow(2).mean().backward()
+                reference.step()
+            for mine, expected in zip(engine.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5, msg=name)
+            names = {piece.name for piece in engine.stage.pieces(write=True)} if stage else set()
+            gathered: list[Any] = [None] * ranks
+            dist.all_gather_object(gathered, names)
+            if stage:
+                assert set().union(*gathered) == dict(plain.named_parameters()).keys()
+    return True
+
+
+def make_plain(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    from zerotrial.engine.lamb import Lamb
+    from zerotrial.engine.muon import MuonWithAdamW
+
+    known: dict[str, Any] = {"LAMB": Lamb, "Muon": MuonWithAdamW}
+    return (known.get(name) or getattr(torch.optim, name))(model.parameters(), lr=lr)
+
+
+def groups_and_norm_by_hand(stage: int) -> bool:
+    """Two parameter groups of different options, against plain torch."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        rest = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [
+            {"params": decayed, "weight_decay": 0.1},
+            {"params": rest, "weight_decay": 0.0, "lr": 0.02},
+        ]
+        return torch.optim.AdamW(groups, lr=0.05)
+
+    plain, model = mlp(), mlp()
+    reference = optimizer(plain)
+    engine, *_ = zerotrial.initialize(
+        model=model,
+        optimizer=optimizer(model),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "zero_optimization": {"stage": stage, "reduce_bucket_size": 50},
+        },
+    )
+    with closing(engine):
+        for step in range(4):
+            parts = inputs(step, ranks)
+            engine.backward(engine(parts[rank]).pow(2).mean())
+            norm = engine.step().grad_norm
+            reference.zero_grad()
+            plain(torch.cat(parts)).pow(2).mean().backward()
+            squares = sum((p.grad.double() ** 2).sum() for p in plain.parameters())
+            assert norm == pytest.approx(float(squares) ** 0.5, rel=1e-6)
+            reference.step()
+        for mine, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    return True
+
+
+def gan(stage: int) -> float:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    g = make(nn.Linear(2, 3), stage)
+    d = make(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), stage)
+    torch.manual_seed(rank)
+    with closing(g, d):
+        for _ in range(3):
+            real, noise = torch.randn(2, 3), torch.randn(2, 2)
+            d.backward(d(g(noise).detach()).mean() - d(real).mean())
+            d.step()
+            g.backward(-d(g(noise)).mean())
+            g.step()
+        both = itertools.chain(g.parameters(), d.parameters())
+        return sum(p.double().sum().item() for p in both)
+
+
+def first_weights(stage: int) -> list[float]:
+    """Every rank starts from rank 0's parameters and buffers."""
+    model = mlp(seed=dist.get_rank())
+    model.register_buffer("count", torch.tensor(float(dist.get_rank())))
+    frozen = nn.Parameter(torch.full((2,), float(dist.get_rank())), requires_grad=False)
+    model.register_parameter("frozen", frozen)
+    engine = make(model, stage)
+    with closing(engine):
+        values = [p.double().sum().item() for p in model.parameters()]
+        return [*values, model.count.item()]
+
+
+def loaded_masters_are_published(stage: int) -> bool:
+    model = mlp()
+    engine = make(model, stage, "AdamW", bf16={"enabled": True})
+    with closing(engine):
+        for piece in engine.stage.pieces(write=True):
+            piece.tensors["master"].fill_(3.0)
+        engine.stage.weights_changed()
+        assert all(bool((p == 3.0).all()) for p in model.parameters())
+        whole = dict(engine.stage.full_weights())
+        assert whole.keys() == dict(model.named_parameters()).keys()
+        assert all(w.dtype == torch.float32 and bool((w == 3.0).all()) for w in whole.values())
+    return True
+
+
+def pieces_cover_everything(stage: int) -> list[tuple[str, int, int]]:
+    engine = make(mlp(), stage, "AdamW", zero={"reduce_bucket_size": 60})
+    with closing(engine):
+        engine.stage.prepare_states()
+        found = []
+        for piece in engine.stage.pieces():
+            assert piece.tensors.keys() == {"master", "exp_avg", "exp_avg_sq"}
+            assert all(t.shape == (piece.stop - piece.start,) for t in piece.tensors.values())
+            found.append((piece.name, piece.start, piece.stop))
+        return found
+
+
+CASES: list[Callable[[int], Any]] = [
+    unequal_branches,
+    two_backwards,
+    no_sync,
+    overflow_on_one_rank,
+    traffic,
+    memory,
+    averaging,
+    types,
+    whole_parameter_optimizers,
+    groups_and_norm_by_hand,
+    gan,
+    first_weights,
+    loaded_masters_are_published,
+    pieces_cover_everything,
+]
+
+
+def run_cases() -> dict[tuple[str, int], Any]:
+    results: dict[tuple[str, int], Any] = {}
+    for case, stage in itertools.product(CASES, STAGES):
+        try:
+            results[case.__name__, stage] = case(stage)
+        except Exception:  # noqa: BLE001 - shown by the test of the case
+            results[case.__name__, stage] = f"failed:\n{traceback.format_exc()}"
+    return results
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[tuple[str, int], Any]]:
+    return run_on_ranks(run_cases, 2, group_timeout=60.0)
+
+
+@pytest.fixture
+def of(outcomes: list[dict[tuple[str, int], Any]]) -> Callable[..., list[Any]]:
+    def find(case: Callable[[int], Any], stage: int) -> list[Any]:
+        found = [results[case.__name__, stage] for results in outcomes]
+        problems = [r for r in found if isinstance(r, str)]
+        assert not problems, "\n".join(problems)
+        return found
+
+    return find
+
+
+Find = Callable[..., list[Any]]
+each_stage = pytest.mark.parametrize("stage", STAGES)
+
+
+@each_stage
+def test_ranks_that_use_different_parameters_average_them_with_zeros(of: Find, stage: int) -> None:
+    assert of(unequal_branches, stage) == [True, True]
+
+
+@each_stage
+def test_two_backward_calls_add_up_on_two_ranks(of: Find, stage: int) -> None:
+    expected = [1.0 - 2 * (1.5 + 2.5)] * 3
+    assert of(two_backwards, stage) == [expected, expected]
+
+
+@each_stage
+def test_no_sync_changes_when_gradients_travel_and_nothing_else(of: Find, stage: int) -> None:
+    expected = pytest.approx([1.0 - (1.5 + 2.5) / 2] * 3)
+    assert of(no_sync, stage) == [expected, expected]
+
+
+@each_stage
+def test_an_overflow_on_one_rank_skips_the_step_on_all(of: Find, stage: int) -> None:
+    first, second = of(overflow_on_one_rank, stage)
+    assert first[:5] == (False, True, 1, 8.0, True)
+    assert first == second
+
+
+@each_stage
+def test_a_step_moves_two_elements_for_each_parameter(of: Find, stage: int) -> None:
+    for found in of(traffic, stage):
+        assert list(found.values()) == pytest.approx([2.0, 2.0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        (0, {"parameters": 2.0, "gradients": 2.0, "master": 4.0, "optimizer": 8.0}),
+        (1, {"parameters": 2.0, "gradients": 2.0, "master": 2.0, "optimizer": 4.0}),
+        (2, {"parameters": 2.0, "gradients": 1.0, "master": 2.0, "optimizer": 4.0}),
+    ],
+)
+def test_a_rank_holds_the_bytes_of_the_papers_table(
+    of: Find, stage: int, expected: dict[str, float]
+) -> None:
+    total = {0: 16.0, 1: 4.0 + 12 / 2, 2: 2.0 + 14 / 2}[stage]
+    for held in of(memory, stage):
+        buckets = held["buckets"]
+        found = {kind: size for kind, size in held.items() if kind != "buckets"}
+        assert found == {kind: pytest.approx(size, rel=0.02) for kind, size in expected.items()}
+        assert sum(found.values()) == pytest.approx(total, rel=0.02)
+        assert buckets <= 2 * 10_100 * 2 / 121_200  # at stage 2, two of the largest bucket
+
+
+@each_stage
+def test_gradients_are_averaged_as_the_file_says(of: Find, stage: int) -> None:
+    for found in of(averaging, stage):
+        assert found == {
+            "mean": 1 - 0.25 * 1.5,
+            "sum": 1 - 0.25 * 3.0,
+            "prescale": 1 - 0.25 * 1.5,
+            "predivide": 1 - 0.25 * 1.5,
+            "underflow": 1.0,
+            "no underflow": 1 - 0.25 * 1.5,
+        }
+
+
+@each_stage
+def test_gradients_accumulate_and_travel_in_the_types_of_the_file(of: Find, stage: int) -> None:
+    for found in of(types, stage):
+        kept = {name: case[0] for name, case in found.items()}
+        assert kept["fp32"] == kept["fp32, sent in bf16"] == {"torch.float32"}
+        assert kept["bf16"] == kept["bf16, sent in fp32"] == {"torch.float32"}
+        assert kept["bf16, accumulated in bf16"] == {"torch.bfloat16"}
+        assert found["bf16"][2] == found["fp32"][2] == -258.0
+        assert found["bf16, accumulated in bf16"][2] == -256.0
+        if stage == 1:
+            assert found["fp32"][1] == set()
+            assert found["fp32, sent in bf16"][1] == {"torch.bfloat16"}
+
+
+@each_stage
+def test_optimizers_of_whole_parameters_train_as_on_one_process(of: Find, stage: int) -> None:
+    assert of(whole_parameter_optimizers, stage) == [True, True]
+
+
+@each_stage
+def test_parameter_groups_keep_their_options(of: Find, stage: int) -> None:
+    assert of(groups_and_norm_by_hand, stage) == [True, True]
+
+
+@each_stage
+def test_two_engines_share_the_ranks(of: Find, stage: int) -> None:
+    first, second = of(gan, stage)
+    assert first == second
+
+
+@each_stage
+def test_every_rank_starts_from_rank_0(of: Find, stage: int) -> None:
+    first, second = of(first_weights, stage)
+    assert first == second
+    assert first[-1] == 0.0
+
+
+@each_stage
+def test_loaded_masters_reach_the_parameters_of_every_rank(of: Find, stage: int) -> None:
+    assert of(loaded_masters_are_published, stage) == [True, True]
+
+
+@each_stage
+def test_the_pieces_of_all_ranks_cover_each_parameter_once(of: Find, stage: int) -> None:
+    covered: dict[str, int] = {}
+    for found in of(pieces_cover_everything, stage):
+        for name, start, stop in found:
+            covered[name] = covered.get(name, 0) + stop - start
+    assert covered == {name: p.numel() for name, p in mlp().named_parameters()}
