@@ -18,6 +18,7 @@ from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
 from zerolab.paths import Home
 from zeroserver.app import create_app
+from zeroserver.migrate import migrate
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 
@@ -47,7 +48,9 @@ class _Server(uvicorn.Server):
         loop = self._services.loop
         if loop is not None:
             loop.call_soon_threadsafe(self._services.hub.close)
-        super().handle_exit(sig, frame)
+        # Not the method of the base class: it raises the signal again after a clean end.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,6 +87,7 @@ def _serve(options: argparse.Namespace) -> int:
         )
         app = create_app(settings)
         services: Services = app.state.services
+        migrate(services.database)
         services.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         config = uvicorn.Config(
             app,

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from zerolab.client.archive import read_member
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
 
@@ -39,5 +38,8 @@ def reader(content: bytes) -> Callable[[str], bytes | None]:
     Raises:
         ConfigError: If the archive is damaged, too large or dishonest.
     """
+    # The client's HTTP library comes with it, which a server that only starts can do without.
+    from zerolab.client.archive import read_member
+
     read_member(content, "")  # walks the whole archive, and so checks all of it
     return lambda path: read_member(content, path)

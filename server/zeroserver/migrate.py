@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
 
-from zerolab.errors import ConflictError
+from zerolab.errors import ConfigError, ConflictError
 from zeroserver.database import Database
 from zeroserver.schema import HEAD
 
@@ -16,11 +17,15 @@ def migrate(database: Database) -> None:
 
     Raises:
         ConflictError: If a newer version of the server has written this database.
+        ConfigError: If the database cannot be opened.
     """
-    with database.writer_engine.begin() as connection:
-        if _revision(connection) == HEAD:
-            return
-        _upgrade(connection)
+    try:
+        with database.writer_engine.begin() as connection:
+            if _revision(connection) != HEAD:
+                _upgrade(connection)
+    except DBAPIError as error:
+        where = database.url.render_as_string(hide_password=True)
+        raise ConfigError(f"database {where}", [f"cannot be opened: {error.orig}"]) from error
 
 
 def _revision(connection: Connection) -> str | None:

@@ -46,3 +46,10 @@ def new_database(postgresql: Any) -> str:
     postgresql.psql(f"CREATE DATABASE {name}")
     url: str = postgresql.get_uri(name)
     return url
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for many examples of a property."""
+    with serve(tmp_path_factory.mktemp("shared")) as running:
+        yield running

@@ -1,0 +1,247 @@
+"""The server as a process: its start, its end, its death."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.server.helpers import checkpoint, experiment_config, model_archive, training
+from tests.server.processes import DEADLINE_S, LiveServer
+from zerolab.client.http import Client
+from zerolab.errors import UnreachableError
+from zerolab.wire import AgentRegistration, LogEntry, ReportBatch, RunExit, SlotInfo
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One process for the tests that leave it alive."""
+    server = LiveServer(tmp_path_factory.mktemp("live") / "home")
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[LiveServer]:
+    """A process that the test may kill."""
+    server = LiveServer(tmp_path / "home")
+    server.start()
+    yield server
+    server.close()
+
+
+def submit(client: Client, directory: Path, **changes: Any) -> int:
+    archive = model_archive(directory / "model")
+    experiment_id: int = client.create_experiment(experiment_config(**changes), archive)["id"]
+    return experiment_id
+
+
+def add_agent(client: Client, slots: int) -> str | int:
+    devices = [SlotInfo(number, "cpu") for number in range(slots)]
+    return client.register_agent(AgentRegistration("agent", "here", devices))
+
+
+def test_an_answer_on_a_kept_connection_does_not_wait_for_acknowledgements(
+    live: LiveServer,
+) -> None:
+    # With Nagle's algorithm every answer but the first takes 40 ms, on any machine.
+    with httpx.Client(base_url=live.url) as http:
+        times = []
+        for _ in range(30):
+            start = time.perf_counter()
+            assert http.get("/healthz").json() == {"status": "ok"}
+            times.append(time.perf_counter() - start)
+    assert min(times[1:]) < 0.02
+
+
+def test_a_second_server_on_the_same_data_refuses_to_start(live: LiveServer) -> None:
+    second = live.spawn("--port", "0")
+    assert second.wait(DEADLINE_S) == 2
+    assert "another server already works on" in live.log.read_text()
+    assert live.client().info()["version"]
+
+
+def test_a_port_that_is_taken_is_an_error_only_if_it_was_asked_for(
+    live: LiveServer, tmp_path: Path
+) -> None:
+    other = LiveServer(tmp_path / "other")
+    refused = other.spawn("--port", str(live.port))
+    assert refused.wait(DEADLINE_S) == 2
+    assert f"--port {live.port}: cannot listen" in other.log.read_text()
+
+
+def test_a_server_beyond_this_machine_must_be_asked_for_by_name(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "home")
+    refused = server.spawn("--host", "0.0.0.0", "--port", "0")
+    assert refused.wait(DEADLINE_S) == 2
+    assert "--host: must be a loopback address, got '0.0.0.0'" in server.log.read_text()
+
+
+def test_sigterm_ends_long_polls_and_streams_and_the_process_cleanly(
+    mortal: LiveServer, tmp_path: Path
+) -> None:
+    client = mortal.client()
+    experiment_id = submit(client, tmp_path)
+    agent_id = add_agent(client, 1)
+    version = client.work(agent_id, 0, 0).version
+    ended = []
+
+    def poll() -> None:
+        try:
+            ended.append(client.work(agent_id, version, 60).version)
+        except UnreachableError:
+            ended.append(version)
+
+    reading = threading.Event()
+
+    def stream() -> None:
+        for _ in mortal.client().events(experiment_id):
+            reading.set()
+        ended.append(0)
+
+    threads = [threading.Thread(target=poll), threading.Thread(target=stream)]
+    for thread in threads:
+        thread.start()
+    assert reading.wait(DEADLINE_S)
+    assert mortal.stop() == 0
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(ended) == [0, version]
+    assert not (mortal.home / "server.json").exists()
+
+
+def test_long_polls_answer_as_soon_as_something_changes(live: LiveServer, tmp_path: Path) -> None:
+    client = live.client()
+    agent_id = add_agent(client, 1)
+    empty = client.work(agent_id, 0, 0)
+    answers: list[Any] = []
+
+    def wait_for_work() -> None:
+        answers.append(client.work(agent_id, empty.version, 60))
+
+    thread = threading.Thread(target=wait_for_work)
+    thread.start()
+    experiment_id = submit(live.client(), tmp_path)
+    thread.join(DEADLINE_S)
+    (item,) = answers[0].runs
+    assert item.spec.experiment_id == experiment_id
+    assert item.spec.master == live.url
+    run = Client(live.url, item.spec.token)
+    now = run.directive(item.run_id, None, 0)
+
+    def wait_for_directive() -> None:
+        answers.append(run.directive(item.run_id, now.version, 60))
+
+    thread = threading.Thread(target=wait_for_directive)
+    thread.start()
+    live.client().experiment_action(experiment_id, "cancel")
+    thread.join(DEADLINE_S)
+    assert answers[1].action == "stop"
+    client.run_exited(item.run_id, RunExit(66))
+    assert client.experiment(experiment_id)["state"] == "CANCELED"
+
+
+def test_a_stream_tells_what_changes_and_goes_on_behind_its_cursor(
+    live: LiveServer, tmp_path: Path
+) -> None:
+    client = live.client()
+    experiment_id = submit(client, tmp_path)
+    stream = client.events(experiment_id)
+    first = [next(stream) for _ in range(5)]
+    assert [event.name for event in first] == ["experiment", "trial", "metric", "checkpoint", "log"]
+    assert first[0].data["id"] == experiment_id
+    assert first[2].data == {"reload": True}
+
+    agent_id = add_agent(client, 1)
+    run_id = client.work(agent_id, 0, 0).runs[0].run_id
+    client.run_started(run_id)
+    batch = ReportBatch(1, [training(5, 0.5), checkpoint(5, str(experiment_id))])
+    client.report(run_id, msgspec.msgpack.encode(batch))
+    client.ship_logs(run_id, 0, [LogEntry("hello", 1.0), LogEntry("world", 2.0)])
+    seen = {}
+    lines = []
+    for event in stream:
+        seen[event.name] = event
+        if event.name == "log":
+            lines.append(event.data["text"])
+            if len(lines) == 2:
+                break
+    assert lines == ["hello", "world"]
+    assert seen["trial"].data["steps_completed"] == 5
+    assert seen["checkpoint"].data["uuid"] == checkpoint(5, str(experiment_id)).uuid
+    expected = {"group": "training", "name": "loss", "points": [[5, 0.5]]}
+    assert seen["metric"].data["metrics"] == [expected]
+    stream.close()
+
+    client.patch_experiment(experiment_id, name="new name")
+    again = client.events(experiment_id, after=seen["log"].id)
+    event = next(again)
+    assert (event.name, event.data["name"]) == ("experiment", "new name")
+    again.close()
+    lost = client.events(experiment_id, after="0-1")
+    assert [next(lost).name for _ in range(2)] == ["experiment", "trial"]
+    lost.close()
+    client.experiment_action(experiment_id, "kill")
+    client.run_exited(run_id, RunExit(-9))
+
+
+def test_reports_that_were_answered_survive_every_death_of_the_server(
+    mortal: LiveServer, tmp_path: Path
+) -> None:
+    reporters, deaths = 4, 4
+    space = {
+        "deepspeed_config": "ds_config.json",
+        "n": {"type": "categorical", "vals": list(range(reporters))},
+    }
+    client = mortal.client()
+    searcher = {"name": "grid", "metric": "loss", "max_length": 10}
+    submit(client, tmp_path, hyperparameters=space, searcher=searcher)
+    agent_id = add_agent(client, reporters)
+    runs = [item.run_id for item in client.work(agent_id, 0, 0).runs]
+    answered = dict.fromkeys(runs, 0)
+    done = threading.Event()
+
+    def reporter(run_id: int) -> None:
+        mine = mortal.client()
+        for number in itertools.count(1, 3):
+            records = [training(number + k, float(number + k)) for k in range(3)]
+            body = msgspec.msgpack.encode(ReportBatch(number, records))
+            while True:
+                try:
+                    assert mine.report(run_id, body) == number + 2
+                except UnreachableError:
+                    if done.wait(0.02):
+                        return
+                    continue
+                break
+            answered[run_id] = number + 2
+            if done.is_set():
+                return
+
+    threads = [threading.Thread(target=reporter, args=(run_id,)) for run_id in runs]
+    for thread in threads:
+        thread.start()
+    for _ in range(deaths):
+        before = sum(answered.values())
+        deadline = time.monotonic() + DEADLINE_S
+        while sum(answered.values()) < before + 50:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        mortal.kill()
+        mortal.start()
+    done.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    for trial in mortal.client().trials(1):
+        run_id = runs[trial["id"] - 1]
+        curve = mortal.client().metrics(trial["id"], max_points=10_000)[0]["points"]
+        assert curve == [[step, float(step)] for step in range(1, len(curve) + 1)]
+        assert answered[run_id] <= len(curve) <= answered[run_id] + 3
