@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+import weakref
 from pathlib import Path
 
 import torch
@@ -187,16 +188,19 @@ def run_rank(parent: str) -> None:
     """Be one rank of a trial class; the elastic agent has set its environment."""
     for number in _SIGNALS:  # a fork has its parent's handlers
         signal.signal(number, signal.SIG_DFL)
+    _forget_exit_functions()
     announce_rank(int(parent))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))  # the library has read the variable long ago
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is too much
     sys.argv = ["zerotrial.harness"]
     sys.path.insert(0, str(Path.cwd()))
     code = _harness()
     try:
         atexit._run_exitfuncs()  # noqa: SLF001 - a forked process ends without them
+        logging.shutdown()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -205,6 +209,13 @@ def run_rank(parent: str) -> None:
         write_reason(run_dir, code, f"rank {os.environ['RANK']} exited with code {code}")
     if code not in (0, EXIT_PREEMPTED):  # after a preemption every rank ends by itself
         sys.exit(code)
+
+
+def _forget_exit_functions() -> None:
+    """Leave to the process that we were forked from what it has to do at its end."""
+    atexit._clear()  # noqa: SLF001 - there is no public way
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - same
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _harness() -> int:

@@ -33,8 +33,13 @@ _MESSAGE_BYTES = 1 << 20
 _PRELOAD = (
     "zerotrial.elastic",
     "zerotrial.harness",
-    "zerotrial.engine",
-    "torch.distributed.device_mesh",
+    "zerotrial.session",
+    "zerotrial.engine.build",
+    "zerolab.client.http",
+    "zerolab.config.checking",
+    "torch._dynamo",  # optimizers import it with their first step
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
     "torch.utils.data",
     "safetensors.torch",
 )

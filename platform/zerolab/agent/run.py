@@ -171,7 +171,7 @@ class Run:
                 _until_reached(shipper.ship, over)
         except (NotFoundError, ConflictError) as error:
             logger.info("run %d: the server wants nothing of it: %s", self.run_id, error)
-        except ZerolabError:
+        except (ZerolabError, OSError):
             logger.exception("run %d: logs are not shipped while it runs", self.run_id)
 
 
@@ -218,8 +218,8 @@ def finish_run(folder: RunFolder, run_id: int, client: Client, closing: threadin
                 return False
         except (NotFoundError, ConflictError) as error:
             logger.info("run %d: the server wants nothing more: %s", run_id, error)
-        except ZerolabError:
-            logger.exception("run %d: the server refuses its rest", run_id)
+        except (ZerolabError, OSError):  # of the rest as much as possible: the end above all
+            logger.exception("run %d: not all of its rest can be delivered", run_id)
     write_json(folder.delivered, {"exit_code": outcome.exit_code})
     _remove_tree(folder.model)
     return True

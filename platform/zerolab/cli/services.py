@@ -123,12 +123,33 @@ def _server_up(home: Home, port: int | None, say: Callable[[str], None]) -> str:
     process = running(service)
     if process is not None:
         return _wait_for_server(home, process.is_running)
-    service.file.unlink(missing_ok=True)  # left by a server that was killed
-    say(f"starting the server (log: {service.log})")
-    words = ["zeroserver", "--home", str(home.path)]
-    words += [] if port is None else ["--port", str(port)]
-    child = _start(service, words, home)
-    return _wait_for_server(home, lambda: child.poll() is None)
+    said = f"starting the server (log: {service.log})"
+    ports = [port]
+    if not port and (old := _last_port(service)) is not None:
+        ports.insert(0, old)  # of a server that was killed: agent and runs still look for it there
+    service.file.unlink(missing_ok=True)
+    for number in ports:
+        say(said)
+        words = ["zeroserver", "--home", str(home.path)]
+        words += [] if number is None else ["--port", str(number)]
+        child = _start(service, words, home)
+        try:
+            return _wait_for_server(home, _lives(child))
+        except UnreachableError:
+            if child.poll() is None or number == ports[-1]:
+                raise
+        said = f"port {number} is taken; trying another one"
+    raise AssertionError
+
+
+def _last_port(service: Service) -> int | None:
+    url = str((read_json(service.file) or {}).get("url", ""))
+    port = url.rpartition(":")[2]
+    return int(port) if port.isdecimal() else None
+
+
+def _lives(child: "subprocess.Popen[bytes]") -> Callable[[], bool]:
+    return lambda: child.poll() is None
 
 
 def _wait_for_server(home: Home, lives: Callable[[], bool]) -> str:

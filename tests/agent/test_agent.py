@@ -1,0 +1,172 @@
+"""Agents with a real server: what ranks write and how they end arrives, whoever is killed."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.end_to_end.installation import Installation, eventually
+
+pytestmark = pytest.mark.processes
+
+CONFIG: dict[str, Any] = {
+    "entrypoint": "python script.py",
+    "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}},
+    "resources": {"slots_per_trial": 2},
+    "max_restarts": 0,
+}
+
+COUNT = """
+import os, pathlib, sys, time
+rank, gate = os.environ["RANK"], pathlib.Path(GATE)
+def say(begin, end):
+    for number in range(begin, end):
+        print(f"rank {rank} line {number}", flush=True)
+say(0, 500)
+(gate / f"first_{rank}").touch()
+while not (gate / "go").exists():
+    time.sleep(0.02)
+say(500, 1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with Installation.running(tmp_path_factory.mktemp("installation") / "home") as running:
+        yield running
+
+
+def script(source: str, gate: Path) -> dict[str, str]:
+    gate.mkdir(exist_ok=True)
+    return {"script.py": source.replace("GATE", repr(str(gate)))}
+
+
+def wait_for_files(gate: Path, *names: str) -> None:
+    eventually(lambda: all((gate / name).exists() for name in names))
+
+
+def lines_of_rank(installation: Installation, experiment_id: int, rank: int) -> list[str]:
+    start = f"rank {rank} line "
+    return [line for line in installation.lines(experiment_id) if line.startswith(start)]
+
+
+def expected_lines(rank: int, stop: int) -> list[str]:
+    return [f"rank {rank} line {number}" for number in range(stop)]
+
+
+def test_lines_arrive_once_and_in_order_though_the_server_is_killed_in_between(
+    installation: Installation, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    experiment_id = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
+    wait_for_files(gate, "first_0", "first_1")
+    installation.kill_server()
+    (gate / "go").touch()
+    installation.up()
+    assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
+    for rank in (0, 1):
+        assert lines_of_rank(installation, experiment_id, rank) == expected_lines(rank, 1000)
+
+
+def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest(
+    installation: Installation, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    config = {**CONFIG, "max_restarts": 1}
+    experiment_id = installation.submit(tmp_path / "model", config, script(COUNT, gate))
+    wait_for_files(gate, "first_0", "first_1")
+    trial = installation.client.trials(experiment_id)[0]
+    ranks = [psutil.Process(installation.rank_pid(trial["run_id"], rank)) for rank in (0, 1)]
+    installation.kill_agent()
+    eventually(lambda: not any(rank.is_running() for rank in ranks))
+    (gate / "go").touch()
+    installation.up()
+    assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
+    assert installation.client.trial(trial["id"])["restarts"] == 1
+    assert "the agent ended while the run was going on" in " ".join(
+        installation.lines(experiment_id, "agent")
+    )
+    for rank in (0, 1):
+        found = lines_of_rank(installation, experiment_id, rank)
+        assert found == expected_lines(rank, 500) + expected_lines(rank, 1000)
+
+
+def test_a_killed_experiment_leaves_no_process(installation: Installation, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    source = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{COUNT}"
+    experiment_id = installation.submit(tmp_path / "model", CONFIG, script(source, gate))
+    wait_for_files(gate, "first_0", "first_1")
+    run_id = installation.client.trials(experiment_id)[0]["run_id"]
+    ranks = [psutil.Process(installation.rank_pid(run_id, rank)) for rank in (0, 1)]
+    installation.cli("experiment", "kill", str(experiment_id))
+    assert installation.wait_for(experiment_id)["state"] == "CANCELED"
+    eventually(lambda: not any(rank.is_running() for rank in ranks))
+
+
+def test_going_down_lets_runs_checkpoint_and_coming_up_lets_them_go_on(
+    installation: Installation, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    source = """
+import os, pathlib, signal, sys, time
+from zerolab.contract import EXIT_PREEMPTED
+from zerolab.launcher.outcome import write_reason
+gate = pathlib.Path(GATE)
+if (gate / "checkpoint").exists():
+    print("gone on", flush=True)
+    sys.exit(0)
+def save(*_):
+    (gate / "checkpoint").touch()
+    write_reason("..", EXIT_PREEMPTED, "saved a checkpoint")
+    sys.exit(EXIT_PREEMPTED)
+signal.signal(signal.SIGTERM, save)
+(gate / ("ready_" + os.environ["RANK"])).touch()
+while True:
+    signal.pause()
+"""
+    experiment_id = installation.submit(tmp_path / "model", CONFIG, script(source, gate))
+    wait_for_files(gate, "ready_0", "ready_1")
+    installation.down()
+    assert (gate / "checkpoint").exists()
+    assert not list(installation.processes())
+    installation.up()
+    assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
+    trial = installation.client.trials(experiment_id)[0]
+    assert trial["restarts"] == 0, "a preemption is no failure"
+    assert "gone on" in installation.lines(experiment_id)
+
+
+def test_a_crash_is_told_with_the_signal_and_a_failure_with_its_last_line(
+    installation: Installation, tmp_path: Path
+) -> None:
+    crash = 'import os\nif os.environ["RANK"] == "1": os.kill(os.getpid(), 11)\nwhile True: pass\n'
+    first = installation.submit(tmp_path / "crash", CONFIG, {"script.py": crash})
+    wrong = 'raise RuntimeError("the loss is\\nnot a number")\n'
+    second = installation.submit(tmp_path / "wrong", CONFIG, {"script.py": wrong})
+    assert "rank 1 was killed by SIGSEGV" in installation.wait_for(first)["error"]
+    assert "not a number" in installation.wait_for(second)["error"]
+    assert "RuntimeError: the loss is" in installation.lines(second)
+
+
+def test_a_data_directory_has_one_agent(installation: Installation) -> None:
+    refused = installation.cli("agent", "start", expect=2)
+    assert "another agent runs" in refused.stderr
+    assert psutil.pid_exists(installation.agent_pid)
+
+
+def test_what_already_runs_is_left_alone_by_up(installation: Installation) -> None:
+    before = installation.server_pid, installation.agent_pid
+    installation.up()
+    assert (installation.server_pid, installation.agent_pid) == before
+
+
+def test_a_process_that_only_has_the_old_number_is_not_stopped(
+    tmp_path: Path, installation: Installation
+) -> None:
+    other = Installation(tmp_path / "other")
+    for file in (other.home.server_file, other.home.agent_file):
+        file.write_text(f'{{"pid": {os.getpid()}, "url": "http://127.0.0.1:9"}}')
+    assert "nothing was running" in other.cli("down").stderr

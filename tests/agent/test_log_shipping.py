@@ -1,0 +1,131 @@
+"""Every line that a rank wrote reaches the server exactly once, whoever dies in between."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerolab.agent.logs import LogShipper
+from zerolab.errors import UnreachableError
+from zerolab.launcher.run_folder import RunFolder
+from zerolab.wire import LogEntry
+
+
+class Store:
+    """Keeps entries by number as the server does; answers can get lost on the way back."""
+
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+        self.down = False
+        self.lose_answer = False
+
+    def ship_logs(self, run_id: int, first: int, entries: list[LogEntry]) -> int:
+        assert run_id == 7
+        if self.down:
+            raise UnreachableError("down")
+        assert first <= len(self.entries), "a gap"
+        self.entries += entries[len(self.entries) - first :]
+        if self.lose_answer:
+            raise UnreachableError("the connection broke after the server had stored it")
+        return len(self.entries)
+
+    def texts(self, rank: int | None, stream: str) -> list[str]:
+        return [one.text for one in self.entries if (one.rank, one.stream) == (rank, stream)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    return folder
+
+
+def write(path: Path, text: str) -> None:
+    with path.open("a", newline="") as file:
+        file.write(text)
+
+
+def test_lines_carry_rank_stream_and_level(folder: RunFolder) -> None:
+    store = Store()
+    write(folder.stdout(0), "epoch 1\n\nepoch 2\n")
+    write(folder.stderr(1), "2026-01-01 12:00:00 WARNING root: careful with ERROR\n")
+    write(folder.agent_log, "rank 1 was killed\n")
+    write(folder.launcher_log, "not for users\n")
+    LogShipper(folder, 7, store).ship()
+    found = {(one.rank, one.stream, one.level, one.text) for one in store.entries}
+    assert found == {
+        (0, "stdout", None, "epoch 1"),
+        (0, "stdout", None, ""),
+        (0, "stdout", None, "epoch 2"),
+        (1, "stderr", "WARNING", "2026-01-01 12:00:00 WARNING root: careful with ERROR"),
+        (None, "agent", None, "rank 1 was killed"),
+    }
+
+
+def test_a_line_waits_for_its_end_unless_the_run_is_over(folder: RunFolder) -> None:
+    store = Store()
+    shipper = LogShipper(folder, 7, store)
+    write(folder.stdout(0), "first\nsec")
+    shipper.ship()
+    assert store.texts(0, "stdout") == ["first"]
+    write(folder.stdout(0), "ond\nthird")
+    shipper.ship(final=True)
+    assert store.texts(0, "stdout") == ["first", "second", "third"]
+
+
+def test_a_progress_bar_is_shipped_as_it_stood_last(folder: RunFolder) -> None:
+    store = Store()
+    write(folder.stderr(0), "10 %\r50 %\r100 %\nwindows line\r\n")
+    LogShipper(folder, 7, store).ship()
+    assert store.texts(0, "stderr") == ["100 %", "windows line"]
+
+
+def test_bytes_that_are_no_text_do_not_stop_the_rest(folder: RunFolder) -> None:
+    store = Store()
+    folder.stdout(0).write_bytes(b"\xff\xfe\x00\nfine\n")
+    LogShipper(folder, 7, store).ship()
+    assert store.texts(0, "stdout")[1] == "fine"
+
+
+def test_a_flood_goes_in_several_batches(folder: RunFolder) -> None:
+    store = Store()
+    lines = [f"line {number} {'x' * 90}" for number in range(10_000)]
+    write(folder.stdout(0), "\n".join(lines) + "\n")
+    write(folder.stdout(1), "y" * 600_000)
+    LogShipper(folder, 7, store).ship(final=True)
+    assert store.texts(0, "stdout") == lines
+    assert len(store.texts(1, "stdout")) == 3, "a line without an end is cut"
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["write", "ship", "down", "lose", "restart"]), st.integers(0, 2)),
+        max_size=30,
+    )
+)
+def test_whatever_dies_when_each_line_arrives_once_and_in_order(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / "7")
+    folder.create()
+    store = Store()
+    shipper = LogShipper(folder, 7, store)
+    written: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for action, rank in steps:
+        store.down, store.lose_answer = action == "down", action == "lose"
+        if action == "write":
+            written[rank].append(f"rank {rank} line {len(written[rank])}")
+            write(folder.stdout(rank), f"{written[rank][-1]}\n")
+        elif action == "restart":
+            shipper = LogShipper(folder, 7, store)
+        else:
+            try:
+                shipper.ship()
+            except UnreachableError:
+                # What is in memory may be lost with the agent: the next one begins on disk.
+                shipper = LogShipper(folder, 7, store) if rank == 0 else shipper
+    store.down = store.lose_answer = False
+    LogShipper(folder, 7, store).ship(final=True)
+    for rank, lines in written.items():
+        assert store.texts(rank, "stdout") == lines
