@@ -1,4 +1,4 @@
-"""``zerolab agent``: the process that offers a machine's slots."""
+"""``zerolab agent`` and ``zerolab job``: slots, and who has them."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ import typer
 
 from zerolab.cli.output import print_json, print_table
 
-__all__ = ["group"]
+__all__ = ["group", "jobs"]
 
 group = typer.Typer(help="Machines that offer slots.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -67,3 +67,43 @@ def list_agents(
         for one in agents
     ]
     print_table(["id", "name", "host", "alive", "slots", "in use", "device"], rows)
+
+
+jobs = typer.Typer(
+    help="The queue: experiments that hold slots or wait for them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@jobs.callback()
+def about_jobs() -> None:
+    """Keep the group a group, with one command or many."""
+
+
+@jobs.command("list")
+def list_jobs(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what waits for slots and what holds them, the first to run first."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.jobs()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["experiment_id"],
+            one["name"],
+            one["state"],
+            one["slots_per_trial"],
+            one["running_trials"],
+            one["queued_trials"],
+            one["held_slots"],
+        )
+        for one in found
+    ]
+    columns = ["experiment", "name", "state", "slots a trial", "running", "queued", "slots held"]
+    print_table(columns, rows)

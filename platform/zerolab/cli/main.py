@@ -54,6 +54,7 @@ app.add_typer(experiment.group, name="experiment")
 app.add_typer(trial.group, name="trial")
 app.add_typer(checkpoint.group, name="checkpoint")
 app.add_typer(agent.group, name="agent")
+app.add_typer(agent.jobs, name="job")
 app.add_typer(config.group, name="config")
 tools.add_to(app)
 

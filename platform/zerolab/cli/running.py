@@ -39,6 +39,9 @@ def run(
     slots: Annotated[
         int | None, typer.Option(help="Slots of the agent, when one is started.")
     ] = None,
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Train on CPU slots although there are GPUs.")
+    ] = False,
     port: Annotated[
         int | None, typer.Option(help="Port of the server, when one is started; 0 for any.")
     ] = None,
@@ -56,7 +59,7 @@ def run(
     content, archive = _read(config, model_dir)
     home = Home.default()
     if named_master() is None:
-        bring_up(home, port=port, slots=slots, say=say)
+        bring_up(home, port=port, slots=slots, cpu=cpu, say=say)
     with connect(home) as client:
         made = client.create_experiment(content, archive, test=test)
         experiment_id = made["id"]

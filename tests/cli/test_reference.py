@@ -1,0 +1,105 @@
+"""The reference names every command and every option, and no others; help is instant."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from zerolab.cli.main import app
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def walk(command: Any, path: str = "zerolab") -> Iterator[tuple[str, Any]]:
+    children = getattr(command, "commands", {})
+    if not children:
+        yield path, command
+    for name, child in children.items():
+        yield from walk(child, f"{path} {name}")
+
+
+ROOT = typer.main.get_command(app)
+COMMANDS = dict(walk(ROOT))
+SECTIONS = dict(
+    re.findall(r"^### `([^`]+)`\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL)
+)
+
+
+def arguments(command: Any) -> str:
+    found = [one for one in command.params if one.param_type_name == "argument"]
+    shown = (one.name.upper() if one.required else f"[{one.name.upper()}]" for one in found)
+    return "".join(f" {one}" for one in shown)
+
+
+def options(command: Any) -> set[str]:
+    return {
+        name
+        for one in command.params
+        if one.param_type_name != "argument"
+        for name in (*one.opts, *one.secondary_opts)
+    }
+
+
+def test_the_reference_has_a_section_for_every_command_and_for_no_other() -> None:
+    assert {f"{path}{arguments(one)}" for path, one in COMMANDS.items()} == set(SECTIONS)
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS))
+def test_a_section_names_every_option_and_no_other(path: str) -> None:
+    body = SECTIONS[f"{path}{arguments(COMMANDS[path])}"]
+    listed = "\n".join(re.findall(r"^- (.*?):", body, re.MULTILINE))
+    named = set(re.findall(r"`(--?[a-z][a-z-]*)", listed))
+    assert named == options(COMMANDS[path])
+
+
+def test_the_options_before_any_command_are_in_the_reference() -> None:
+    text = REFERENCE.read_text()
+    assert all(f"`{name}" in text for name in options(ROOT))
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS))
+def test_every_command_and_every_parameter_says_what_it_is_for(path: str) -> None:
+    command = COMMANDS[path]
+    assert command.help
+    assert all(one.help for one in command.params)
+
+
+def test_every_example_in_a_help_text_is_a_command_that_exists() -> None:
+    for command in COMMANDS.values():
+        for words in re.findall(r"zerolab ((?:[a-z]+ ?)+)", command.help):
+            name = f"zerolab {words.strip()}"
+            assert any(name == path or name.startswith(f"{path} ") for path in COMMANDS), name
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+import sys
+sys.argv = ["zerolab", "--help"]
+from zerolab.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+heavy = {"torch", "fastapi", "sqlalchemy", "pydantic", "httpx", "yaml", "psutil", "rich"}
+print("HEAVY", sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Begin with" in done.stdout
+    assert "HEAVY []" in done.stdout
+
+
+def test_help_is_fast() -> None:
+    def once() -> float:
+        began = time.perf_counter()
+        words = [sys.executable, "-m", "zerolab", "--help"]
+        subprocess.run(words, check=True, capture_output=True)
+        return time.perf_counter() - began
+
+    # The goal is 0.25 s; what would break it is an import of torch (2 s) or of a web framework.
+    assert min(once() for _ in range(5)) < 1.5
