@@ -1,0 +1,350 @@
+"""Saving and loading on one rank: what is kept, what is refused, what a fault leaves behind."""
+
+import json
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.engine.checkpointing import all_states, make_engine, probe, train
+from zerolab.errors import NotFoundError, ZerolabError
+from zerotrial.engine import initialize
+from zerotrial.engine.checkpoint_files import CheckpointError, CheckpointNotFoundError, Manifest
+
+STAGE = 2
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Directory with one checkpoint, of step 2."""
+    engine = make_engine(STAGE)
+    train(engine, 2)
+    engine.save_checkpoint(tmp_path / "run", client_state={"epoch": 3, "order": torch.arange(4)})
+    engine.close()
+    return tmp_path / "run"
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let writes beyond ``size`` bytes fail, as they do on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files_of(checkpoint: Path) -> list[str]:
+    return sorted(path.name for path in checkpoint.iterdir())
+
+
+def test_a_checkpoint_is_a_folder_of_plain_files_that_latest_names(saved: Path) -> None:
+    assert (saved / "latest").read_text() == "global_step2\n"
+    assert files_of(saved) == ["global_step2", "latest"]
+    assert files_of(saved / "global_step2") == [
+        "client_state.pt",
+        "manifest.json",
+        "module-000.safetensors",
+        "rank-00000-000.safetensors",
+        "rank-00000.pt",
+        "state.pt",
+    ]
+    manifest = json.loads((saved / "global_step2" / "manifest.json").read_text())
+    assert manifest["stage"] == STAGE
+    assert manifest["shapes"]["blocks.1.weight"] == [17, 17]
+    for name, record in manifest["files"].items():
+        assert (saved / "global_step2" / name).stat().st_size == record["size"]
+
+
+def test_a_restart_in_another_process_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    config = {
+        "dropout": 0.3,
+        "fp16": {"enabled": True, "initial_scale_power": 30, "loss_scale_window": 2},
+        "gradient_accumulation_steps": 2,
+    }
+    engine = make_engine(STAGE, **config)
+    losses = train(engine, 4)
+    assert engine.skipped_steps > 0
+    random.seed(5)
+    np.random.seed(6)
+    engine.save_checkpoint(tmp_path)
+    expected = (train(engine, 6), random.random(), np.random.rand(), engine.loss_scale)
+    expected_states = all_states(engine)
+    engine.close()
+
+    again = make_engine(STAGE, seed=9, **config)
+    again.load_checkpoint(tmp_path)
+    found = (train(again, 6), random.random(), np.random.rand(), again.loss_scale)
+    assert found == expected
+    assert again.get_lr() == engine.get_lr()
+    assert again.counters() == engine.counters()
+    assert losses != found[0][:4]
+    for key, state in all_states(again).items():
+        assert torch.equal(state, expected_states[key]), key
+    again.close()
+
+
+def test_buffers_frozen_parameters_and_extra_state_come_back(tmp_path: Path) -> None:
+    engine = make_engine(1)
+    train(engine, 2)
+    with torch.no_grad():
+        engine.module.frozen.mul_(2.0)
+    engine.module.scratch.fill_(7.0)
+    engine.save_checkpoint(tmp_path)
+    again = make_engine(1, seed=4)
+    again.load_checkpoint(tmp_path)
+    assert int(again.module.calls) == 2
+    assert torch.equal(again.module.frozen, engine.module.frozen)
+    assert again.module.scratch.tolist() == [0.0, 0.0, 0.0]  # not persistent
+    engine.close()
+    again.close()
+
+
+def test_client_state_is_the_users_alone(saved: Path) -> None:
+    engine = make_engine(STAGE)
+    train(engine, 3)
+    weights = all_states(engine)
+    mine = {"module": {"first.weight": 0}, "optimizer": None, "global_steps": -1}
+    path = engine.save_checkpoint(saved, tag="mine", client_state=mine)
+    again = make_engine(STAGE, seed=2)
+    assert again.load_checkpoint(saved, tag="mine") == (path, mine)
+    assert again.global_steps == 3
+    for key, state in all_states(again).items():
+        assert torch.equal(state, weights[key])
+    _, client = again.load_checkpoint(saved, tag="global_step2")
+    assert client["epoch"] == 3
+    assert client["order"].tolist() == [0, 1, 2, 3]
+    plain = torch.load(saved / "mine" / "client_state.pt", weights_only=True)
+    assert plain == mine
+
+
+def test_client_state_that_could_not_be_loaded_safely_is_refused_by_name(tmp_path: Path) -> None:
+    engine = make_engine(STAGE)
+    with pytest.raises(CheckpointError, match=r"client_state.*'where' \(PosixPath\)"):
+        engine.save_checkpoint(tmp_path / "run", client_state={"fine": 1, "where": tmp_path})
+    assert not (tmp_path / "run" / "latest").exists()
+
+
+def test_a_checkpoint_that_is_not_there_is_an_error(saved: Path, tmp_path: Path) -> None:
+    engine = make_engine(STAGE)
+    before = probe(engine)
+    with pytest.raises(CheckpointNotFoundError, match="nowhere: no such directory"):
+        engine.load_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(NotFoundError, match=r"no such checkpoint.*there are: global_step2, latest"):
+        engine.load_checkpoint(saved, tag="global_step7")
+    (saved / "latest").unlink()
+    with pytest.raises(CheckpointNotFoundError, match="latest: missing"):
+        engine.load_checkpoint(saved)
+    assert probe(engine) == before
+    assert engine.global_steps == 0
+
+
+def test_a_latest_file_that_was_cut_is_not_taken_for_an_older_tag(saved: Path) -> None:
+    engine = make_engine(STAGE)
+    train(engine, 1)
+    engine.save_checkpoint(saved, tag="global_step25")
+    for size in range(len("global_step25\n")):
+        (saved / "latest").write_text("global_step25\n"[:size])
+        with pytest.raises(CheckpointError, match="latest: damaged"):
+            engine.load_checkpoint(saved)
+
+
+def test_every_damaged_or_missing_file_is_named_and_changes_nothing(saved: Path) -> None:
+    engine = make_engine(STAGE, seed=8)
+    train(engine, 1)
+    before, states = probe(engine), all_states(engine)
+    checkpoint = saved / "global_step2"
+    names = files_of(checkpoint)
+    for name in names:
+        path = checkpoint / name
+        content = path.read_bytes()
+        path.unlink()
+        with pytest.raises(CheckpointError, match=f"{name}: missing"):
+            engine.load_checkpoint(saved)
+        for size in (0, 1, len(content) // 2, len(content) - 2):
+            path.write_bytes(content[:size])
+            with pytest.raises(CheckpointError, match=f"{name}: .*damaged"):
+                engine.load_checkpoint(saved)
+        for at in (0, len(content) // 3, len(content) - 5):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            with pytest.raises(CheckpointError, match=f"{name}: .*damaged"):
+                engine.load_checkpoint(saved)
+        path.write_bytes(content)
+    assert probe(engine) == before
+    assert engine.global_steps == 1
+    for key, state in all_states(engine).items():
+        assert torch.equal(state, states[key])
+    engine.load_checkpoint(saved)
+    assert engine.global_steps == 2
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(
+    saved: Path, in_background: bool
+) -> None:
+    engine = make_engine(STAGE)
+    engine.load_checkpoint(saved)
+    train(engine, 1)
+
+    def save() -> None:
+        engine.save_checkpoint(saved, async_save=in_background)
+        engine.wait_for_checkpoint()
+
+    full = r"safetensors: could not write [\d,]+ bytes"
+    with files_of_at_most(5000), pytest.raises(CheckpointError, match=full):
+        save()
+    assert files_of(saved) == ["global_step2", "latest"]
+    engine.save_checkpoint(saved)  # once there is room again
+    assert (saved / "latest").read_text() == "global_step3\n"
+
+
+def test_an_asynchronous_save_holds_the_state_of_its_moment(tmp_path: Path) -> None:
+    engine = make_engine(STAGE, checkpoint={"writer": {"decoupled": True}})
+    train(engine, 2)
+    states, loss = all_states(engine), probe(engine)
+    engine.save_checkpoint(tmp_path)
+    train(engine, 3)
+    engine.wait_for_checkpoint()
+    again = make_engine(STAGE, seed=3)
+    again.load_checkpoint(tmp_path)
+    assert probe(again) == loss
+    for key, state in all_states(again).items():
+        assert torch.equal(state, states[key])
+
+
+def test_a_save_waits_for_the_one_before_it_and_raises_its_error(tmp_path: Path) -> None:
+    engine = make_engine(STAGE)
+    train(engine, 1)
+    for tag in ("a", "b", "c"):
+        engine.save_checkpoint(tmp_path, tag=tag, async_save=True)
+    engine.wait_for_checkpoint()
+    assert files_of(tmp_path) == ["a", "b", "c", "latest"]
+    assert (tmp_path / "latest").read_text() == "c\n"
+    with files_of_at_most(100):
+        engine.save_checkpoint(tmp_path, tag="d", async_save=True)
+        with pytest.raises(CheckpointError, match="could not write"):
+            engine.save_checkpoint(tmp_path, tag="e")
+    engine.save_checkpoint(tmp_path, tag="e")
+    assert (tmp_path / "latest").read_text() == "e\n"
+
+
+def test_what_is_not_asked_for_is_not_loaded(saved: Path) -> None:
+    fresh = make_engine(STAGE, seed=5)
+    moments = [key for key in all_states_of(saved) if "exp_avg" in key]
+    assert moments
+
+    weights_only = make_engine(STAGE, seed=5)
+    weights_only.load_checkpoint(saved, load_module_only=True)
+    assert weights_only.counters() == fresh.counters()
+    assert weights_only.get_lr() == fresh.get_lr()
+    assert not any("exp_avg" in key for key in all_states(weights_only))
+
+    no_states = make_engine(STAGE, seed=5)
+    no_states.load_checkpoint(saved, load_optimizer_states=False)
+    assert no_states.global_steps == 2
+    assert not any("exp_avg" in key for key in all_states(no_states))
+
+    no_schedule = make_engine(STAGE, seed=5)
+    no_schedule.load_checkpoint(saved, load_lr_scheduler_states=False)
+    assert no_schedule.lr_scheduler.state_dict() == fresh.lr_scheduler.state_dict()
+    everything = make_engine(STAGE, seed=5)
+    everything.load_checkpoint(saved)
+    assert everything.lr_scheduler.state_dict() != fresh.lr_scheduler.state_dict()
+    assert probe(weights_only) == probe(no_states) == probe(everything) == probe(no_schedule)
+
+
+def all_states_of(saved: Path) -> dict[str, torch.Tensor]:
+    engine = make_engine(STAGE)
+    engine.load_checkpoint(saved)
+    return all_states(engine)
+
+
+def test_another_optimizer_or_model_is_refused_with_the_remedy(saved: Path) -> None:
+    sgd = make_engine(
+        STAGE, optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, scheduler=None
+    )
+    with pytest.raises(
+        CheckpointError,
+        match="keeps momentum_buffer, the checkpoint has exp_avg, exp_avg_sq; load_optimizer",
+    ):
+        sgd.load_checkpoint(saved)
+    sgd.load_checkpoint(saved, load_optimizer_states=False)
+    assert sgd.global_steps == 2
+
+    other = initialize(
+        model=nn.Sequential(nn.Linear(6, 6)),
+        config={"train_batch_size": 8, "optimizer": {"type": "AdamW"}},
+    )[0]
+    with pytest.raises(CheckpointError, match=r"not in the checkpoint: 0\.bias, 0\.weight"):
+        other.load_checkpoint(saved)
+
+
+def test_a_checkpoint_from_before_the_first_step_makes_the_optimizer_fresh(tmp_path: Path) -> None:
+    for optimizer in (
+        {"type": "AdamW", "params": {"lr": 0.01}},
+        {"type": "Adagrad", "params": {"lr": 0.01, "initial_accumulator_value": 0.1}},
+        {"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9, "dampening": 0.5}},
+    ):
+        engine = make_engine(STAGE, optimizer=optimizer)
+        path = tmp_path / optimizer["type"]
+        engine.save_checkpoint(path)
+        expected = train(engine, 4)
+        engine.load_checkpoint(path)
+        assert train(engine, 4) == expected
+
+
+def test_a_save_in_the_middle_of_a_window_is_refused(tmp_path: Path) -> None:
+    engine = make_engine(STAGE, gradient_accumulation_steps=2)
+    engine.backward(engine(torch.ones(4, 6)))
+    engine.step()
+    with pytest.raises(CheckpointError, match=r"accumulation boundary.*1 micro-batch"):
+        engine.save_checkpoint(tmp_path)
+    engine.backward(engine(torch.ones(4, 6)))
+    engine.step()
+    engine.save_checkpoint(tmp_path)
+
+
+def test_windows_of_another_length_begin_where_the_checkpoint_ends(saved: Path) -> None:
+    engine = make_engine(STAGE, gradient_accumulation_steps=4)
+    engine.backward(engine(torch.ones(2, 6)))
+    engine.step()
+    engine.load_checkpoint(saved)
+    assert engine.micro_steps == 8
+    assert not engine.is_gradient_accumulation_boundary()
+    train(engine, 1)
+    assert engine.global_steps == 3
+
+
+def test_a_tag_must_be_a_folder_name(tmp_path: Path) -> None:
+    engine = make_engine(STAGE)
+    for tag in ("", "a/b", "..", "latest", "x.tmp-host-1-00000000"):
+        with pytest.raises(ZerolabError, match="tag: must be a folder name"):
+            engine.save_checkpoint(tmp_path, tag=tag)
+
+
+def test_a_tag_is_replaced_and_latest_moves_only_when_asked(saved: Path) -> None:
+    engine = make_engine(STAGE)
+    train(engine, 1)
+    engine.save_checkpoint(saved, tag="global_step2", client_state={"new": True})
+    assert make_engine(STAGE).load_checkpoint(saved)[1] == {"new": True}
+    engine.save_checkpoint(saved, tag="side", save_latest=False)
+    assert (saved / "latest").read_text() == "global_step2\n"
+    assert files_of(saved) == ["global_step2", "latest", "side"]
+
+
+def test_frozen_parameters_may_be_left_out(tmp_path: Path) -> None:
+    engine = make_engine(STAGE)
+    engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True)
+    assert Manifest.read(tmp_path / "global_step0").excluded == ["frozen"]
+    again = make_engine(STAGE)
+    with torch.no_grad():
+        again.module.frozen.fill_(3.0)
+    again.load_checkpoint(tmp_path)
+    assert again.module.frozen.tolist() == [3.0] * 6
