@@ -1,0 +1,203 @@
+"""The collectives: every implementation gives the same results, and a dead peer is named."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.engine.ranks import run_on_ranks
+from zerotrial.engine.comm import Communicator, GroupCommunicator, SoloCommunicator, connect
+from zerotrial.engine.shared_memory import PeerError, SharedMemoryCommunicator
+
+CPU = torch.device("cpu")
+SHARD = 100_000
+"""More than one chunk of a sum."""
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def value(rank: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(numel, generator=generator).to(dtype)
+
+
+def check_reductions(comm: Communicator) -> None:
+    numel = SHARD * comm.size
+    own = slice(comm.rank * SHARD, (comm.rank + 1) * SHARD)
+    for dtype in DTYPES:
+        everyone = [value(rank, dtype, numel).double() for rank in range(comm.size)]
+        total = torch.stack(everyone).sum(0)
+        tolerance = 1e-2 if dtype.itemsize == 2 else 1e-5
+        precision = {"rtol": tolerance, "atol": tolerance}
+        buffer = comm.allocate(numel, dtype, CPU)
+        buffer.tensor.copy_(value(comm.rank, dtype, numel))
+        out = torch.ones(SHARD)
+        works = [comm.reduce_scatter(buffer, out, 0.5, add=True)]
+        works.append(comm.reduce_scatter(buffer, buffer.tensor[own], 1.0, add=False))
+        for work in works:
+            work.wait()
+        wanted = total[own]
+        torch.testing.assert_close(out.double(), 1 + 0.5 * wanted, check_dtype=False, **precision)
+        torch.testing.assert_close(
+            buffer.tensor[own].double(), wanted, check_dtype=False, **precision
+        )
+        for work in works:
+            work.release()
+        comm.fence()
+        buffer.tensor.copy_(value(comm.rank, dtype, numel))
+        comm.all_reduce(buffer, 2.0).wait()
+        torch.testing.assert_close(buffer.tensor.double(), 2 * total, **precision)
+        comm.fence()
+
+
+def check_copies(comm: Communicator) -> None:
+    numel = 1000 * comm.size
+    buffer = comm.allocate(numel, torch.float32, CPU)
+    buffer.tensor[comm.rank * 1000 : (comm.rank + 1) * 1000] = comm.rank + 1.0
+    half = buffer.part(0, numel)
+    work = comm.all_gather(half)
+    while not work.advance():
+        if not isinstance(comm, SharedMemoryCommunicator):
+            work.wait()
+    expected = torch.arange(1.0, comm.size + 1).repeat_interleave(1000)
+    assert torch.equal(buffer.tensor, expected)
+    for _ in range(5):
+        squares = comm.sum(torch.tensor([comm.rank + 1.0, 0.5], dtype=torch.float64))
+        assert squares.tolist() == [comm.size * (comm.size + 1) / 2, 0.5 * comm.size]
+    for shape in ((), (3, 4)):
+        tensor = torch.full(shape, float(comm.rank))
+        comm.broadcast(tensor)
+        assert not tensor.any()
+
+
+def check_all() -> list[str]:
+    group = dist.group.WORLD
+    assert group is not None
+    comms: list[Communicator] = [connect(group, CPU), GroupCommunicator(group, CPU)]
+    for comm in comms:
+        check_reductions(comm)
+        check_copies(comm)
+        comm.traffic.clear()
+        buffer = comm.allocate(100 * comm.size, torch.float32, CPU)
+        out = torch.empty(100)
+        comm.reduce_scatter(buffer, out, 1.0, add=False).wait()
+        comm.all_gather(buffer).wait()
+        comm.all_reduce(buffer, 1.0).wait()
+        comm.fence()
+        assert comm.traffic.total == 4 * 100 * comm.size
+    shared = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if "zerolab" in line
+    ]
+    assert all("memfd" in line for line in shared)
+    names = [type(comm).__name__ for comm in comms]
+    for comm in comms:
+        comm.close()
+    return names
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_communicator_gives_the_same_results(ranks: int) -> None:
+    before = set(os.listdir("/dev/shm"))
+    names = run_on_ranks(check_all, ranks)
+    assert names == [["SharedMemoryCommunicator", "GroupCommunicator"]] * ranks
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "zerolab" in name]
+
+
+def test_one_rank_needs_nobody() -> None:
+    comm = connect(None, CPU)
+    assert isinstance(comm, SoloCommunicator)
+    check_reductions(comm)
+    check_copies(comm)
+
+
+def die_in_a_collective(directory: str) -> Any:
+    """Rank 1 is killed while the others wait for it; what each of them is told, and how soon."""
+    group = dist.group.WORLD
+    assert group is not None
+    comm = connect(group, CPU)
+    buffer = comm.allocate(400 * comm.size, torch.float32, CPU)
+    comm.fence()
+    if comm.rank == 1:
+        waited = Path(directory)
+        while len(list(waited.iterdir())) < comm.size - 1:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = comm.reduce_scatter(buffer, torch.empty(400), 1.0, add=False)
+    Path(directory, str(comm.rank)).touch()
+    started = time.monotonic()
+    try:
+        work.wait()
+    except PeerError as error:
+        seconds = time.monotonic() - started
+        return _leave((str(error), seconds))
+    return _leave(("no error", 0.0))
+
+
+def _leave(answer: tuple[str, float]) -> tuple[str, float]:
+    """The world is broken: skip the barrier that ends a healthy one."""
+    dist.barrier = lambda *_, **__: None  # type: ignore[assignment]
+    dist.destroy_process_group = lambda *_, **__: None  # type: ignore[assignment]
+    return answer
+
+
+@pytest.mark.processes
+def test_a_killed_rank_is_named_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    first, dead, third = run_on_ranks(die_in_a_collective, 3, str(tmp_path), expect_deaths=True)
+    assert dead is None
+    for message, seconds in (first, third):
+        assert "reduce_scatter of 1200 elements: rank 1 has ended" in message
+        assert seconds < 60.0  # the group's own timeout is 120
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "zerolab" in name]
+
+
+def disagree() -> str:
+    group = dist.group.WORLD
+    assert group is not None
+    comm = connect(group, CPU)
+    buffer = comm.allocate(40, torch.float32, CPU)
+    try:
+        if comm.rank == 0:
+            comm.all_gather(buffer).wait()
+        else:
+            comm.reduce_scatter(buffer, torch.empty(20), 1.0, add=False).wait()
+            comm.fence()
+    except PeerError as error:
+        return _leave((str(error), 0.0))[0]
+    return _leave(("no error", 0.0))[0]
+
+
+def come_late(directory: str) -> str:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    assert group is not None
+    comm = connect(group, CPU)
+    if comm.rank == 1:
+        while not Path(directory, "given up").exists():
+            time.sleep(0.01)
+        return ""
+    try:
+        comm.fence()
+    except PeerError as error:
+        Path(directory, "given up").touch()
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.processes
+def test_ranks_that_call_different_collectives_are_told_so() -> None:
+    first, second = run_on_ranks(disagree, 2)
+    assert "all_gather of 40 elements: rank 1 called reduce_scatter of 40 elements" in first
+    assert "rank 0" in second
+
+
+@pytest.mark.processes
+def test_a_rank_that_does_not_come_is_named_after_the_timeout(tmp_path: Path) -> None:
+    first, _ = run_on_ranks(come_late, 2, str(tmp_path))
+    assert "rank 1 has not called it within 1 s" in first
