@@ -15,20 +15,26 @@ import signal
 import sys
 import traceback
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import (
+    LogsDest,
+    LogsSpecs,
+    MultiprocessContext,
+    SignalException,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousParameters,
     RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from zerolab.contract import ENV_RUN_SPEC, EXIT_PREEMPTED, RunSpec, read_run_spec
 from zerolab.launcher.command import command_of
@@ -47,7 +53,6 @@ __all__ = ["launch", "run_launcher", "run_rank"]
 
 logger = logging.getLogger(__name__)
 
-_BACKEND = "zerolab-local"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STOP_S = 15
 """Seconds that ranks have to checkpoint and end after SIGTERM."""
@@ -67,7 +72,7 @@ class _LocalRendezvous(RendezvousHandler):
         return True
 
     def get_backend(self) -> str:
-        return _BACKEND
+        return "zerolab-local"
 
     def next_rendezvous(self) -> RendezvousInfo:
         address = RendezvousStoreInfo("127.0.0.1", self._store.port)
@@ -113,6 +118,26 @@ class _RunLogs(LogsSpecs):
         return str(self._folder.logs)
 
 
+class _Agent(LocalElasticAgent):
+    """torch's elastic agent, for ranks that may end in any way they like."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shutdown_timeout = _STOP_S
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # A forked rank that ends with os._exit(0) returns no value, and would be waited for.
+        context = self._pcontext
+        if isinstance(context, MultiprocessContext):
+            values = context._return_values  # noqa: SLF001 - there is no public way
+            started = context._pc  # noqa: SLF001 - same
+            for local_rank, process in enumerate(started.processes if started else ()):
+                if process.exitcode == 0:
+                    values.setdefault(local_rank, None)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+
 def launch(spec_file: Path) -> Outcome:
     """Run all ranks of a run to their end.
 
@@ -130,45 +155,52 @@ def launch(spec_file: Path) -> Outcome:
     os.environ["PYTHONUNBUFFERED"] = "1"
     # `python` in a command is the Python that runs us, whether its environment is active or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.environ.update(_variables(spec))
     os.chdir(spec.model_dir)
     try:
-        _elastic(spec, spec_file, folder)
-    except ChildFailedError as error:
-        rank, first = _first_failure(error.failures)
-        return failure(folder.path, rank, first.exitcode)
+        result = _elastic(spec, folder)
     except SignalException as stopped:
         said = read_reason(folder.path)
         name = signal.Signals(stopped.sigval).name
         return said or Outcome(-stopped.sigval, f"the run was stopped by {name}")
+    if result.failures:
+        rank, first = _first_failure(result.failures)
+        return failure(folder.path, rank, first.exitcode)
     return read_reason(folder.path) or Outcome(0)
 
 
-def _elastic(spec: RunSpec, spec_file: Path, folder: RunFolder) -> None:
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=spec.slots,
-        run_id=str(spec.run_id),
-        role="rank",
-        rdzv_backend=_BACKEND,
-        max_restarts=0,
-        monitor_interval=0.05,
-        start_method="fork",
-        logs_specs=_RunLogs(folder),
-        shutdown_timeout=_STOP_S,
-        signals_to_handle=",".join(number.name for number in _SIGNALS),
-        local_addr="127.0.0.1",
-    )
+def _variables(spec: RunSpec) -> dict[str, str]:
+    """Return what ``environment.environment_variables`` of the experiment sets."""
+    named = spec.config.get("environment", {}).get("environment_variables") or {}
+    kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
+    lines = named.get(kind) or () if isinstance(named, dict) else named
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
     parent = str(os.getpid())
     command = command_of(spec.config["entrypoint"])
+    entrypoint: str | Callable[[str], None] = sys.executable
     if command is not None:
         words = ["-P", "-m", "zerolab.launcher.rank", parent, "--", *command]
-        elastic_launch(config, sys.executable)(*words)
-    elif os.environ.get("CUDA_VISIBLE_DEVICES"):
-        # This process may have touched the driver, and CUDA does not survive a fork.
-        elastic_launch(config, sys.executable)("-P", "-m", "zerotrial.launch", "--rank", parent)
+    elif os.environ.get("CUDA_VISIBLE_DEVICES"):  # CUDA does not survive a fork
+        words = ["-P", "-m", "zerotrial.launch", "--rank", parent]
     else:
-        elastic_launch(config, run_rank)(parent)
+        entrypoint, words = run_rank, [parent]
+    workers = WorkerSpec(
+        role="rank",
+        local_world_size=spec.slots,
+        rdzv_handler=_LocalRendezvous(str(spec.run_id)),
+        entrypoint=entrypoint,
+        args=tuple(words),
+        max_restarts=0,
+        monitor_interval=0.05,
+        local_addr="127.0.0.1",
+    )
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _SIGNALS)
+    agent = _Agent(workers, logs_specs=_RunLogs(folder), start_method="fork")
+    result: RunResult = agent.run()
+    return result
 
 
 def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
@@ -209,6 +241,7 @@ def run_rank(parent: str) -> None:
         write_reason(run_dir, code, f"rank {os.environ['RANK']} exited with code {code}")
     if code not in (0, EXIT_PREEMPTED):  # after a preemption every rank ends by itself
         sys.exit(code)
+    os._exit(0)  # returning would wait for an agent that, after SIGTERM, no longer listens
 
 
 def _forget_exit_functions() -> None:
@@ -233,13 +266,6 @@ def _harness() -> int:
         print(code, file=sys.stderr)  # noqa: T201 - as Python does with sys.exit(text)
         return 1
     return int(code or 0)
-
-
-def _create_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
-    return _LocalRendezvous(parameters.run_id)
-
-
-rendezvous_handler_registry.register(_BACKEND, _create_rendezvous)
 
 
 def run_launcher(spec_file: Path) -> int:
