@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 
+from zerolab.errors import ConfigError
 from zeroserver.errors import StorageError
 
 __all__ = ["Change", "Database", "Job", "Transaction", "sqlite_url"]
@@ -192,13 +193,7 @@ class Database:
                 step()
             if not alone:
                 return False
-            if isinstance(error, OperationalError | InterfaceError):
-                logger.warning("a change was not stored: %s", error)
-                failure: BaseException = StorageError.of(error)
-                failure.__cause__ = error
-            else:
-                failure = error
-            group[0].future.set_exception(failure)
+            group[0].future.set_exception(_told(error))
             return True
         self.groups += 1
         self.jobs += len(group)
@@ -245,6 +240,19 @@ class Database:
         connection.exec_driver_sql("RELEASE SAVEPOINT job")
         undo_group.extend(transaction.undo)
         return pending, result, None
+
+
+def _told(error: BaseException) -> BaseException:
+    """Turn an error of the database into one for the caller of the job."""
+    told: BaseException = error
+    if isinstance(error, OperationalError | InterfaceError):
+        logger.warning("a change was not stored: %s", error)
+        told = StorageError.of(error)
+    elif isinstance(error, DataError):
+        told = ConfigError("request", [f"a value cannot be stored: {error.orig}"])
+    if told is not error:
+        told.__cause__ = error
+    return told
 
 
 def sqlite_url(path: Path) -> str:

@@ -16,7 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from zerolab.errors import ForbiddenError
+from zerolab.errors import ConfigError, ForbiddenError
 from zeroserver.errors import TooLargeError, UnauthorizedError, error_response
 from zeroserver.settings import Settings
 
@@ -119,7 +119,7 @@ class Guard:
         guarded_send = _with_headers(send)
         try:
             self._check(scope, headers)
-        except (ForbiddenError, TooLargeError) as error:
+        except (ConfigError, ForbiddenError, TooLargeError) as error:
             await error_response(error)(scope, receive, guarded_send)
             return
         await self._app(scope, _limited(receive, self._limit(scope)), guarded_send)
@@ -135,6 +135,8 @@ class Guard:
             msg = f"body: must have at most {self._limit(scope)} bytes, got {length[:20]}"
             raise TooLargeError(msg)
         path, method = scope["path"], scope["method"]
+        if b"%00" in scope["query_string"] or "\0" in path:
+            raise ConfigError("request", ["a NUL character is in no name"])
         if path in OPEN_PATHS or path.startswith(_OPEN_PREFIX):
             return
         caller = self._keys.caller(_bearer(headers), _cookie(headers))

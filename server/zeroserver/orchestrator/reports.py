@@ -64,7 +64,7 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
         elif isinstance(record, CheckpointRecord):
             _check_checkpoint(record)
         else:
-            changes["activity"] = record.state[:100]
+            changes["activity"] = record.state[:100].replace("\0", "")
     store_points(transaction, trial["id"], new_points)
     if changes:
         save(transaction, trials, trial["id"], **changes)

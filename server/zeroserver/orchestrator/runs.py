@@ -124,6 +124,7 @@ def exited(world: World, transaction: Transaction, run_id: int, end: RunExit) ->
         return
     check_move(RUN_MOVES, f"run {run_id}", run["state"], RunState.EXITED)
     now = world.clock()
+    end = msgspec.structs.replace(end, reason=_line(end.reason))
     save(
         transaction, runs, run_id, state=RunState.EXITED, ended_at=now,
         exit_code=end.exit_code, reason=end.reason,
@@ -135,6 +136,11 @@ def exited(world: World, transaction: Transaction, run_id: int, end: RunExit) ->
     policies.apply(world, transaction, run, end.log_tail.splitlines())
     save(transaction, trials, trial["id"], run_id=None, activity=None)
     _decide(world, transaction, find(transaction, runs, run_id), end)
+
+
+def _line(text: str | None) -> str | None:
+    """Make one line of a reason, short enough to show."""
+    return " ".join(text.replace("\0", "").split())[:2000] or None if text else None
 
 
 def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExit) -> None:

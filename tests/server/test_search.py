@@ -1,0 +1,123 @@
+"""The searcher is a fold over the event log: whenever the server dies, the same trials follow."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, serve, validation
+from zerolab.contract import EXIT_INVALID_HP, EXIT_PREEMPTED
+
+SPACE = {
+    "deepspeed_config": "ds_config.json",
+    "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+    "net": {"width": {"type": "int", "minval": 8, "maxval": 64}},
+}
+SEARCHER = {
+    "name": "random", "metric": "loss", "max_length": 20, "max_trials": 8,
+    "max_concurrent_trials": 3,
+}  # fmt: skip
+
+
+def one_event(server: Server, chance: random.Random) -> bool:
+    """Let one thing happen to one run, as chance has it; return whether there was one."""
+    server.tick(100)
+    items = server.work()
+    if not items:
+        return False
+    item = chance.choice(items)
+    trial = item.spec.trial_id
+    server.post(f"/runs/{item.run_id}/started", {})
+    happens = chance.choice(["validate", "validate", "exit", "fail", "invalid", "preempted"])
+    if happens == "validate":
+        steps = server.trial(trial)["steps_completed"] + 5
+        stored = server.sql(f"SELECT last_seq FROM runs WHERE id = {item.run_id}")[0][0]
+        records = [validation(steps, 1 / (trial + steps)), checkpoint(steps, str(trial))]
+        assert server.send(item.run_id, stored + 1, list(records)).is_success
+    else:
+        codes = {"exit": 0, "fail": 1, "invalid": EXIT_INVALID_HP, "preempted": EXIT_PREEMPTED}
+        server.exit(item.run_id, codes[happens], "so chance has it")
+    return True
+
+
+def outcome(server: Server) -> Any:
+    """Everything that the search has come to."""
+    names = ("state", "hparams", "seed", "restarts", "best_validation", "steps_completed")
+    trials = [{name: trial[name] for name in names} for trial in server.trials()]
+    events = server.sql("SELECT kind, request_id, value, length, reason FROM searcher_events")
+    experiment = server.experiment()
+    return trials, events, experiment["state"], experiment["progress"]
+
+
+def search(directory: Path, dies: bool) -> Any:
+    """Run a whole search; a server that dies is a new one on the same data after every event."""
+    chance = random.Random(7)
+    with serve(directory) as server:
+        server.submit(
+            hyperparameters=SPACE, searcher=SEARCHER, max_restarts=0,
+            reproducibility={"experiment_seed": 3},
+        )  # fmt: skip
+        server.add_agent(slots=2)
+        now = server.clock.now
+        while not dies and one_event(server, chance):
+            pass
+        if not dies:
+            return outcome(server)
+    for _ in range(200):
+        with serve(directory) as server:
+            server.clock.now = now
+            if not one_event(server, chance):
+                return outcome(server)
+            now = server.clock.now
+    pytest.fail("the search does not end")
+
+
+def test_a_server_that_dies_after_every_event_comes_to_the_same_end(tmp_path: Path) -> None:
+    plain = search(tmp_path / "plain", dies=False)
+    assert len(plain[0]) >= 8
+    assert plain[2] == "COMPLETED"
+    assert {trial["state"] for trial in plain[0]} >= {"COMPLETED", "ERROR"}
+    assert search(tmp_path / "dying", dies=True) == plain
+
+
+def test_the_same_seed_gives_the_same_trials(sqlite_server: Server) -> None:
+    for seed in (3, 3, 4):
+        reproducibility = {"experiment_seed": seed}
+        sqlite_server.submit(
+            hyperparameters=SPACE, searcher=SEARCHER, reproducibility=reproducibility
+        )
+    first, second, third = (
+        [(trial["hparams"], trial["seed"]) for trial in sqlite_server.trials(number)]
+        for number in (1, 2, 3)
+    )
+    assert first == second
+    assert first != third
+    assert 1e-4 <= first[0][0]["lr"] <= 1e-1
+
+
+def test_an_experiment_without_a_seed_gets_one_that_is_kept(sqlite_server: Server) -> None:
+    config = sqlite_server.submit()["config"]
+    assert 0 <= config["reproducibility"]["experiment_seed"] < 2**31
+
+
+def test_a_failed_transaction_leaves_the_searcher_as_it_was(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(hyperparameters=SPACE, searcher=SEARCHER)
+    server.add_agent()
+    spec = server.begin()
+    bad = validation(10, 0.5, other="no number")
+    assert server.send(spec.run_id, 1, [validation(5, 0.5), bad]).status_code == 422
+    assert server.sql("SELECT count(*) FROM searcher_events WHERE kind = 'validated'") == [(0,)]
+    server.report(spec.run_id, validation(5, 0.5))
+    assert server.sql("SELECT count(*) FROM searcher_events WHERE kind = 'validated'") == [(1,)]
+
+
+def test_a_trial_that_was_told_to_stop_creates_nothing(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    server.act("cancel")
+    server.report(spec.run_id, validation(5, 0.5))
+    assert server.sql("SELECT kind FROM searcher_events") == [("created",)]

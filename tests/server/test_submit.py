@@ -1,0 +1,220 @@
+"""Submitting and listing: what is wrong is said at once and whole, what is right is found again."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, experiment_config, model_archive
+from zerolab.config import check_experiment
+from zerolab.errors import ConfigError
+from zeroserver.archives import reader
+
+
+def send(server: Server, config: Any, archive: bytes) -> Any:
+    text = config if isinstance(config, str) else json.dumps(config)
+    files = {"archive": ("model.tar.gz", archive)}
+    return server.http.post("/api/v1/experiments", data={"config": text}, files=files)
+
+
+def test_three_mistakes_in_the_engine_file_are_named_in_one_answer_as_the_library_names_them(
+    sqlite_server: Server,
+) -> None:
+    engine = {"train_batch_size": 7, "zero_optimization": {"stge": 1}, "steps_per_print": "x"}
+    archive = model_archive(sqlite_server.directory / "model", engine)
+    config = experiment_config(resources={"slots_per_trial": 2})
+    answer = send(sqlite_server, config, archive)
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["type"] == "config"
+    with pytest.raises(ConfigError) as caught:
+        check_experiment(config, reader(archive))
+    assert error["problems"] == caught.value.problems
+    assert error["message"] == str(caught.value)
+    text = error["message"]
+    for word in ("stge", "did you mean 'stage'", "steps_per_print", "train_batch_size"):
+        assert word in text
+    assert sqlite_server.get("/experiments")["experiments"] == []
+
+
+def test_mistakes_of_both_files_are_named_together(sqlite_server: Server) -> None:
+    archive = model_archive(sqlite_server.directory / "model", {"trian_batch_size": 4})
+    config = experiment_config(sercher={}, max_restarts=-1)
+    problems = send(sqlite_server, config, archive).json()["error"]["problems"]
+    text = "\n".join(problems)
+    for word in ("sercher", "max_restarts", "trian_batch_size"):
+        assert word in text
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "null", '"x"', "[" * 100_000])
+def test_a_configuration_that_is_no_json_object_is_refused(
+    sqlite_server: Server, config: str
+) -> None:
+    archive = model_archive(sqlite_server.directory / "model")
+    answer = send(sqlite_server, config, archive)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["problems"]
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return raw.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+BAD_ARCHIVES = {
+    "no archive": b"hello",
+    "cut": packed((member("a.py"), b"x" * 1000))[:-20],
+    "traversal": packed((member("../evil.py"), b"x")),
+    "absolute": packed((member("/etc/evil"), b"x")),
+    "link": packed((member("a", tarfile.SYMTYPE, "/etc/passwd"), b"")),
+    "hard link": packed((member("a", tarfile.LNKTYPE, "/etc/passwd"), b"")),
+    "device": packed((member("a", tarfile.CHRTYPE), b"")),
+    "bomb": gzip.compress(b"\0" * 200_000_000, 1),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARCHIVES)
+def test_a_dishonest_archive_is_refused(sqlite_server: Server, name: str) -> None:
+    answer = send(sqlite_server, experiment_config(), BAD_ARCHIVES[name])
+    assert (answer.status_code, answer.json()["error"]["type"]) == (422, "config")
+    home = sqlite_server.services.world.home
+    assert list(home.archives.iterdir()) == []
+
+
+def test_an_agent_gets_the_archive_as_it_was_sent(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    content = server.http.get(server.run_of().archive).content
+    assert content == model_archive(server.directory / "again")
+
+
+def test_lists_are_paged_by_cursor_in_any_order(server: Server) -> None:
+    for number in range(5):
+        server.submit(name=f"n{number % 3}", labels=["odd"] if number % 2 else ["even"])
+
+    def ids(limit: int, **params: Any) -> list[int]:
+        found: list[int] = []
+        after = None
+        while True:
+            extra = {} if after is None else {"after": after}
+            page = server.get("/experiments", limit=limit, **params, **extra)
+            assert len(page["experiments"]) <= limit
+            found += [each["id"] for each in page["experiments"]]
+            after = page["next_after"]
+            if after is None:
+                return found
+
+    for limit in (1, 2, 5):
+        assert ids(limit) == [5, 4, 3, 2, 1]
+        assert ids(limit, sort="id") == [1, 2, 3, 4, 5]
+        assert ids(limit, sort="name") == [1, 4, 2, 5, 3]
+        assert ids(limit, sort="-name") == [3, 5, 2, 4, 1]
+        assert ids(limit, sort="best_validation") == [1, 2, 3, 4, 5]
+    assert ids(10, name="N1") == [5, 2]
+    assert ids(10, name="%") == []
+    assert ids(10, label="odd") == [4, 2]
+    assert ids(10, state="COMPLETED") == []
+    bad = server.http.get("/api/v1/experiments", params={"after": "x"})
+    assert bad.status_code == 422
+
+
+def test_trials_are_sorted_by_their_best_with_those_that_have_none_last(server: Server) -> None:
+    from tests.server.helpers import validation
+
+    space = {"deepspeed_config": "ds_config.json", "n": {"type": "categorical", "vals": [0, 1, 2]}}
+    server.submit(
+        hyperparameters=space, searcher={"name": "grid", "metric": "loss", "max_length": 9}
+    )
+    server.add_agent(slots=3)
+    for trial_id, loss in ((1, 0.5), (3, 0.25)):
+        server.report(server.begin(trial_id).run_id, validation(1, loss))
+
+    def ids(sort: str) -> list[int]:
+        found: list[int] = []
+        after = ""
+        for _ in range(3):
+            extra = {"after": after} if after else {}
+            page = server.get("/experiments/1/trials", sort=sort, limit=1, **extra)
+            found += [trial["id"] for trial in page["trials"]]
+            after = page["next_after"]
+        assert after is None
+        return found
+
+    assert ids("best_validation") == [3, 1, 2]
+    assert ids("-best_validation") == [1, 3, 2]
+    running = server.get("/experiments/1/trials", state="RUNNING")["trials"]
+    assert [trial["id"] for trial in running] == [1, 3]
+
+
+def test_an_experiment_can_be_renamed_and_annotated(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    changes = {
+        "name": "<b>x</b>", "description": "d", "labels": ["a", "b"], "notes": "n\n\N{SNOWMAN}"
+    }  # fmt: skip
+    changed = server.request("PATCH", "/experiments/1", json=changes)["experiment"]
+    assert {key: changed[key] for key in changes} == changes
+    assert server.http.patch("/api/v1/experiments/1", json={"nmae": "x"}).status_code == 422
+    assert server.http.patch("/api/v1/experiments/1", json={"name": ""}).status_code == 422
+
+
+def test_logs_are_stored_once_and_read_by_cursor_level_and_rank(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    run_id = server.begin().run_id
+    assert server.log(run_id, 0, "a", "b") == 2
+    assert server.log(run_id, 0, "a", "b") == 2
+    assert server.log(run_id, 1, "b", "c", rank=1) == 3
+    assert server.log(run_id, 9, "z") == 3
+    body = {
+        "first": 3,
+        "entries": [
+            {"text": "bad \0 news", "time": 1e300, "stream": "stderr", "level": "ERROR"},
+            {"text": "\x1b[31mred", "time": 0, "level": "DEBUG"},
+        ],
+    }
+    assert server.post(f"/runs/{run_id}/logs", body) == {"stored": 5}
+
+    def texts(path: str = "/trials/1/logs", **params: Any) -> list[str]:
+        return [line["text"] for line in server.get(path, **params)["logs"]]
+
+    every = ["a", "b", "c", "bad \N{REPLACEMENT CHARACTER} news", "\x1b[31mred"]
+    assert texts() == texts("/experiments/1/logs") == every
+    page = server.get("/trials/1/logs", limit=2)
+    assert texts(after=page["next_after"]) == every[2:]
+    assert texts(tail=2) == every[3:]
+    assert texts(level="ERROR") == every[3:4]
+    assert texts(level="INFO") == every[:4]
+    assert texts(rank=1) == ["c"]
+    late = server.get("/trials/1/logs", level="ERROR")["logs"][0]
+    assert (late["time"], late["rank"]) == (None, None)
+    server.exit(run_id, 0)
+    assert server.log(run_id, 5, "after the end") == 6
+
+
+def test_the_server_says_what_it_is_and_what_there_is(server: Server, tmp_path: Path) -> None:
+    server.add_agent(slots=3)
+    server.submit()
+    info = server.get("/info")
+    assert info["cluster"] == {"agents": 1, "slots": 3, "free_slots": 2}
+    assert info["home"] == str(tmp_path / "home")
+    (job,) = server.get("/jobs")["jobs"]
+    assert (job["held_slots"], job["slots_per_trial"]) == (1, 1)
+    numbers = server.http.get("/metrics").text
+    assert 'zerolab_experiments{state="ACTIVE"} 1' in numbers
+    assert server.http.get("/healthz").json() == {"status": "ok"}
