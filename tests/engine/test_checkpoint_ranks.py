@@ -1,0 +1,206 @@
+"""Saving and loading on several ranks: what one cannot do, all refuse; what one has, it keeps."""
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.engine.checkpointing import all_states, make_engine, probe, train
+from tests.engine.ranks import run_on_ranks
+from tests.engine.test_checkpoint import files_of_at_most
+from zerolab.errors import ZerolabError
+
+
+def error_of(action: Any) -> str:
+    try:
+        action()
+    except ZerolabError as error:
+        return str(error)
+    return "no error"
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def save_under_different_tags(directory: Path, rule: str) -> tuple[str, list[str], list[str]]:
+    engine = make_engine(1, checkpoint={"tag_validation": rule})
+    log = Lines()
+    logging.getLogger("zerotrial").addHandler(log)
+    tag = f"t{dist.get_rank()}"
+    text = error_of(lambda: engine.save_checkpoint(directory / rule, tag=tag))
+    logging.getLogger("zerotrial").removeHandler(log)
+    engine.close()
+    dist.barrier()
+    return text, log.lines, sorted(path.name for path in directory.glob(f"{rule}/*"))
+
+
+def one_rank_cannot_write(directory: Path, *, in_background: bool) -> list[Any]:
+    engine = make_engine(2)
+    train(engine, 1)
+    engine.save_checkpoint(directory)
+
+    def save() -> None:
+        engine.save_checkpoint(directory, tag="never", async_save=in_background)
+        engine.wait_for_checkpoint()
+
+    limit = 1000 if dist.get_rank() == 1 else 10**9
+    with files_of_at_most(limit):
+        text = error_of(save)
+    dist.barrier()
+    left = sorted(path.name for path in directory.iterdir())
+    losses = train(engine, 1)
+    engine.load_checkpoint(directory)
+    same = train(engine, 1) == losses
+    engine.close()
+    return [text, left, same]
+
+
+def one_file_is_missing(directory: Path) -> list[str]:
+    engine = make_engine(3)
+    train(engine, 1)
+    engine.save_checkpoint(directory)
+    dist.barrier()
+    path = directory / "global_step1" / "rank-00001-000.safetensors"
+    if dist.get_rank() == 0:
+        path.rename(path.with_suffix(".away"))
+    dist.barrier()
+    missing = error_of(lambda: engine.load_checkpoint(directory))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        content = bytearray(path.with_suffix(".away").read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(bytes(content))
+    dist.barrier()
+    flipped = error_of(lambda: engine.load_checkpoint(directory))
+    nowhere = error_of(lambda: engine.load_checkpoint(directory / "nowhere"))
+    engine.close()
+    return [missing, flipped, nowhere]
+
+
+def own_buffers_and_generators(directory: Path, stage: int) -> list[bool]:
+    """Each rank draws and counts for itself; the restart is bit-identical all the same."""
+    rank = dist.get_rank()
+    config: dict[str, Any] = {"dropout": 0.5, "bf16": {"enabled": True}}
+    engine = make_engine(stage, **config)
+    torch.manual_seed(100 + rank)
+    random.seed(rank)
+    np.random.seed(rank)
+    train(engine, 2)
+    engine.module.calls.fill_(10 + rank)
+    engine.save_checkpoint(directory, async_save=True)
+    expected = (train(engine, 3), random.random(), np.random.rand())
+    states = all_states(engine)
+    engine.wait_for_checkpoint()
+    engine.close()
+    again = make_engine(stage, seed=1, **config)
+    again.load_checkpoint(directory)
+    calls = int(again.module.calls) == 10 + rank
+    found = (train(again, 3), random.random(), np.random.rand())
+    equal = [torch.equal(state, states[key]) for key, state in all_states(again).items()]
+    again.close()
+    return [calls, found == expected, all(equal)]
+
+
+def parameter_groups_with_options(directory: Path) -> list[bool]:
+    """Learning rates that were changed by hand, per group, are restored at another stage."""
+    found = []
+    for stage, other in ((0, 2), (2, 3), (3, 1)):
+        path = directory / f"{stage}"
+        engine = make_engine(stage, scheduler=None)
+        engine.optimizer.param_groups[0]["lr"] = 0.007
+        train(engine, 2)
+        engine.save_checkpoint(path)
+        again = make_engine(other, scheduler=None, seed=1)
+        again.load_checkpoint(path)
+        found.append(again.get_lr() == [0.007] and probe(again) == probe(engine))
+        engine.close()
+        again.close()
+    return found
+
+
+def on_two_ranks(directory: str) -> dict[str, Any]:
+    base = Path(directory)
+    return {
+        "tags": {
+            rule: save_under_different_tags(base / "tags", rule)
+            for rule in ("Fail", "Warn", "ignore")
+        },
+        "full": one_rank_cannot_write(base / "full", in_background=False),
+        "full behind": one_rank_cannot_write(base / "behind", in_background=True),
+        "damaged": one_file_is_missing(base / "damaged"),
+        "own": [own_buffers_and_generators(base / f"own{stage}", stage) for stage in range(4)],
+        "groups": parameter_groups_with_options(base / "groups"),
+    }
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_on_ranks(on_two_ranks, 2, str(tmp_path_factory.mktemp("ranks")))
+
+
+@pytest.mark.processes
+def test_tags_that_differ_fail_warn_or_pass_as_the_config_says(
+    answers: list[dict[str, Any]],
+) -> None:
+    for answer in answers:
+        text, _, files = answer["tags"]["Fail"]
+        assert "must save under one tag, got ['t0', 't1']" in text
+        assert files == []
+        text, lines, files = answer["tags"]["Warn"]
+        assert text == "no error"
+        assert len(lines) == 1
+        assert "rank 0's is used" in lines[0]
+        assert files == ["latest", "t0"]
+        assert answer["tags"]["ignore"] == ("no error", [], ["latest", "t0"])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["full", "full behind"])
+def test_one_rank_that_cannot_write_fails_the_save_on_all(
+    answers: list[dict[str, Any]], how: str
+) -> None:
+    for answer in answers:
+        text, left, same = answer[how]
+        assert "could not write" in text
+        assert "never" in text
+        assert left == ["global_step1", "latest"]
+        assert same
+    assert answers[0][how][0].startswith("rank 1: ")
+
+
+@pytest.mark.processes
+def test_a_damaged_file_of_one_rank_is_an_error_on_all(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        missing, flipped, nowhere = answer["damaged"]
+        assert "rank-00001-000.safetensors: missing" in missing
+        assert "rank-00001-000.safetensors: damaged" in flipped
+        assert "nowhere: no such directory" in nowhere
+
+
+@pytest.mark.processes
+def test_each_rank_resumes_with_its_own_generators_and_buffers(
+    answers: list[dict[str, Any]],
+) -> None:
+    for answer in answers:
+        assert answer["own"] == [[True, True, True]] * 4
+
+
+@pytest.mark.processes
+def test_learning_rates_set_by_hand_come_back_at_another_stage(
+    answers: list[dict[str, Any]],
+) -> None:
+    for answer in answers:
+        assert answer["groups"] == [True, True, True]
