@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 __all__ = [
+    "ENV_COLLECTIVE_TIMEOUT",
     "ENV_HOME",
     "ENV_MASTER",
     "ENV_RUN_SPEC",
@@ -36,6 +37,9 @@ ENV_TOKEN = "ZEROLAB_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
 ENV_RUN_SPEC = "ZEROLAB_RUN_SPEC"
 """Path of the JSON file that holds the :class:`RunSpec` of this process's run."""
+
+ENV_COLLECTIVE_TIMEOUT = "ZEROLAB_COLLECTIVE_TIMEOUT"
+"""Seconds that a rank waits for the others in a collective before it gives up; 600 when unset."""
 
 EXIT_USER_ERROR = 64
 """The trial can never work as it is written or configured: no restart."""

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from tests.trial.helpers import last_checkpoint, make_spec, metrics
-from zerolab.contract import RunSpec
+from zerolab.contract import ENV_COLLECTIVE_TIMEOUT, RunSpec
 from zerotrial import harness
-from zerotrial.collectives import ENV_COLLECTIVE_TIMEOUT, collective_timeout_s, is_peer_failure
+from zerotrial.collectives import collective_timeout_s, is_peer_failure
 from zerotrial.failures import exit_code_of
 
 GOOD = """

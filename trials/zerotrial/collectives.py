@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from zerolab.contract import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
+from zerotrial.engine.shared_memory import PeerError
 
 __all__ = [
-    "ENV_COLLECTIVE_TIMEOUT",
     "CollectiveError",
     "Distributed",
     "collective_timeout_s",
@@ -26,9 +27,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-ENV_COLLECTIVE_TIMEOUT = "ZEROLAB_COLLECTIVE_TIMEOUT"
-"""Seconds that a rank waits for the others in a collective before it gives up; 600 when unset."""
 
 _DEFAULT_TIMEOUT_S = 600.0
 
@@ -216,7 +214,7 @@ def is_peer_failure(error: BaseException) -> bool:
     """Whether an error came over the network from another rank, and is not this rank's own."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, CollectiveError | dist.DistError):
+        if isinstance(seen, CollectiveError | PeerError | dist.DistError):
             return True
         if isinstance(seen, RuntimeError) and any(word in str(seen) for word in _PEER_WORDS):
             return True

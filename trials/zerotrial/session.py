@@ -1,11 +1,17 @@
 """One run on one rank: its reports, its signals, its trial, from beginning to end."""
 
 import logging
+import os
+import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 
 from zerolab.client.reporting import Reporter
-from zerolab.contract import RunSpec
+from zerolab.contract import EXIT_PREEMPTED, RunSpec
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerolab.launcher.outcome import read_reason
 from zerotrial import random_state
 from zerotrial.context import ZeroTrialContext
 from zerotrial.controller import Controller, Ending
@@ -37,6 +43,7 @@ class Session:
             self._poller = DirectivePoller(spec, self._reporter.stale)
         else:
             self._poller = SigtermFlag()
+        _die_after_another_rank(Path(spec.run_dir))
 
     def build(
         self, make_trial: Callable[[ZeroTrialContext], ZeroTrial], settings: FitSettings
@@ -67,3 +74,23 @@ class Session:
             wait_s = _LAST_REPORTS_AFTER_FAILURE_S if ending is None else _LAST_REPORTS_S
             if not self._reporter.close(wait_s):
                 logger.info("some reports are still on disk; they are delivered later")
+
+
+def _die_after_another_rank(run_dir: Path) -> None:
+    """Let SIGTERM end this rank at once when another one has failed: there is nothing to save.
+
+    Otherwise a rank that hangs, and is why the other one failed, would be waited for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        said = read_reason(run_dir)
+        if said is not None and said.exit_code != EXIT_PREEMPTED:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGTERM, end)

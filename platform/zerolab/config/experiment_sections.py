@@ -9,6 +9,7 @@ from zerolab.config.hints import hint
 from zerolab.config.hyperparameters import MAX_TRIALS
 from zerolab.config.lengths import Length
 from zerolab.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from zerolab.contract import ENV_COLLECTIVE_TIMEOUT
 
 __all__ = [
     "CheckpointStorageConfig",
@@ -119,7 +120,8 @@ def _assignments(value: list[str]) -> list[str]:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", text):
             raise ValueError(f"must be lines of the form NAME=value, got {text!r}")
         name = text.partition("=")[0]
-        if name in _OURS or name.startswith("ZEROLAB_"):
+        theirs = name == ENV_COLLECTIVE_TIMEOUT
+        if name in _OURS or (name.startswith("ZEROLAB_") and not theirs):
             raise ValueError(f"{name} is set by the platform; remove it")
     return value
 

@@ -1,0 +1,106 @@
+"""Real ranks that are killed, hang, or are told to end."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.helpers import end_of, eventually
+from tests.trial.helpers import last_checkpoint, metrics
+from zerolab.contract import (
+    ENV_COLLECTIVE_TIMEOUT,
+    EXIT_PREEMPTED,
+    CheckpointRef,
+    RunSpec,
+    write_run_spec,
+)
+from zerolab.launcher.process import start_launcher
+from zerolab.launcher.run_folder import RunFolder
+
+pytestmark = pytest.mark.processes
+
+LENGTH = 12
+
+
+def make_run(
+    path: Path,
+    accident: str = "none",
+    at_batch: int = 7,
+    latest: CheckpointRef | None = None,
+    length: int = LENGTH,
+    **hparams: Any,
+) -> RunFolder:
+    folder = RunFolder(path)
+    folder.create()
+    shutil.copy(Path(__file__).parent / "trial_model.py", folder.model / "trial_model.py")
+    spec = RunSpec(
+        experiment_id=1,
+        trial_id=1,
+        run_id=1,
+        config={
+            "entrypoint": "trial_model:AccidentTrial",
+            "searcher": {"metric": "validation_loss", "max_length": {"batches": length}},
+            "scheduling_unit": 5,
+            "min_checkpoint_period": {"batches": 3},
+            "min_validation_period": {"batches": 4},
+        },
+        hparams={"accident": accident, "at_batch": at_batch, **hparams},
+        trial_seed=3,
+        slots=2,
+        model_dir=str(folder.model),
+        run_dir=str(folder.path),
+        checkpoint_dir=str(path / "checkpoints"),
+        latest_checkpoint=latest,
+    )
+    write_run_spec(spec, folder.spec)
+    return folder
+
+
+def launch(folder: RunFolder, **environment: str) -> Any:
+    return start_launcher(folder, {"OMP_NUM_THREADS": "1", **environment})
+
+
+def said(folder: RunFolder) -> str:
+    return "".join(folder.stderr(rank).read_text() for rank in (0, 1))
+
+
+def test_a_rank_killed_with_sigkill_costs_nothing_but_time(tmp_path: Path) -> None:
+    whole = make_run(tmp_path / "whole")
+    killed = make_run(tmp_path / "killed", "kill")
+    processes = [(launch(folder), folder) for folder in (whole, killed)]
+    endings = [end_of(*one) for one in processes]
+    assert endings[0].exit_code == 0, said(whole)
+    assert endings[1].exit_code == -signal.SIGKILL, said(killed)
+    latest = last_checkpoint(killed.path)
+    assert latest is not None
+    assert 3 <= latest.steps_completed <= 7
+    killed.reason.unlink(missing_ok=True)  # a new run has a directory of its own
+    resumed = make_run(tmp_path / "killed", latest=latest)
+    assert end_of(launch(resumed), resumed).exit_code == 0, said(resumed)
+    for group in ("training", "validation"):
+        assert metrics(resumed.path, group) == metrics(whole.path, group)
+
+
+def test_a_hung_rank_is_named_with_the_operation_and_the_run_ends(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "hang", at_batch=4)
+    outcome = end_of(launch(folder, **{ENV_COLLECTIVE_TIMEOUT: "5"}), folder)
+    assert outcome.exit_code not in (0, 64, 65, 66, 67), said(folder)
+    reason = outcome.reason or ""
+    assert "rank 1 has not called it within 5 s; this is rank 0" in reason, reason
+    assert "reduce_scatter" in reason or "sum" in reason, reason
+
+
+def test_sigterm_saves_a_checkpoint_and_is_no_failure(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    folder = make_run(tmp_path / "run", "tell", length=10_000_000, file=str(ready))
+    process = launch(folder)
+    eventually(ready.exists)
+    os.kill(process.pid, signal.SIGTERM)
+    outcome = end_of(process, folder)
+    assert outcome.exit_code == EXIT_PREEMPTED, said(folder)
+    latest = last_checkpoint(folder.path)
+    assert latest is not None
+    assert latest.steps_completed >= 7

@@ -1,0 +1,60 @@
+"""A user's model whose first run meets an accident, chosen by its hyperparameters."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import zerotrial
+
+
+class AccidentTrial(zerotrial.ZeroTrial):
+    """Learns a line with dropout, two micro-batches a batch."""
+
+    def __init__(self, context):
+        self.context = context
+        self.hparams = context.get_hparams()
+        self.micro_batches = 0
+        model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": 2,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 1},
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        }
+        self.engine = context.wrap_model_engine(zerotrial.initialize(model=model, config=config)[0])
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        self.micro_batches += 1
+        if self.context.distributed.rank == 1:
+            self.accident(batch_idx)
+        x = next(dataloader_iter)
+        loss = (self.engine(x) - 3 * x.to(torch.bfloat16)).float().square().mean()
+        self.engine.backward(loss)
+        self.engine.step()
+        return {"loss": loss, "first": x[0, 0]}
+
+    def accident(self, batch_idx):
+        if batch_idx == self.hparams["at_batch"]:
+            if self.hparams["accident"] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.hparams["accident"] == "hang":
+                while True:
+                    time.sleep(3600)
+            if self.hparams["accident"] == "tell":
+                Path(self.hparams["file"]).touch()
+
+    def evaluate_batch(self, dataloader_iter):
+        x = next(dataloader_iter)
+        return {"validation_loss": (self.engine(x) - 3 * x).float().square().mean()}
+
+    def build_training_data_loader(self):
+        data = torch.arange(22.0).reshape(22, 1) / 22
+        return zerotrial.DataLoader(data, batch_size=2, shuffle=True)
+
+    def build_validation_data_loader(self):
+        return zerotrial.DataLoader(torch.arange(6.0).reshape(6, 1), batch_size=2)
