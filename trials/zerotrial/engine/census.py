@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from zerotrial.engine.comm import Buffer
+
 OTHER = "other"
 """Tensors that belong to no kind: inputs, activations, what the user keeps."""
 
@@ -39,8 +41,11 @@ def census(kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
     Returns:
         Kind to bytes, and under ``other`` the bytes that belong to none.
     """
-    everything = _storages(_alive())
-    seen: set[tuple[str, int]] = set()
+    gc.collect()
+    alive = gc.get_objects()
+    # type(), not isinstance(): asking a lazy proxy for its class may run code.
+    everything = _storages(found for found in alive if issubclass(type(found), Tensor))
+    seen = _of_other_ranks(found for found in alive if type(found) is Buffer)
     counted: dict[str, int] = {}
     for kind, tensors in kinds.items():
         mine = {key: size for key, size in _storages(tensors).items() if key not in seen}
@@ -50,10 +55,12 @@ def census(kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
     return counted
 
 
-def _alive() -> list[Tensor]:
-    gc.collect()
-    # type(), not isinstance(): asking a lazy proxy for its class may run code.
-    return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+def _of_other_ranks(buffers: Iterable[Buffer]) -> set[tuple[str, int]]:
+    """Memory of other ranks on this host, which this one only reads."""
+    found: set[tuple[str, int]] = set()
+    for buffer in buffers:
+        found |= _storages(buffer.peers).keys() - _storages([buffer.tensor]).keys()
+    return found
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[tuple[str, int], int]:

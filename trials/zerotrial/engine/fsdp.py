@@ -194,9 +194,11 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         for unit in units:
             unit.set_gradient_divide_factor(1.0)
     make_updater: Callable[[UpdaterInputs], Updater] = build_updater
-    if config.zero_optimization.offload_optimizer.device != "none":
-        from zerotrial.engine import offload
+    offload = config.zero_optimization.offload_optimizer.device
+    on_host = config.zero_optimization.offload_param.device == "cpu"
+    if offload == "nvme" or (offload == "cpu" and not on_host):
+        from zerotrial.engine import offload as elsewhere
 
-        make_updater = offload.build_updater
+        make_updater = elsewhere.build_updater
     kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
     return Stage3(inputs, units, layout, kind(inputs, layout, comm, make_updater), comm, rings)

@@ -8,7 +8,7 @@ stage   parameters      gradients      master          moments    together
 0       2               2              4               8          16
 1       2               2              4/N             8/N        4 + 12/N
 2       2               2/N            4/N             8/N        2 + 14/N
-3       (in master)     4/N            4/N             8/N        16/N
+3       (the master)    4/N            4/N             8/N        16/N
 ======  ==============  =============  ==============  =========  ==========
 
 Stage 3 keeps no 16-bit shard: it casts its fp32 shard while it gathers, and its gradients are
@@ -126,24 +126,24 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     width = 4 if precision == "fp32" else 2
     shard = -(-num_params // world_size)
     gradient = 4 if fp32_accumulation and precision != "fp32" else width
-    parameters = width * (num_params if stage < 3 else 0)
+    parameters = width * num_params if stage < 3 else 0
     gradients = {0: gradient * num_params, 1: gradient * num_params, 2: gradient * shard}.get(
         stage, 4 * shard
     )
     master_numel = 0 if precision == "fp32" and stage < 3 else shard if stage else num_params
     master = 4 * master_numel
     moments = 4 * MOMENTS[optimizer] * (shard if stage else num_params)
-    states = parameters + gradients + master + moments
+    away = offload_optimizer != "none" and offload_param == "none"
+    if away and (stage == 3 or precision == "fp32"):
+        # What is gathered stays on the device, and the optimizer works on a copy.
+        master = 4 * shard
+        parameters = parameters or 4 * shard
 
-    host = disk = 0
+    states = parameters + gradients + master + moments
+    disk = master + moments if offload_optimizer == "nvme" else 0
+    host = master + moments if offload_optimizer == "cpu" else 0
     if offload_param == "cpu":
-        host = states
-    elif offload_optimizer == "cpu" and stage < 3:
-        host = master + moments
-    elif offload_optimizer == "cpu":
-        host = states
-    elif offload_optimizer == "nvme":
-        disk = master + moments
+        host = states - disk
     return MemoryEstimate(
         stage=stage,
         world_size=world_size,
