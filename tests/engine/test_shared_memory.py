@@ -27,13 +27,17 @@ def value(rank: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
     return torch.randn(numel, generator=generator).to(dtype)
 
 
+def names_in_shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
 def check_reductions(comm: Communicator) -> None:
     numel = SHARD * comm.size
     own = slice(comm.rank * SHARD, (comm.rank + 1) * SHARD)
     for dtype in DTYPES:
         everyone = [value(rank, dtype, numel).double() for rank in range(comm.size)]
         total = torch.stack(everyone).sum(0)
-        tolerance = 1e-2 if dtype.itemsize == 2 else 1e-5
+        tolerance = 5e-2 if dtype.itemsize == 2 else 1e-5  # gloo sums 16 bits in 16 bits
         precision = {"rtol": tolerance, "atol": tolerance}
         buffer = comm.allocate(numel, dtype, CPU)
         buffer.tensor.copy_(value(comm.rank, dtype, numel))
@@ -104,10 +108,10 @@ def check_all() -> list[str]:
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_communicator_gives_the_same_results(ranks: int) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = names_in_shared_memory()
     names = run_on_ranks(check_all, ranks)
     assert names == [["SharedMemoryCommunicator", "GroupCommunicator"]] * ranks
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "zerolab" in name]
+    assert not [name for name in names_in_shared_memory() - before if "zerolab" in name]
 
 
 def test_one_rank_needs_nobody() -> None:
@@ -149,13 +153,13 @@ def _leave(answer: tuple[str, float]) -> tuple[str, float]:
 
 @pytest.mark.processes
 def test_a_killed_rank_is_named_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = names_in_shared_memory()
     first, dead, third = run_on_ranks(die_in_a_collective, 3, str(tmp_path), expect_deaths=True)
     assert dead is None
     for message, seconds in (first, third):
         assert "reduce_scatter of 1200 elements: rank 1 has ended" in message
         assert seconds < 60.0  # the group's own timeout is 120
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "zerolab" in name]
+    assert not [name for name in names_in_shared_memory() - before if "zerolab" in name]
 
 
 def disagree() -> str:

@@ -27,7 +27,9 @@ Adagrad makes its states when it is built, so they never need to be made here.
 
 
 def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Return the states that have the parameter's shape.
+    """Return the states that have the parameter's shape, or can be expanded to it.
+
+    Adafactor keeps one number for each row and each column, as ``(rows, 1)`` and ``(1, columns)``.
 
     Raises:
         ZerolabError: If there is a state of another shape, which has no elements to go by.
@@ -36,7 +38,7 @@ def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
     for name, value in optimizer.state.get(parameter, {}).items():
         if not isinstance(value, Tensor) or _is_scalar(value, parameter):
             continue
-        if value.numel() != parameter.numel():
+        if not _expands(value, parameter):
             msg = (
                 f"{type(optimizer).__name__}: its state {name!r} has shape {tuple(value.shape)} "
                 f"for a parameter of shape {tuple(parameter.shape)}; states of another shape than "
@@ -47,9 +49,18 @@ def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
     return found
 
 
+def _expands(value: Tensor, parameter: nn.Parameter) -> bool:
+    if value.numel() == parameter.numel():
+        return True
+    same_rank = value.dim() == parameter.dim()
+    return same_rank and all(
+        mine in {1, whole} for mine, whole in zip(value.shape, parameter.shape, strict=True)
+    )
+
+
 def _is_scalar(value: Any, parameter: nn.Parameter) -> bool:
     if isinstance(value, Tensor):
-        return value.numel() == 1 and (value.dim() == 0 or parameter.numel() != 1)
+        return value.dim() == 0 and parameter.dim() > 0
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
