@@ -1,0 +1,300 @@
+"""The commands, as a user types them, against a real server and agent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.model import MODEL, experiment
+from tests.end_to_end.installation import Installation, eventually
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with Installation.running(tmp_path_factory.mktemp("installation") / "home") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def finished(
+    installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> subprocess.CompletedProcess[str]:
+    """What ``zerolab run`` says of experiment 1, which all tests here may look at."""
+    model = tmp_path_factory.mktemp("model")
+    (model / "model_def.py").write_text(MODEL)
+    (model / "experiment.yaml").write_text(yaml.safe_dump(experiment(20)))
+    return installation.cli("run", model / "experiment.yaml")
+
+
+def fields(text: str) -> dict[str, str]:
+    return {
+        name: value.strip()
+        for name, _, value in (line.partition("  ") for line in text.splitlines())
+    }
+
+
+def test_run_shows_progress_and_ends_with_what_came_out(
+    installation: Installation, finished: subprocess.CompletedProcess[str]
+) -> None:
+    told = fields(finished.stdout)
+    assert told["experiment"] == "1"
+    assert told["state"] == "COMPLETED"
+    assert told["best validation"].startswith("validation_loss ")
+    assert told["best validation"].endswith("at batch 20 of trial 1")
+    assert (installation.home.checkpoints / told["checkpoint"]).is_dir()
+    assert told["browse"].startswith(installation.client.url)
+    assert "experiment 1 is submitted" in finished.stderr
+    with urllib.request.urlopen(told["browse"]) as page:
+        assert page.status == 200
+
+
+@pytest.mark.usefixtures("finished")
+def test_an_experiment_is_listed_and_described_for_people_and_programs(
+    installation: Installation,
+) -> None:
+    table = installation.cli("experiment", "list").stdout
+    row = next(line for line in table.splitlines() if line.split()[:1] == ["1"])
+    assert row.split()[1:3] == ["line", "COMPLETED"]
+    listed = installation.json("experiment", "list", "--name", "lin", "--state", "COMPLETED")
+    assert 1 in [one["id"] for one in listed]
+    told = fields(installation.cli("experiment", "describe", "1").stdout)
+    found = installation.json("experiment", "describe", "1")
+    assert told["experiment"] == "1: line"
+    assert found["best_trial_id"] == found["trials"][0]["id"] == int(told["best trial"])
+    trial = installation.json("trial", "list", "1")[0]
+    assert trial == found["trials"][0]
+    assert trial == installation.json("trial", "describe", str(trial["id"]))
+    assert fields(installation.cli("trial", "describe", "1").stdout)["batches"] == "20"
+    assert "COMPLETED" in installation.cli("trial", "list", "1").stdout
+
+
+@pytest.mark.usefixtures("finished")
+def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: Path) -> None:
+    curves = installation.json("trial", "metrics", "1", "--name", "loss")
+    assert [curve["name"] for curve in curves] == ["loss"]
+    assert [step for step, _ in curves[0]["points"]] == [5, 10, 15, 20]
+    assert "loss" in installation.cli("trial", "metrics", "1", "--group", "training").stdout
+    file = tmp_path / "metrics.csv"
+    installation.cli("experiment", "metrics", "1", "--output", file)
+    printed = installation.cli("experiment", "metrics", "1", "--format", "csv").stdout
+    assert file.read_text().splitlines() == printed.splitlines()
+    assert sum(",loss," in line for line in printed.splitlines()) == 4
+
+
+@pytest.mark.usefixtures("finished")
+def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_path: Path) -> None:
+    found = installation.json("checkpoint", "list", "1", "--trial", "1")
+    uuid = found[-1]["uuid"]
+    assert uuid in installation.cli("checkpoint", "list", "1").stdout
+    described = installation.json("checkpoint", "describe", uuid)
+    assert described["steps_completed"] == 20
+    assert uuid in installation.cli("checkpoint", "describe", uuid).stdout
+    target = tmp_path / "copy"
+    assert installation.cli("checkpoint", "download", uuid, target).stdout.strip() == str(target)
+    for name, size in described["resources"].items():
+        assert (target / name).stat().st_size == size
+    assert (
+        "must not exist"
+        in installation.cli("checkpoint", "download", uuid, target, expect=2).stderr
+    )
+
+
+@pytest.mark.usefixtures("finished")
+def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> None:
+    whole = installation.cli("experiment", "logs", "1").stdout.splitlines()
+    followed = installation.cli("trial", "logs", "1", "--follow").stdout.splitlines()
+    assert whole == followed
+    entries = [
+        json.loads(line)
+        for line in installation.cli("trial", "logs", "1", "--json").stdout.splitlines()
+    ]
+    assert len(entries) == len(whole)
+    assert len(installation.cli("trial", "logs", "1", "--tail", "2").stdout.splitlines()) == 2
+    ranks = installation.cli("experiment", "logs", "1", "--rank", "0").stdout.splitlines()
+    assert ranks == [line for line in whole if "[rank 0]" in line]
+
+
+@pytest.mark.usefixtures("finished")
+def test_an_experiment_is_changed_forked_archived_and_deleted(installation: Installation) -> None:
+    fork = installation.cli("experiment", "fork", "1").stdout.strip()
+    assert installation.cli("experiment", "wait", fork).stdout.strip() == "COMPLETED"
+    words = ("--name", "again", "--label", "a", "--label", "b", "--notes", "a note")
+    installation.cli("experiment", "change", fork, *words)
+    found = installation.json("experiment", "describe", fork)
+    assert (found["name"], found["labels"], found["notes"]) == ("again", ["a", "b"], "a note")
+    assert "at least one of" in installation.cli("experiment", "change", fork, expect=2).stderr
+    installation.cli("experiment", "archive", fork)
+    assert installation.json("experiment", "describe", fork)["archived"]
+    installation.cli("experiment", "unarchive", fork)
+    assert "Aborted" in installation.cli("experiment", "delete", fork, expect=1).stderr
+    installation.cli("experiment", "delete", fork, "--yes")
+    assert f"{fork}" in installation.cli("experiment", "describe", fork, expect=2).stderr
+
+
+def test_a_file_with_mistakes_is_refused_before_anything_starts(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    engine = {"train_batch_sise": 8, "gradient_clipping": "much"}
+    (tmp_path / "ds_config.json").write_text(json.dumps(engine))
+    content = experiment(hyperparameters={"deepspeed_config": "ds_config.json"}, max_restart=1)
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(content))
+    before = len(installation.client.experiments())
+    for command in ("run", "submit"):
+        refused = installation.cli(command, tmp_path / "experiment.yaml", expect=2)
+        assert refused.stdout == ""
+        for word in ("train_batch_sise", "train_batch_size", "gradient_clipping", "max_restart"):
+            assert word in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert len(installation.client.experiments()) == before
+    checked = installation.cli("config", "check", tmp_path / "ds_config.json", expect=2)
+    assert "did you mean 'train_batch_size'" in checked.stderr
+
+
+def test_what_does_not_exist_is_one_message(installation: Installation, tmp_path: Path) -> None:
+    for words in (
+        ("experiment", "describe", "999"),
+        ("experiment", "pause", "999"),
+        ("trial", "describe", "999"),
+        ("trial", "logs", "999"),
+        ("checkpoint", "describe", "no-such-uuid"),
+        ("submit", str(tmp_path / "nowhere.yaml")),
+        ("import", str(tmp_path / "nowhere.jsonl")),
+    ):
+        refused = installation.cli(*words, expect=2)
+        assert refused.stderr.startswith("zerolab: "), refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+def test_run_exits_with_1_when_the_experiment_fails(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL.replace("self.context = context", "1 / 0", 1))
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
+    failed = installation.cli("run", tmp_path / "experiment.yaml", expect=1)
+    told = fields(failed.stdout)
+    assert told["state"] == "ERROR"
+    assert "ZeroDivisionError" in told["error"]
+    logs = installation.cli("experiment", "logs", told["experiment"]).stdout
+    assert "1 / 0" in logs
+    assert installation.cli("experiment", "wait", told["experiment"], expect=1).stdout == "ERROR\n"
+
+
+def test_the_test_mode_trains_one_batch(installation: Installation, tmp_path: Path) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(10_000)))
+    told = fields(installation.cli("run", "--test", tmp_path / "experiment.yaml").stdout)
+    trial = installation.json("trial", "list", told["experiment"])[0]
+    assert trial["steps_completed"] == 1
+    assert told["checkpoint"] == trial["best_checkpoint"]
+
+
+def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(1_000_000)))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zerolab", "run", str(tmp_path / "experiment.yaml")],
+        env=installation.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert "is submitted" in first
+        experiment_id = int(first.split()[1])
+        while "running" not in process.stderr.readline():
+            pass
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert f"detached: experiment {experiment_id} goes on" in said
+
+    trial = eventually(
+        lambda: next(
+            (one for one in installation.client.trials(experiment_id) if one["steps_completed"]),
+            None,
+        )
+    )
+    installation.cli("experiment", "pause", str(experiment_id))
+    installation.wait_for(experiment_id, "PAUSED")
+    paused = eventually(
+        lambda: next(
+            (
+                one
+                for one in installation.client.trials(experiment_id)
+                if one["state"] == "PAUSED" and one["latest_checkpoint"]
+            ),
+            None,
+        )
+    )
+    assert paused["steps_completed"] >= trial["steps_completed"]
+    installation.cli("experiment", "activate", str(experiment_id))
+    eventually(
+        lambda: (
+            installation.client.trial(trial["id"])["steps_completed"] > paused["steps_completed"]
+        )
+    )
+    installation.cli("experiment", "cancel", str(experiment_id))
+    assert installation.wait_for(experiment_id)["state"] == "CANCELED"
+    assert installation.client.trial(trial["id"])["restarts"] == 0
+
+
+def test_a_submission_can_wait_and_be_killed(installation: Installation, tmp_path: Path) -> None:
+    files = {"model_def.py": MODEL}
+    waiting = installation.submit(tmp_path / "model", experiment(), files, ["--paused"])
+    assert installation.client.experiment(waiting)["state"] == "PAUSED"
+    late = installation.cli("experiment", "wait", str(waiting), "--timeout", "0.1", expect=124)
+    assert late.stdout.strip() == "PAUSED"
+    installation.cli("experiment", "kill", str(waiting))
+    assert installation.wait_for(waiting)["state"] == "CANCELED"
+
+
+def test_status_agents_jobs_token_and_links_are_told(installation: Installation) -> None:
+    url = installation.cli("status", "--url").stdout.strip()
+    token = installation.cli("token").stdout.strip()
+    request = urllib.request.Request(
+        f"{url}/api/v1/info", headers={"Authorization": f"Bearer {token}"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        assert json.loads(answer.read())["home"] == str(installation.home.path)
+    assert installation.json("status")["info"]["cluster"]["slots"] == 2
+    assert url in installation.cli("status").stdout
+    assert [len(one["slots"]) for one in installation.json("agent", "list")] == [2]
+    assert "cpu" in installation.cli("agent", "list").stdout
+    assert isinstance(installation.json("job", "list"), list)
+    assert "held" in installation.cli("job", "list").stdout
+    assert installation.cli("open", "--no-browser").stdout.startswith(url)
+    assert installation.cli("version").stdout.strip()
+
+
+def test_without_a_server_there_is_one_message_that_says_what_to_do(tmp_path: Path) -> None:
+    nothing = Installation(tmp_path / "home")
+    refused = nothing.cli("experiment", "list", expect=2)
+    assert "start one with `zerolab up`" in refused.stderr
+    assert "start one with `zerolab up`" in nothing.cli("status", expect=1).stderr
+    words = ("--master", "http://127.0.0.1:9", "experiment", "list")
+    assert "no Zerolab server answers at http://127.0.0.1:9" in nothing.cli(*words, expect=2).stderr
+
+
+def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
+    nothing = Installation(tmp_path / "home")
+    file = tmp_path / "ds_config.json"
+    file.write_text('{"train_batch_size": 64, "gradient_accumulation_steps": 2}')
+    told = nothing.cli("config", "check", file, "--world-size", "4").stdout
+    assert "train_micro_batch_size_per_gpu" in told
+    assert "8" in told
