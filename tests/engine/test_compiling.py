@@ -1,0 +1,84 @@
+"""``compile: {enabled: true}`` changes how fast a model runs, not what it computes."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engine.stage3_models import Language, make_batches
+from zerolab.config import load_engine_config
+from zerotrial.engine import initialize
+from zerotrial.engine.compiling import compile_blocks
+
+
+def losses(model: nn.Module, config: dict[str, Any]) -> list[float]:
+    content = {"train_batch_size": 2, "optimizer": {"type": "AdamW"}, **config}
+    engine, *_ = initialize(model=model, config=content)
+    found = []
+    for ((batch,),) in make_batches(3, 1, 1):
+        loss = engine(*batch)
+        engine.backward(loss)
+        engine.step()
+        found.append(loss.item())
+    engine.close()
+    return found
+
+
+def language() -> nn.Module:
+    torch.manual_seed(5)
+    return Language(width=16, blocks=2)
+
+
+def test_blocks_are_compiled_and_a_model_without_blocks_whole() -> None:
+    on = load_engine_config(
+        {"train_batch_size": 1, "compile": {"enabled": True, "backend": "eager"}}
+    ).compile
+    off = load_engine_config({"train_batch_size": 1}).compile
+    assert compile_blocks(language(), on) == ["blocks.0", "blocks.1"]
+    assert compile_blocks(nn.Linear(2, 2), on) == [""]
+    assert compile_blocks(language(), off) == []
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_losses_agree_at_flat_and_sharded_stages(stage: int) -> None:
+    torch.compiler.reset()
+    zero: dict[str, Any] = {"zero_optimization": {"stage": stage}}
+    compiled = {**zero, "compile": {"enabled": True, "backend": "aot_eager"}}
+    assert losses(language(), compiled) == pytest.approx(losses(language(), zero), rel=1e-6)
+
+
+def test_losses_agree_with_recomputation_on_top() -> None:
+    torch.compiler.reset()
+    both = {
+        "compile": {"enabled": True, "backend": "aot_eager"},
+        "activation_checkpointing": {"enabled": True},
+    }
+    assert losses(language(), both) == pytest.approx(losses(language(), {}), rel=1e-6)
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return (self.layer(tokens.float()).relu() - targets).square().mean()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
+def test_losses_agree_when_kernels_are_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes
+    torch.compiler.reset()
+
+    def small() -> nn.Module:
+        torch.manual_seed(5)
+        return Small()
+
+    compiled = losses(small(), {"compile": {"enabled": True}})
+    assert compiled == pytest.approx(losses(small(), {}), rel=1e-5)
