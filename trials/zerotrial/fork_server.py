@@ -5,7 +5,7 @@ survive a fork. The agent holds the other end of the channel, a socket of whole 
 
 ```
 agent  -> {"spec_file": path, "environment": {name: value}, "log": path}
-server -> {"ready": true}                        once, when everything is imported
+server -> {"ready": true}                        once, when torch is imported
 server -> {"started": pid, "spec_file": path}
 server -> {"ended": pid, "exit_code": n}         -n for signal n
 ```
@@ -30,19 +30,21 @@ __all__ = ["serve"]
 logger = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1 << 20
+_FIRST = "zerotrial.elastic"
+"""What every launcher needs."""
 _PRELOAD = (
-    "zerotrial.elastic",
     "zerotrial.harness",
     "zerotrial.session",
     "zerotrial.engine.build",
     "zerolab.client.http",
     "zerolab.config.checking",
-    "torch._dynamo",  # optimizers import it with their first step
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
     "torch.utils.data",
     "safetensors.torch",
+    "torch.distributed.tensor",
+    "torch.distributed.fsdp",
+    "torch._dynamo",  # optimizers import it with their first step
 )
+"""What trial classes need: imported while no run asks to be started."""
 
 
 def serve(channel_fd: int) -> int:
@@ -54,11 +56,8 @@ def serve(channel_fd: int) -> int:
     Returns:
         Exit code of the server.
     """
-    for name in _PRELOAD:
-        try:
-            importlib.import_module(name)
-        except ImportError:  # the run that needs it will say so, where the user sees it
-            logger.exception("%s cannot be imported", name)
+    importlib.import_module(_FIRST)
+    waiting = list(_PRELOAD)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -68,7 +67,9 @@ def serve(channel_fd: int) -> int:
         selector.register(wake_read, selectors.EVENT_READ)
         _send(channel, {"ready": True})
         while True:
-            ready = {key.fileobj for key, _ in selector.select()}
+            ready = {key.fileobj for key, _ in selector.select(0 if waiting else None)}
+            if not ready and waiting:
+                _preload(waiting.pop(0))
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 _reap(channel)
@@ -77,6 +78,13 @@ def serve(channel_fd: int) -> int:
                 if not message:
                     return 0
                 _start(channel, json.loads(message), (wake_read, wake_write))
+
+
+def _preload(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except ImportError:  # the run that needs it will say so, where the user sees it
+        logger.exception("%s cannot be imported", name)
 
 
 def _start(channel: socket.socket, request: dict[str, Any], wake: tuple[int, int]) -> None:

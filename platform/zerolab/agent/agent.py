@@ -33,7 +33,7 @@ _DELIVERY_S = 10.0
 """For what they leave, after that."""
 _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 2.0
 _ALIVE_POLL_S = 1.0
 
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 _SHIP_S = 0.3
 _FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 2.0
 _FINAL_TAIL_LINES = 100
 
 RunStarter = Callable[[RunFolder, Mapping[str, str]], LauncherProcess]
