@@ -1,0 +1,202 @@
+"""What an engine writes while it trains, and that it writes nothing unless asked."""
+
+import itertools
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.stage3_models import Language, make_batches
+from zerotrial.engine import Engine, initialize
+from zerotrial.engine.flops import PEAK_VARIABLE, count_flops
+from zerotrial.engine.parts import NullObserver
+from zerotrial.engine.report import Reporter, count_tokens
+from zerotrial.engine.timers import PhaseTimer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="zerotrial.engine")
+    return caplog
+
+
+def train(steps: int, config: dict[str, Any], *, micro: int = 2) -> Engine:
+    torch.manual_seed(1)
+    content = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": micro,
+        "optimizer": {"type": "AdamW"},
+        **config,
+    }
+    engine, *_ = initialize(model=Language(), config=content)
+    for step in make_batches(steps, micro, 1):
+        for (batch,) in step:
+            engine.backward(engine(*batch))
+            engine.step()
+    engine.close()
+    return engine
+
+
+def test_nothing_is_written_or_measured_unless_asked(lines: pytest.LogCaptureFixture) -> None:
+    engine = train(3, {})
+    assert type(engine.observer) is NullObserver
+    assert lines.messages == []
+    assert not engine.module._forward_pre_hooks
+
+
+def test_a_line_comes_every_so_many_steps_with_rates(
+    lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PEAK_VARIABLE, "0.001")
+    engine = train(5, {"steps_per_print": 2})
+    found = [line for line in lines.messages if line.startswith("step ")]
+    assert [line.split(":")[0] for line in found] == ["step 2", "step 4"]
+    assert re.fullmatch(
+        r"step 4: lr 0\.001, gradient norm [\d.]+, skipped 0, [\d,.]+ samples/s, [\d,]+ tokens/s, "
+        r"[\d.]+ [kMG]?FLOP/s on each device, MFU [\d.]+%",
+        found[1],
+    )
+    rates = engine.observer.rates
+    # Two micro-batches of two samples of six tokens make a step.
+    assert rates["tokens_per_second"] == pytest.approx(6 * rates["samples_per_second"])
+    assert rates["mfu"] == pytest.approx(rates["tflops"] / 0.001)
+
+
+def test_operations_are_those_of_forward_and_backward(lines: pytest.LogCaptureFixture) -> None:
+    model, (((batch,),),) = Language(), make_batches(1, 1, 1)
+    with count_flops() as so_far:
+        model(*batch).backward()
+        wanted = so_far()
+    observer = train(2, {"steps_per_print": 2}).observer
+    assert isinstance(observer, Reporter)
+    assert observer._meter.flops == 2 * wanted
+    again = train(2, {"steps_per_print": 2, "activation_checkpointing": {"enabled": True}})
+    assert again.observer._meter.flops == pytest.approx(2 * wanted, rel=0.05)
+
+
+def test_fp16_shows_its_loss_scale(lines: pytest.LogCaptureFixture) -> None:
+    train(1, {"steps_per_print": 1, "fp16": {"enabled": True, "initial_scale_power": 8}})
+    assert "loss scale 256" in lines.messages[-1]
+
+
+def test_the_time_of_a_step_is_divided_into_phases(lines: pytest.LogCaptureFixture) -> None:
+    train(4, {"steps_per_print": 2, "wall_clock_breakdown": True})
+    found = [line for line in lines.messages if line.startswith("time of a step")]
+    assert len(found) == 2
+    for phase in ("forward", "backward", "reduce", "step", "between"):
+        assert re.search(rf"{phase} [\d.]+ ms \(\d+%\)", found[1])
+    whole, *parts = (float(text) for text in re.findall(r"([\d.]+) ms", found[1]))
+    assert sum(parts) == pytest.approx(whole, rel=0.02, abs=0.05)
+
+
+class Ticks:
+    """A clock that is a second later each time it is looked at."""
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def mark(self) -> object:
+        return next(self._ticks)
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        return float(end - begin)
+
+
+def test_a_phase_inside_another_counts_for_itself_only() -> None:
+    timer = PhaseTimer(CPU)
+    timer._clock = Ticks()
+    for _ in range(2):
+        with timer.phase("outer"), timer.phase("inner"):
+            pass
+    assert timer.take() == {"outer": 2 * (3 - 1), "inner": 2 * 1}
+    assert timer.take() == {}
+
+
+def test_memory_is_shown_by_kind(lines: pytest.LogCaptureFixture) -> None:
+    train(2, {"memory_breakdown": True, "steps_per_print": 2, "bf16": {"enabled": True}})
+    found = [line for line in lines.messages if line.startswith("memory")]
+    assert [line.split(":")[0] for line in found] == ["memory at step 1", "memory at step 2"]
+    for kind in ("parameters", "gradients", "master", "optimizer", "other", "process"):
+        assert re.search(rf"{kind} [\d.]+ [kMG]?B", found[1])
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_profile_of_a_step_is_a_table_of_modules(
+    lines: pytest.LogCaptureFixture, stage: int
+) -> None:
+    profiler = {"enabled": True, "profile_step": 2, "module_depth": 2, "top_modules": 2}
+    train(3, {"flops_profiler": profiler, "zero_optimization": {"stage": stage}})
+    (table,) = [line for line in lines.messages if line.startswith("profile of")]
+    assert "optimizer step 2" in table
+    assert "9,760 parameters" in table
+    assert "depth 2: blocks.0 (Block): 3,184 parameters" in table
+    assert "depth 2: blocks.1" in table
+    assert "depth 2: blocks.2" not in table
+    assert "blocks.2 (Block)" in table
+    assert "blocks.0.up" not in table
+
+
+def test_the_profile_goes_to_a_file_and_can_be_short(
+    lines: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    target = tmp_path / "deep" / "profile.txt"
+    profiler = {"enabled": True, "output_file": str(target), "detailed": False}
+    train(1, {"flops_profiler": profiler})
+    text = target.read_text()
+    assert "costliest modules" in text
+    assert "share" not in text
+    assert not any("costliest" in line for line in lines.messages)
+
+
+def test_backward_counts_more_when_the_config_says_that_forward_is_recomputed(
+    tmp_path: Path,
+) -> None:
+    titles = []
+    for factor in (0.0, 1.0):
+        target = tmp_path / f"{factor}.txt"
+        profiler = {"enabled": True, "output_file": str(target), "recompute_fwd_factor": factor}
+        train(1, {"flops_profiler": profiler})
+        titles.append(target.read_text().splitlines()[0])
+    forward, plain = _kflops(titles[0])
+    assert _kflops(titles[1])[1] == pytest.approx(forward + plain, rel=0.01)
+
+
+def _kflops(title: str) -> list[float]:
+    return [float(number) for number in re.findall(r"([\d.]+) kFLOP", title)]
+
+
+def test_the_resolved_config_says_where_each_value_comes_from(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    zero = {"stage": 1, "reduce_bucket_size": 5e8, "contiguous_gradients": True}
+    train(1, {"dump_state": True, "zero_optimization": zero})
+    (text,) = [line for line in lines.messages if "on 1 ranks" in line]
+    found = dict(re.findall(r"^(\S+) = .*?\((\w+)", text, re.MULTILINE))
+    assert found["zero_optimization.stage"] == "file"
+    assert found["train_batch_size"] == "derived"
+    assert found["gradient_clipping"] == "default"
+    assert found["zero_optimization.reduce_bucket_size"] == "derived"  # clamped to the model
+    assert found["zero_optimization.contiguous_gradients"] == "hint"
+
+
+def test_a_key_without_effect_is_named_even_without_being_asked(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    train(1, {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 7}})
+    (text,) = lines.messages
+    assert "accepted, without effect here" in text
+    assert "zero_optimization.stage3_prefetch_bucket_size = 7" in text
+
+
+def test_tokens_are_counted_in_the_first_integer_matrix() -> None:
+    ids, mask = torch.zeros(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.bool)
+    assert count_tokens((ids, ids), {}) == 16
+    assert count_tokens((), {"attention_mask": torch.ones(3, 3).long(), "input_ids": ids}) == 16
+    assert count_tokens(({"x": ids},), {}) == 16
+    assert count_tokens((torch.randn(2, 3, 4, 4), torch.zeros(2).long()), {}) == 0
+    assert count_tokens((mask,), {}) == 0
