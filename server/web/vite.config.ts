@@ -1,8 +1,8 @@
 import { defineConfig } from "vite";
 
-// The server sends the files as they are: no inline script, so that its content policy holds.
+// The server sends the files as they are: no inline script, so that its content policy holds. All
+// but index.html lies in assets/, which needs no sign-in: nothing of an experiment is in it.
 export default defineConfig({
-  base: "/static/",
   build: {
     outDir: "../zeroserver/static",
     emptyOutDir: true,

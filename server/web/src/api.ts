@@ -1,13 +1,12 @@
 /** The public REST API, as far as the page reads it. Field names are those of docs/rest.md. */
 
-export type State = string;
-
 export interface Experiment {
   id: number;
   name: string;
   description: string;
   labels: string[];
-  state: State;
+  notes: string;
+  state: string;
   config: Record<string, unknown>;
   progress: number;
   created_at: string;
@@ -29,14 +28,19 @@ export type Num = number | "NaN" | "Infinity" | "-Infinity";
 export interface Trial {
   id: number;
   experiment_id: number;
-  state: State;
+  state: string;
   hparams: Record<string, unknown>;
   restarts: number;
   steps_completed: number;
   progress: number;
+  /** What it is doing: starting, training, validating, checkpointing. */
+  activity: string | null;
+  labels: string[];
   best_validation: Num | null;
+  best_steps: number | null;
   latest_validation: Num | null;
   latest_checkpoint: string | null;
+  best_checkpoint: string | null;
   started_at: string | null;
   ended_at: string | null;
   error: string | null;
@@ -50,18 +54,20 @@ export interface Series {
   band?: [number, Num, Num, Num][] | null;
 }
 
-export interface MetricName {
-  group: string;
-  name: string;
+export interface Info {
+  version: string;
+  cluster: { agents: number; slots: number; free_slots: number };
 }
 
 export interface Checkpoint {
   uuid: string;
   trial_id: number;
   steps_completed: number;
-  state: State;
+  state: string;
   size_bytes: number;
-  created_at: string;
+  resources: Record<string, number>;
+  created_at: string | null;
+  path: string;
   metrics: Record<string, Num> | null;
 }
 
@@ -72,7 +78,7 @@ export interface LogLine {
   stream: string;
   level: string | null;
   text: string;
-  time: string;
+  time: string | null;
 }
 
 export class ApiError extends Error {
@@ -99,13 +105,13 @@ export const post = <T>(path: string): Promise<T> => call<T>("POST", path);
 /** All pages of a listing, at most `most` rows. */
 export async function all<T>(path: string, key: string, most = 10_000): Promise<T[]> {
   const rows: T[] = [];
-  let after: string | number | null = null;
+  const mark = path.includes("?") ? "&" : "?";
+  let after: string | null = null;
   do {
-    const mark: string = path.includes("?") ? "&" : "?";
     const cursor: string = after === null ? "" : `&after=${encodeURIComponent(after)}`;
     const page: Record<string, unknown> = await get(`${path}${mark}limit=1000${cursor}`);
     rows.push(...(page[key] as T[]));
-    after = page.next_after as string | number | null;
+    after = page.next_after as string | null;
   } while (after !== null && rows.length < most);
   return rows;
 }

@@ -1,14 +1,21 @@
 /** Numbers, times and sizes as people read them. */
 
-import { finite, type Num } from "./api";
+import type { Num } from "./api";
 
 export function number(value: Num | null | undefined): string {
   if (value === null || value === undefined) return "–";
-  const known = finite(value);
-  if (known === null) return String(value);
-  if (Number.isInteger(known) && Math.abs(known) < 1e9) return known.toLocaleString("en");
-  const size = Math.abs(known);
-  return size >= 1e-3 && size < 1e5 ? known.toPrecision(4) : known.toExponential(2);
+  if (typeof value === "string") return value === "NaN" ? value : value.replace("Infinity", "∞");
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  return size >= 1e-3 && size < 1e5 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+}
+
+/** For axes: short, without zeros at the end. */
+export function tick(value: number | null): string {
+  if (value === null) return "";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential().replace(/(\.\d{2})\d+/, "$1");
+  return Number(value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 });
 }
 
 export function bytes(count: number): string {
@@ -21,22 +28,26 @@ export function bytes(count: number): string {
   return `${unit === 0 ? count : count.toFixed(1)} ${units[unit]}`;
 }
 
+/** Local date and time. */
 export function clock(time: string | null): string {
   return time === null ? "–" : new Date(time).toLocaleString("sv").slice(0, 19);
 }
 
 export function duration(from: string | null, to: string | null): string {
   if (from === null) return "–";
-  const seconds = Math.max(0, (to === null ? Date.now() : Date.parse(to)) - Date.parse(from)) / 1000;
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  const seconds = Math.max(0, Math.round(((to === null ? Date.now() : Date.parse(to)) - Date.parse(from)) / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
+/** Leaves of a tree of hyperparameters, by dotted name. */
 export function hparams(tree: Record<string, unknown>, prefix = ""): [string, string][] {
-  return Object.entries(tree).flatMap(([key, value]): [string, string][] =>
-    value !== null && typeof value === "object" && !Array.isArray(value)
-      ? hparams(value as Record<string, unknown>, `${prefix}${key}.`)
-      : [[prefix + key, typeof value === "number" ? number(value) : String(value)]],
-  );
+  return Object.entries(tree).flatMap(([key, value]): [string, string][] => {
+    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
+      return hparams(value as Record<string, unknown>, `${prefix}${key}.`);
+    }
+    const text = typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value);
+    return [[prefix + key, text]];
+  });
 }

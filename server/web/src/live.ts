@@ -2,16 +2,24 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { ApiError } from "./api";
+import { ApiError, type Experiment, type Trial } from "./api";
 
 export interface Live<T> {
   value: T | null;
   error: string | null;
   reload: () => void;
+  /** Change what was read by what an event told. */
+  update: (change: (old: T) => T) => void;
 }
 
-/** Read with `load` now, when `key` changes, and at each `reload()`; never two reads at once. */
-export function useLoaded<T>(key: string, load: () => Promise<T>): Live<T> {
+/** Told in place of a message when the server does not know who asks. */
+export const LOGIN = "login";
+
+/** Read with `load` now, when `key` or `tick` changes, and at each `reload()`; one read at a time.
+ *
+ * What was read stays while it is read again, and when that fails; another `key` clears it.
+ */
+export function useLoaded<T>(key: string, load: () => Promise<T>, tick = 0): Live<T> {
   const [value, setValue] = useState<T | null>(null);
   const [error, setError] = useState<string | null>(null);
   const state = useRef({ busy: false, again: false, key });
@@ -25,14 +33,14 @@ export function useLoaded<T>(key: string, load: () => Promise<T>): Live<T> {
     const asked = now.key;
     load()
       .then((read) => {
-        if (asked === now.key) {
-          setValue(read);
-          setError(null);
-        }
+        if (asked !== now.key) return;
+        setValue(read);
+        setError(null);
       })
       .catch((problem: unknown) => {
-        const needsLogin = problem instanceof ApiError && [401, 403].includes(problem.status);
-        setError(needsLogin ? "login" : String((problem as Error).message));
+        const unknown = problem instanceof ApiError && [401, 403].includes(problem.status);
+        const silent = problem instanceof TypeError; // what fetch throws when nobody answers
+        setError(unknown ? LOGIN : silent ? "The server does not answer; trying again." : (problem as Error).message);
       })
       .finally(() => {
         now.busy = false;
@@ -48,37 +56,84 @@ export function useLoaded<T>(key: string, load: () => Promise<T>): Live<T> {
     if (state.current.key !== key) setValue(null);
     state.current.key = key;
     latest.current();
-  }, [key]);
-  return { value, error, reload: () => latest.current() };
+  }, [key, tick]);
+  const update = (change: (old: T) => T) => {
+    setValue((old) => (old === null ? old : change(old)));
+    if (state.current.busy) state.current.again = true; // what is being read may be older
+  };
+  return { value, error, reload: () => latest.current(), update };
 }
 
-/** Call `changed` with the kinds of events that came, at most once every `pause` ms. */
-export function useEvents(path: string, changed: (kinds: Set<string>) => void, pause = 700): boolean {
+/** What changed since the last call. */
+export interface Changes {
+  /** Kinds of events that came: experiment, trial, metric, checkpoint, log. */
+  kinds: Set<string>;
+  /** Things that changed, by id, as they are now; null for one that was deleted. */
+  experiments: Map<number, Experiment | null>;
+  trials: Map<number, Trial | null>;
+  /** Events may have been missed: everything must be read again. */
+  reload: boolean;
+}
+
+const none = (): Changes => ({ kinds: new Set(), experiments: new Map(), trials: new Map(), reload: false });
+
+const KINDS = ["experiment", "trial", "metric", "checkpoint", "log"];
+const RETRY_MS = 3000;
+
+/** Put rows that changed into a list; rows that are new come last. */
+export function merge<T extends { id: number }>(old: T[], changed: Map<number, T | null>): T[] {
+  if (changed.size === 0) return old;
+  const rows = new Map(old.map((row) => [row.id, row]));
+  for (const [id, row] of changed) {
+    if (row === null) rows.delete(id);
+    else rows.set(id, row);
+  }
+  return [...rows.values()];
+}
+
+/** Follow a stream; call `changed` at most once every `pause` ms. Returns whether it is connected. */
+export function useEvents(path: string, changed: (changes: Changes) => void, pause = 500): boolean {
   const [connected, setConnected] = useState(false);
   const callback = useRef(changed);
   callback.current = changed;
   useEffect(() => {
-    const source = new EventSource(`/api/v1${path}`);
-    const pending = new Set<string>();
+    let pending = none();
     let timer: number | undefined;
+    let retry: number | undefined;
+    let source: EventSource;
     const flush = () => {
       timer = undefined;
-      const kinds = new Set(pending);
-      pending.clear();
-      callback.current(kinds);
+      const told = pending;
+      pending = none();
+      callback.current(told);
     };
-    const note = (event: MessageEvent) => {
-      pending.add(event.type);
+    const note = (event: MessageEvent<string>) => {
+      pending.kinds.add(event.type);
+      if (event.type === "experiment" || event.type === "trial") {
+        const row = JSON.parse(event.data) as { id: number; reload?: boolean; deleted?: boolean };
+        if (row.reload) pending.reload = true;
+        else {
+          const rows: Map<number, unknown> = event.type === "trial" ? pending.trials : pending.experiments;
+          rows.set(row.id, row.deleted ? null : row);
+        }
+      }
       timer ??= window.setTimeout(flush, pause);
     };
-    for (const kind of ["experiment", "trial", "metric", "checkpoint", "log"]) {
-      source.addEventListener(kind, note);
-    }
-    source.onopen = () => setConnected(true);
-    source.onerror = () => setConnected(false); // the browser connects again by itself
+    const connect = () => {
+      source = new EventSource(`/api/v1${path}`);
+      for (const kind of KINDS) source.addEventListener(kind, note);
+      source.onopen = () => setConnected(true);
+      source.onerror = () => {
+        setConnected(false);
+        // The browser connects again by itself, except after an answer that is an error.
+        if (source.readyState === EventSource.CLOSED) retry = window.setTimeout(connect, RETRY_MS);
+      };
+    };
+    connect();
     return () => {
       source.close();
       window.clearTimeout(timer);
+      window.clearTimeout(retry);
     };
   }, [path]);
   return connected;

@@ -2,44 +2,54 @@
 
 import type { ComponentChildren } from "preact";
 
-import { ApiError, post } from "./api";
+import { post } from "./api";
+import { LOGIN } from "./live";
+
+export const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
 
 export function Badge({ state }: { state: string }) {
   return <span class={`badge ${state.toLowerCase().split("_")[0]}`}>{state.replaceAll("_", " ").toLowerCase()}</span>;
 }
 
-export function Progress({ value, state }: { value: number; state: string }) {
+export function Progress({ value }: { value: number }) {
   const percent = Math.round(100 * Math.min(1, Math.max(0, value)));
   return (
-    <span class="progress" title={`${percent} %`}>
-      <progress class={state.toLowerCase()} max={100} value={percent} />
+    <span class="progress">
+      <progress max={100} value={percent} aria-label="progress" />
       <small>{percent} %</small>
     </span>
   );
 }
 
 export function Problem({ text }: { text: string }) {
-  if (text === "login") {
+  if (text === LOGIN) {
     return (
-      <div class="notice">
-        <b>You are not signed in.</b> Run <code>zerolab open</code> in a terminal: it prints a link that signs this
-        browser in.
+      <div class="notice" role="alert">
+        <b>This browser is not signed in.</b> Run <code>zerolab open</code> in a terminal: it prints a link that signs
+        it in, once.
       </div>
     );
   }
+  const long = text.includes("\n");
   return (
     <div class="notice bad" role="alert">
-      {text}
+      {long ? <pre tabIndex={0}>{text}</pre> : text}
     </div>
   );
 }
 
-export function Action({ path, children, done, ask }: { path: string; children: ComponentChildren; done: () => void; ask?: string }) {
+interface Doing {
+  path: string;
+  children: ComponentChildren;
+  done: () => void;
+  /** Asked before it is done. */
+  ask?: string;
+}
+
+export function Action({ path, children, done, ask }: Doing) {
   const act = () => {
     if (ask && !window.confirm(ask)) return;
-    post(path)
-      .then(done)
-      .catch((problem: ApiError) => window.alert(problem.message));
+    post(path).then(done, (problem: Error) => window.alert(problem.message));
   };
   return (
     <button type="button" onClick={act}>
@@ -58,5 +68,19 @@ export function Facts({ rows }: { rows: [string, ComponentChildren][] }) {
         </div>
       ))}
     </dl>
+  );
+}
+
+/** A table that scrolls sideways in a narrow window. */
+export function Table({ head, children }: { head: ComponentChildren; children: ComponentChildren }) {
+  return (
+    <div class="table">
+      <table class="rows">
+        <thead>
+          <tr>{head}</tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
   );
 }

@@ -1,175 +1,163 @@
 /** One experiment: curves of its trials, the trials, the checkpoints, the logs, the configuration. */
 
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
-import { all, get, type Checkpoint, type Experiment as Row, type Trial } from "../api";
-import { bytes, clock, duration, hparams, number } from "../format";
-import { useEvents, useLoaded } from "../live";
-import { Action, Badge, Facts, Problem, Progress } from "../parts";
+import { all, type Experiment as Row, get, type Trial } from "../api";
+import { clock, duration, number } from "../format";
+import { merge, useEvents, useLoaded } from "../live";
+import { Action, Badge, ENDED, Facts, Problem, Progress } from "../parts";
+import { address, type Route, TABS } from "../route";
+import { Checkpoints } from "./checkpoints";
 import { Curves } from "./curves";
 import { Logs } from "./logs";
+import { Trials } from "./trials";
 
-const TABS = ["curves", "trials", "checkpoints", "logs", "configuration"] as const;
-const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
-
-export function Experiment({ id }: { id: number }) {
+export function Experiment({ id, route }: { id: number; route: Route }) {
   const path = `/experiments/${id}`;
-  const [tab, setTab] = useState<(typeof TABS)[number]>("curves");
-  const [chosen, setChosen] = useState<number | null>(null);
   const [ticks, setTicks] = useState({ metric: 0, checkpoint: 0, log: 0 });
-  const row = useLoaded(path, () => get<{ experiment: Row } | Row>(path).then((r) => ("experiment" in r ? r.experiment : r)));
+  const row = useLoaded(path, () => get<{ experiment: Row }>(path).then((answer) => answer.experiment));
   const trials = useLoaded(`${path}/trials`, () => all<Trial>(`${path}/trials`, "trials"));
-  const connected = useEvents(`${path}/events`, (kinds) => {
-    if (kinds.has("experiment")) row.reload();
-    if (kinds.has("trial")) trials.reload();
+  const connected = useEvents(`${path}/events`, (changes) => {
+    const now = changes.experiments.get(id);
+    if (now) row.update(() => now);
+    else if (now === null || changes.reload) row.reload();
+    trials.update((old) => merge(old, changes.trials));
     setTicks((t) => ({
-      metric: t.metric + Number(kinds.has("metric")),
-      checkpoint: t.checkpoint + Number(kinds.has("checkpoint")),
-      log: t.log + Number(kinds.has("log")),
+      metric: t.metric + Number(changes.kinds.has("metric")),
+      checkpoint: t.checkpoint + Number(changes.kinds.has("checkpoint")),
+      log: t.log + Number(changes.kinds.has("log")),
     }));
   });
-  const refresh = () => {
-    row.reload();
-    trials.reload();
-  };
-  const problem = row.error ?? trials.error;
-  if (problem) return <Problem text={problem} />;
   const e = row.value;
-  if (e === null || trials.value === null) return <p class="muted">Reading…</p>;
-  const shown = chosen === null ? trials.value : trials.value.filter((t) => t.id === chosen);
+  useEffect(() => {
+    document.title = e === null ? "Zerolab" : `${e.name} – Zerolab`;
+    return () => {
+      document.title = "Zerolab";
+    };
+  }, [e?.name]);
+  const problem = row.error ?? trials.error;
+  if (e === null || trials.value === null) return problem ? <Problem text={problem} /> : <p class="muted">Reading…</p>;
+  const chosen = trials.value.filter((t) => route.trials.includes(t.id));
   return (
     <>
-      <header class="title">
-        <h1>
-          <small>{e.id}</small> {e.name} <Badge state={e.state} />
-        </h1>
-        <div class="actions">
-          <span class="muted">{connected ? "live" : "not connected"}</span>
-          {e.state === "ACTIVE" && <Action path={`${path}/pause`} done={refresh}>pause</Action>}
-          {e.state === "PAUSED" && <Action path={`${path}/activate`} done={refresh}>activate</Action>}
-          {!ENDED.includes(e.state) && (
-            <>
-              <Action path={`${path}/cancel`} done={refresh}>cancel</Action>
-              <Action path={`${path}/kill`} done={refresh} ask="Stop its trials now, without a checkpoint?">kill</Action>
-            </>
-          )}
-        </div>
-      </header>
-      {e.error && <Problem text={e.error} />}
-      <Facts
-        rows={[
-          ["progress", <Progress value={e.progress} state={e.state} />],
-          [`best ${e.metric}`, number(e.best_validation)],
-          ["searcher", e.searcher_name],
-          ["trials", e.num_trials],
-          ["started", clock(e.started_at)],
-          ["took", duration(e.started_at, e.ended_at)],
-        ]}
-      />
-      <nav class="tabs" role="tablist">
+      {problem && <Problem text={problem} />}
+      <Head row={e} connected={connected} refresh={row.reload} />
+      {e.error && <Problem text={e.error.trim()} />}
+      <Overview row={e} trials={trials.value} />
+      <nav class="tabs" aria-label="views of this experiment">
         {TABS.map((name) => (
-          <button type="button" role="tab" aria-selected={tab === name} key={name} onClick={() => setTab(name)}>
+          <a key={name} href={address(id, name, route.trials)} aria-current={route.tab === name ? "page" : undefined}>
             {name}
-          </button>
+          </a>
         ))}
-        {trials.value.length > 1 && (
-          <select aria-label="trial" value={chosen ?? ""} onChange={(x) => setChosen(Number(x.currentTarget.value) || null)}>
-            <option value="">all trials</option>
-            {trials.value.map((t) => (
-              <option value={t.id} key={t.id}>
-                trial {t.id}
-              </option>
-            ))}
-          </select>
+        {chosen.length > 0 && (
+          <span class="chosen">
+            {chosen.length === 1 ? `trial ${chosen[0]!.id}` : `${chosen.length} trials`}{" "}
+            <a href={address(id, route.tab)}>show all</a>
+          </span>
         )}
       </nav>
-      {tab === "curves" && <Curves trials={shown} tick={ticks.metric} />}
-      {tab === "trials" && <Trials trials={shown} />}
-      {tab === "checkpoints" && <Checkpoints path={path} tick={ticks.checkpoint} trial={chosen} />}
-      {tab === "logs" && <Logs path={chosen === null ? path : `/trials/${chosen}`} tick={ticks.log} />}
-      {tab === "configuration" && <pre class="config">{JSON.stringify(e.config, null, 2)}</pre>}
+      {route.tab === "curves" && <Curves row={e} trials={trials.value} chosen={chosen} tick={ticks.metric} />}
+      {route.tab === "trials" && <Trials row={e} trials={trials.value} chosen={route.trials} refresh={trials.reload} />}
+      {route.tab === "checkpoints" && (
+        <Checkpoints path={path} tick={ticks.checkpoint} trials={trials.value} chosen={route.trials} />
+      )}
+      {route.tab === "logs" && (
+        <Logs path={chosen.length === 1 ? `/trials/${chosen[0]!.id}` : path} tick={ticks.log} trials={trials.value} />
+      )}
+      {route.tab === "configuration" && (
+        <pre class="config" tabIndex={0} aria-label="configuration">
+          {JSON.stringify(e.config, null, 2)}
+        </pre>
+      )}
     </>
   );
 }
 
-function Trials({ trials }: { trials: Trial[] }) {
+function Head({ row, connected, refresh }: { row: Row; connected: boolean; refresh: () => void }) {
+  const path = `/experiments/${row.id}`;
+  const ended = ENDED.includes(row.state);
   return (
-    <table class="rows">
-      <thead>
-        <tr>
-          <th>trial</th>
-          <th>state</th>
-          <th>batches</th>
-          <th>best validation</th>
-          <th>latest</th>
-          <th>restarts</th>
-          <th>took</th>
-          <th>hyperparameters</th>
-        </tr>
-      </thead>
-      <tbody>
-        {trials.map((t) => (
-          <tr key={t.id}>
-            <td>{t.id}</td>
-            <td>
-              <Badge state={t.state} />
-              {t.error && <small class="error">{t.error.split("\n")[0]}</small>}
-            </td>
-            <td>{number(t.steps_completed)}</td>
-            <td>{number(t.best_validation)}</td>
-            <td>{number(t.latest_validation)}</td>
-            <td>{t.restarts}</td>
-            <td>{duration(t.started_at, t.ended_at)}</td>
-            <td class="hparams">
-              {hparams(t.hparams).map(([name, value]) => (
-                <span key={name}>
-                  <i>{name}</i> {value}
-                </span>
-              ))}
-            </td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+    <>
+      <header class="title">
+        <h1>
+          <small>{row.id}</small> {row.name} <Badge state={row.state} />
+        </h1>
+        <div class="actions">
+          {!connected && <span class="muted">not connected: trying again</span>}
+          {connected && !ended && <span class="live">live</span>}
+          {row.state === "ACTIVE" && (
+            <Action path={`${path}/pause`} done={refresh}>
+              pause
+            </Action>
+          )}
+          {row.state === "PAUSED" && (
+            <Action path={`${path}/activate`} done={refresh}>
+              activate
+            </Action>
+          )}
+          {!ended && (
+            <>
+              <Action path={`${path}/cancel`} done={refresh} ask="Stop its trials at their next checkpoint?">
+                cancel
+              </Action>
+              <Action path={`${path}/kill`} done={refresh} ask="Stop its trials now, without a checkpoint?">
+                kill
+              </Action>
+            </>
+          )}
+          {ended && (
+            <Action path={`${path}/${row.archived ? "unarchive" : "archive"}`} done={refresh}>
+              {row.archived ? "unarchive" : "archive"}
+            </Action>
+          )}
+        </div>
+      </header>
+      {row.description && <p class="muted description">{row.description}</p>}
+    </>
   );
 }
 
-function Checkpoints({ path, tick, trial }: { path: string; tick: number; trial: number | null }) {
-  const list = useLoaded(`${path}/checkpoints#${tick}`, () => all<Checkpoint>(`${path}/checkpoints`, "checkpoints"));
-  if (list.error) return <Problem text={list.error} />;
-  if (list.value === null) return <p class="muted">Reading…</p>;
-  const rows = list.value.filter((c) => trial === null || c.trial_id === trial);
-  if (rows.length === 0) return <p class="muted">No checkpoint yet.</p>;
+function Overview({ row, trials }: { row: Row; trials: Trial[] }) {
+  const best = row.best_trial_id;
+  const restarts = trials.reduce((sum, trial) => sum + trial.restarts, 0);
+  const running = trials.filter((trial) => trial.state === "RUNNING");
+  const doing = running.length === 1 && running[0]!.activity ? running[0]!.activity : null;
+  const download = `/api/v1/experiments/${row.id}/metrics/export?format=`;
   return (
-    <table class="rows">
-      <thead>
-        <tr>
-          <th>checkpoint</th>
-          <th>trial</th>
-          <th>batches</th>
-          <th>state</th>
-          <th>size</th>
-          <th>validation</th>
-          <th>saved</th>
-        </tr>
-      </thead>
-      <tbody>
-        {rows.map((c) => (
-          <tr key={c.uuid}>
-            <td>
-              <code>{c.uuid}</code>
-            </td>
-            <td>{c.trial_id}</td>
-            <td>{number(c.steps_completed)}</td>
-            <td>
-              <Badge state={c.state} />
-            </td>
-            <td>{bytes(c.size_bytes)}</td>
-            <td>{Object.entries(c.metrics ?? {}).map(([k, v]) => `${k} ${number(v)}`).join(", ") || "–"}</td>
-            <td>{clock(c.created_at)}</td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+    <Facts
+      rows={[
+        ["progress", <Progress value={row.progress} />],
+        [
+          `best ${row.metric}`,
+          <>
+            {number(row.best_validation)}
+            {best !== null && trials.length > 1 && (
+              <>
+                {" in "}
+                <a href={address(row.id, "curves", [best])}>trial {best}</a>
+              </>
+            )}
+          </>,
+        ],
+        ["batches", number(trials.length === 1 ? trials[0]!.steps_completed : sumSteps(trials))],
+        ["trials", `${number(row.num_trials)}${running.length > 0 ? `, ${running.length} running` : ""}`],
+        ...(doing ? ([["now", doing]] as [string, string][]) : []),
+        ...(restarts > 0 ? ([["restarts", <b class="warn">{restarts}</b>]] as [string, preact.ComponentChildren][]) : []),
+        ["searcher", row.searcher_name],
+        ["started", clock(row.started_at)],
+        ["took", duration(row.started_at, row.ended_at)],
+        [
+          "every point",
+          <>
+            <a href={`${download}csv`}>CSV</a> <a href={`${download}ndjson`}>NDJSON</a>
+          </>,
+        ],
+      ]}
+    />
   );
+}
+
+function sumSteps(trials: Trial[]): number {
+  return trials.reduce((sum, trial) => sum + trial.steps_completed, 0);
 }

@@ -1,0 +1,91 @@
+/** The checkpoints of an experiment, the newest first, with what lies in each. */
+
+import { useState } from "preact/hooks";
+
+import { all, type Checkpoint, type Trial } from "../api";
+import { bytes, clock, number } from "../format";
+import { useLoaded } from "../live";
+import { Badge, Problem, Table } from "../parts";
+
+const MOST_ROWS = 500;
+
+export function Checkpoints(props: { path: string; tick: number; trials: Trial[]; chosen: number[] }) {
+  const { path, tick, trials, chosen } = props;
+  const [deleted, setDeleted] = useState(false);
+  const list = useLoaded(path, () => all<Checkpoint>(`${path}/checkpoints`, "checkpoints"), tick);
+  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
+  const mine = list.value.filter((c) => chosen.length === 0 || chosen.includes(c.trial_id));
+  const kept = mine.filter((c) => c.state !== "DELETED");
+  const rows = (deleted ? mine : kept).reverse();
+  const size = kept.reduce((sum, c) => sum + c.size_bytes, 0);
+  return (
+    <section>
+      <div class="choice">
+        <span class="muted">
+          {number(kept.length)} kept, {bytes(size)}
+        </span>
+        {mine.length > kept.length && (
+          <label>
+            <input type="checkbox" checked={deleted} onChange={(e) => setDeleted(e.currentTarget.checked)} /> the deleted
+            ones too ({number(mine.length - kept.length)})
+          </label>
+        )}
+        {rows.length > MOST_ROWS && <span class="muted">the newest {MOST_ROWS} are shown</span>}
+      </div>
+      {rows.length === 0 ? (
+        <p class="muted">{mine.length === 0 ? "No checkpoint yet." : "All were deleted."}</p>
+      ) : (
+        <Table
+          head={["checkpoint", "trial", "batch", "state", "size", "validation", "saved"].map((name) => (
+            <th key={name}>{name}</th>
+          ))}
+        >
+          {rows.slice(0, MOST_ROWS).map((c) => (
+            <Line key={c.uuid} checkpoint={c} trial={trials.find((t) => t.id === c.trial_id)} />
+          ))}
+        </Table>
+      )}
+    </section>
+  );
+}
+
+function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial | undefined }) {
+  const files = Object.entries(c.resources).sort(([a], [b]) => a.localeCompare(b));
+  const validation = Object.entries(c.metrics ?? {}).filter(([name]) => name !== "batches" && name !== "epochs");
+  return (
+    <tr class={c.state === "DELETED" ? "gone" : ""}>
+      <td>
+        <details>
+          <summary>
+            <code>{c.uuid}</code>
+            {trial?.best_checkpoint === c.uuid && <small class="label">best</small>}
+            {trial?.latest_checkpoint === c.uuid && <small class="label">latest</small>}
+          </summary>
+          <p class="path">{c.path}</p>
+          <ul class="files">
+            {files.map(([name, size]) => (
+              <li key={name}>
+                {name} <span class="muted">{bytes(size)}</span>
+              </li>
+            ))}
+          </ul>
+        </details>
+      </td>
+      <td class="figure">{c.trial_id}</td>
+      <td class="figure">{number(c.steps_completed)}</td>
+      <td>
+        <Badge state={c.state} />
+      </td>
+      <td class="figure">{bytes(c.size_bytes)}</td>
+      <td class="hparams">
+        {validation.map(([name, value]) => (
+          <span key={name}>
+            <i>{name}</i> {number(value)}
+          </span>
+        ))}
+        {validation.length === 0 && "–"}
+      </td>
+      <td class="figure">{clock(c.created_at)}</td>
+    </tr>
+  );
+}
