@@ -82,6 +82,7 @@ def _serve(options: argparse.Namespace) -> int:
             host=options.host,
             port=port,
             database_url=options.database,
+            synchronous=options.synchronous,
             allow_remote=options.allow_remote,
             host_names=tuple(options.host_name),
         )
@@ -119,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--database", default="", help="postgresql://USER@HOST/NAME (default: SQLite)"
+    )
+    parser.add_argument(
+        "--synchronous",
+        choices=("full", "normal"),
+        default="full",
+        help="SQLite: full survives a power cut (default); normal only the death of the server",
     )
     parser.add_argument(
         "--allow-remote",

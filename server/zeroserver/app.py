@@ -60,9 +60,9 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
     app.state.services = services
     app.add_middleware(Guard, keys=services.keys, settings=settings)
     install_error_handlers(app)
+    app.router.routes.extend(route.route() for route in WIRE_ROUTES)  # the hot ones first
     for module in (cluster, experiments, trials, events):
         app.include_router(module.router)
-    app.router.routes.extend(route.route() for route in WIRE_ROUTES)
     _add_page(app, static)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -82,7 +82,8 @@ def _services(settings: Settings) -> Services:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(journal.publish, changes)
 
-    database = Database(settings.database_url or sqlite_url(home.database), publish)
+    url = settings.database_url or sqlite_url(home.database)
+    database = Database(url, publish, settings.synchronous)
     services = Services(settings, database, hub, journal, world, keys)
     return services
 

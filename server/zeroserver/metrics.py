@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from zerolab.errors import ConfigError
 from zerolab.wire import wire_number
-from zeroserver.database import Transaction
-from zeroserver.schema import metric_keys, points, rollups
+from zeroserver.database import Transaction, raw_rows
+from zeroserver.schema import metric_keys
 
 __all__ = [
     "SHIFTS",
@@ -268,6 +268,18 @@ def forget_after(transaction: Transaction, trial_id: int, step: int) -> None:
     _rebuild(transaction, trial_id, {(key, last) for (key,) in edges})
 
 
+_READ_POINTS = (
+    "SELECT step, value FROM points WHERE trial_id = ? AND key_id = ? "
+    "AND step BETWEEN ? AND ? ORDER BY step"
+)
+_OF_BUCKETS = "WHERE trial_id = ? AND shift = ? AND key_id = ? AND bucket BETWEEN ? AND ?"
+_READ_EXTENT = f"SELECT min(bucket), max(last_step), sum(count) FROM rollups {_OF_BUCKETS}"  # noqa: S608 - our own words
+_READ_ROLLUPS = (
+    "SELECT least, most, total, finite, count, last_step "  # noqa: S608 - our own words
+    f"FROM rollups {_OF_BUCKETS} ORDER BY bucket"
+)
+
+
 @dataclass(frozen=True)
 class Curve:
     """A metric over the steps, short enough to draw."""
@@ -302,12 +314,7 @@ def read_curve(
     key_id, group, name = key
     span, count = _extent(connection, trial_id, key_id, within)
     if min(span, count) <= _RAW_FACTOR * max_points:
-        where = (points.c.trial_id == trial_id, points.c.key_id == key_id)
-        raw = connection.execute(
-            select(points.c.step, points.c.value)
-            .where(*where, points.c.step.between(*within))
-            .order_by(points.c.step)
-        ).all()
+        raw = raw_rows(connection, _READ_POINTS, (trial_id, key_id, *within))
         if len(raw) <= max_points:
             return Curve(group, name, [[step, _json(value)] for step, value in raw], None)
         sums = []
@@ -325,17 +332,9 @@ def _extent(
     connection: Connection, trial_id: int, key_id: int, within: tuple[int, int]
 ) -> tuple[int, int]:
     """Steps from the first point to the last, and at most how many points; from a few rows."""
-    top, columns = SHIFTS[-1], rollups.c
-    first, last, count = connection.execute(
-        select(
-            func.min(columns.bucket), func.max(columns.last_step), func.sum(columns.count)
-        ).where(
-            columns.trial_id == trial_id,
-            columns.key_id == key_id,
-            columns.shift == top,
-            columns.bucket.between(within[0] >> top, within[1] >> top),
-        )
-    ).one()
+    top = SHIFTS[-1]
+    buckets = (within[0] >> top, within[1] >> top)
+    ((first, last, count),) = raw_rows(connection, _READ_EXTENT, (trial_id, top, key_id, *buckets))
     if first is None:
         return 0, 0
     return min(last, within[1]) - max(int(first) << top, within[0]) + 1, int(count)
@@ -349,24 +348,8 @@ def _level(span: int, max_points: int) -> int:
 def _rolled(
     connection: Connection, trial_id: int, key_id: int, shift: int, within: tuple[int, int]
 ) -> list[_Sums]:
-    columns = rollups.c
-    rows = connection.execute(
-        select(
-            columns.least,
-            columns.most,
-            columns.total,
-            columns.finite,
-            columns.count,
-            columns.last_step,
-        )
-        .where(
-            columns.trial_id == trial_id,
-            columns.key_id == key_id,
-            columns.shift == shift,
-            columns.bucket.between(within[0] >> shift, within[1] >> shift),
-        )
-        .order_by(columns.bucket)
-    )
+    buckets = (within[0] >> shift, within[1] >> shift)
+    rows = raw_rows(connection, _READ_ROLLUPS, (trial_id, shift, key_id, *buckets))
     return [_Sums(*row) for row in rows]
 
 

@@ -137,7 +137,7 @@ def _cursor_id(value: Any) -> int:
     return value
 
 
-def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:
+def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[dict[str, Any]]:
     """Turn rows into resources, each with the validation metrics at its step; one query more."""
     found: dict[int, dict[str, float | str]] = {}
     query = (

@@ -1,9 +1,10 @@
-"""The JSON resources of the REST API, as pydantic models for OpenAPI and for output."""
+"""The JSON resources of the REST API: models for OpenAPI, plain dictionaries for output."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import RowMapping
 
@@ -34,6 +35,7 @@ __all__ = [
     "TrialAnswer",
     "TrialPage",
     "iso",
+    "respond",
 ]
 
 Number = float | Literal["NaN", "Infinity", "-Infinity"]
@@ -96,32 +98,32 @@ class Experiment(Resource):
     best_validation: Number | None
     error: str | None
 
-    @classmethod
-    def of(cls, row: RowMapping) -> "Experiment":
+    @staticmethod
+    def of(row: RowMapping) -> dict[str, Any]:
         """Read a row of the table."""
-        return cls.model_construct(
-            id=row["id"],
-            name=row["name"],
-            description=row["description"],
-            labels=msgspec.json.decode(row["labels"]),
-            notes=row["notes"],
-            state=row["state"],
-            config=msgspec.json.decode(row["config"]),
-            progress=row["progress"],
-            created_at=iso(row["created_at"]),
-            started_at=iso(row["started_at"]),
-            ended_at=iso(row["ended_at"]),
-            archived=bool(row["archived"]),
-            test_mode=bool(row["test_mode"]),
-            forked_from=row["forked_from"],
-            searcher_name=row["searcher_name"],
-            metric=row["metric"],
-            smaller_is_better=bool(row["smaller_is_better"]),
-            num_trials=row["num_trials"],
-            best_trial_id=row["best_trial_id"],
-            best_validation=_number(row["best_validation"]),
-            error=row["error"],
-        )
+        return {
+            "id": row["id"],
+            "name": row["name"],
+            "description": row["description"],
+            "labels": _raw(row["labels"]),
+            "notes": row["notes"],
+            "state": row["state"],
+            "config": _raw(row["config"]),
+            "progress": row["progress"],
+            "created_at": iso(row["created_at"]),
+            "started_at": iso(row["started_at"]),
+            "ended_at": iso(row["ended_at"]),
+            "archived": bool(row["archived"]),
+            "test_mode": bool(row["test_mode"]),
+            "forked_from": row["forked_from"],
+            "searcher_name": row["searcher_name"],
+            "metric": row["metric"],
+            "smaller_is_better": bool(row["smaller_is_better"]),
+            "num_trials": row["num_trials"],
+            "best_trial_id": row["best_trial_id"],
+            "best_validation": _number(row["best_validation"]),
+            "error": row["error"],
+        }
 
 
 class Trial(Resource):
@@ -150,31 +152,31 @@ class Trial(Resource):
     ended_at: str | None
     error: str | None
 
-    @classmethod
-    def of(cls, row: RowMapping) -> "Trial":
+    @staticmethod
+    def of(row: RowMapping) -> dict[str, Any]:
         """Read a row of the table."""
-        return cls.model_construct(
-            id=row["id"],
-            experiment_id=row["experiment_id"],
-            state=row["state"],
-            hparams=msgspec.json.decode(row["hparams"]),
-            seed=row["seed"],
-            restarts=row["restarts"],
-            steps_completed=row["steps_completed"],
-            progress=row["progress"],
-            activity=row["activity"],
-            labels=msgspec.json.decode(row["labels"]),
-            best_validation=_number(row["best_validation"]),
-            best_steps=row["best_steps"],
-            latest_validation=_number(row["latest_validation"]),
-            latest_checkpoint=row["latest_checkpoint"],
-            best_checkpoint=row["best_checkpoint"],
-            run_id=row["run_id"],
-            created_at=iso(row["created_at"]),
-            started_at=iso(row["started_at"]),
-            ended_at=iso(row["ended_at"]),
-            error=row["error"],
-        )
+        return {
+            "id": row["id"],
+            "experiment_id": row["experiment_id"],
+            "state": row["state"],
+            "hparams": _raw(row["hparams"]),
+            "seed": row["seed"],
+            "restarts": row["restarts"],
+            "steps_completed": row["steps_completed"],
+            "progress": row["progress"],
+            "activity": row["activity"],
+            "labels": _raw(row["labels"]),
+            "best_validation": _number(row["best_validation"]),
+            "best_steps": row["best_steps"],
+            "latest_validation": _number(row["latest_validation"]),
+            "latest_checkpoint": row["latest_checkpoint"],
+            "best_checkpoint": row["best_checkpoint"],
+            "run_id": row["run_id"],
+            "created_at": iso(row["created_at"]),
+            "started_at": iso(row["started_at"]),
+            "ended_at": iso(row["ended_at"]),
+            "error": row["error"],
+        }
 
 
 class Checkpoint(Resource):
@@ -194,23 +196,23 @@ class Checkpoint(Resource):
     created_at: str | None
     path: str
 
-    @classmethod
-    def of(cls, row: RowMapping, metrics: dict[str, float | str] | None) -> "Checkpoint":
+    @staticmethod
+    def of(row: RowMapping, metrics: dict[str, float | str] | None) -> dict[str, Any]:
         """Read a row of the table."""
-        return cls.model_construct(
-            uuid=row["uuid"],
-            trial_id=row["trial_id"],
-            experiment_id=row["experiment_id"],
-            run_id=row["run_id"],
-            steps_completed=row["steps_completed"],
-            state=row["state"],
-            size_bytes=row["size_bytes"],
-            resources=msgspec.json.decode(row["resources"]),
-            metadata=msgspec.json.decode(row["metadata"]),
-            metrics=metrics,
-            created_at=iso(row["created_at"]),
-            path=row["path"],
-        )
+        return {
+            "uuid": row["uuid"],
+            "trial_id": row["trial_id"],
+            "experiment_id": row["experiment_id"],
+            "run_id": row["run_id"],
+            "steps_completed": row["steps_completed"],
+            "state": row["state"],
+            "size_bytes": row["size_bytes"],
+            "resources": _raw(row["resources"]),
+            "metadata": _raw(row["metadata"]),
+            "metrics": metrics,
+            "created_at": iso(row["created_at"]),
+            "path": row["path"],
+        }
 
 
 class Log(Resource):
@@ -225,19 +227,19 @@ class Log(Resource):
     text: str
     time: str | None
 
-    @classmethod
-    def of(cls, row: RowMapping) -> "Log":
+    @staticmethod
+    def of(row: RowMapping) -> dict[str, Any]:
         """Read a row of the table."""
-        return cls.model_construct(
-            id=row["id"],
-            trial_id=row["trial_id"],
-            run_id=row["run_id"],
-            rank=row["rank"],
-            stream=row["stream"],
-            level=row["level"],
-            text=row["text"],
-            time=iso(row["time"]),
-        )
+        return {
+            "id": row["id"],
+            "trial_id": row["trial_id"],
+            "run_id": row["run_id"],
+            "rank": row["rank"],
+            "stream": row["stream"],
+            "level": row["level"],
+            "text": row["text"],
+            "time": iso(row["time"]),
+        }
 
 
 class MetricName(Resource):
@@ -391,6 +393,19 @@ class JobPage(Resource):
 
     jobs: list[Job]
     next_after: None = None
+
+
+def _raw(text: str) -> msgspec.Raw:
+    """Put JSON from the database into an answer as it is."""
+    return msgspec.Raw(text.encode())
+
+
+def respond(content: Any, status: int = 200) -> Response:
+    """Answer with JSON that is known to fit the route's model, which tests check.
+
+    pydantic would read all of it again: 5 ms for 100 trials, against 0.2.
+    """
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 def _number(value: float | None) -> float | str | None:

@@ -185,8 +185,8 @@ rollups = Table(
     "rollups",
     metadata,
     Column("trial_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("key_id", BigInteger, primary_key=True, autoincrement=False),
     Column("shift", SmallInteger, primary_key=True, autoincrement=False),  # 2**shift steps wide
+    Column("key_id", BigInteger, primary_key=True, autoincrement=False),
     Column("bucket", BigInteger, primary_key=True, autoincrement=False),
     Column("least", Double, nullable=True),
     Column("most", Double, nullable=True),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 __all__ = ["Limits", "Settings", "Timings"]
 
@@ -56,6 +57,10 @@ class Settings:
 
     database_url: str = ""
     """SQLAlchemy URL; empty for SQLite in the home directory."""
+
+    synchronous: Literal["full", "normal"] = "full"
+    """SQLite: ``full`` survives a power cut; ``normal`` only the death of the server, and is
+    faster where reports come one by one."""
 
     allow_remote: bool = False
     """Listen beyond loopback although there is no TLS."""

@@ -2,7 +2,7 @@
 
 import math
 import uuid
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from sqlalchemy import RowMapping, select, update
@@ -26,7 +26,7 @@ from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.trials import direct_run, tell_searcher
 from zeroserver.orchestrator.world import World, checkpoint_root, find, log_line, save, touch
 from zeroserver.schema import checkpoints, experiments, logs, points, runs, trials
-from zeroserver.states import TRIAL_ENDED, ExperimentState
+from zeroserver.states import TRIAL_ENDED, ExperimentState, RunState
 
 __all__ = ["store_logs", "store_reports"]
 
@@ -43,8 +43,8 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
         StaleRunError: If the run has ended, or another run has taken over.
         ConfigError: If a record holds what cannot be stored.
     """
-    run, trial = current_run(transaction, run_id)
-    stored = int(run["last_seq"])
+    run = _reporting(transaction, run_id)
+    stored = run["last_seq"]
     if batch.first > stored + 1 or batch.first < 1:
         return stored
     fresh = batch.records[stored + 1 - batch.first :]
@@ -52,12 +52,12 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
         return stored
     changes: dict[str, Any] = {}
     new_points: list[Point] = []
+    steps = run["steps_completed"]
     for record in fresh:
         if isinstance(record, MetricsRecord):
             new_points += _points(world, transaction, record)
             if record.group != "system":
-                steps = max(record.steps, changes.get("steps_completed", trial["steps_completed"]))
-                changes["steps_completed"] = steps
+                steps = max(record.steps, steps)
         elif isinstance(record, ProgressRecord):
             if math.isfinite(record.value):
                 changes["progress"] = min(max(record.value, 0.0), 1.0)
@@ -65,15 +65,53 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
             _check_checkpoint(record)
         else:
             changes["activity"] = record.state[:100].replace("\0", "")
-    store_points(transaction, trial["id"], new_points)
+    store_points(transaction, run["trial_id"], new_points)
+    if steps > run["steps_completed"]:
+        statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
+        transaction.run(statement, (steps, run["trial_id"]))
     if changes:
-        save(transaction, trials, trial["id"], **changes)
+        save(transaction, trials, run["trial_id"], **changes)
     if "progress" in changes:
         _progress_of_single(transaction, run["experiment_id"], changes["progress"])
-    save(transaction, runs, run_id, last_seq=stored + len(fresh))
+    last = stored + len(fresh)
+    transaction.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
     _consequences(world, transaction, run, fresh)
     _announce(world, transaction, run, fresh)
-    return stored + len(fresh)
+    return last
+
+
+class _Reporting(TypedDict):
+    """What storing a report needs to know of its run and trial."""
+
+    id: int
+    trial_id: int
+    experiment_id: int
+    last_seq: int
+    steps_completed: int
+
+
+def _reporting(transaction: Transaction, run_id: int) -> _Reporting:
+    """Return a run that may report.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        StaleRunError: If the run has ended, or another run has taken over.
+    """
+    rows = transaction.raw(
+        "SELECT r.trial_id, r.experiment_id, r.last_seq, t.steps_completed FROM runs r "
+        "JOIN trials t ON t.id = r.trial_id AND t.run_id = r.id WHERE r.id = ? AND r.state <> ?",
+        (run_id, str(RunState.EXITED)),
+    )
+    if not rows:
+        current_run(transaction, run_id)  # says why
+    trial_id, experiment_id, last_seq, steps = rows[0]
+    return _Reporting(
+        id=run_id,
+        trial_id=trial_id,
+        experiment_id=experiment_id,
+        last_seq=last_seq,
+        steps_completed=steps,
+    )
 
 
 def _progress_of_single(transaction: Transaction, experiment_id: int, progress: float) -> None:
@@ -122,7 +160,7 @@ def _check_checkpoint(record: CheckpointRecord) -> None:
 
 
 def _consequences(
-    world: World, transaction: Transaction, run: RowMapping, fresh: list[Any]
+    world: World, transaction: Transaction, run: _Reporting, fresh: list[Any]
 ) -> None:
     """Let validations and checkpoints have their effects, in the order of the records."""
     for record in fresh:
@@ -139,7 +177,7 @@ def _consequences(
 
 
 def _validated(
-    world: World, transaction: Transaction, run: RowMapping, record: MetricsRecord
+    world: World, transaction: Transaction, run: _Reporting, record: MetricsRecord
 ) -> None:
     experiment = find(transaction, experiments, run["experiment_id"])
     trial = find(transaction, trials, run["trial_id"])
@@ -189,7 +227,7 @@ def _better(experiment: RowMapping, value: float, best: float | None) -> bool:
 
 
 def _checkpoint(
-    world: World, transaction: Transaction, run: RowMapping, record: CheckpointRecord
+    world: World, transaction: Transaction, run: _Reporting, record: CheckpointRecord
 ) -> None:
     known = select(checkpoints.c.id).where(checkpoints.c.uuid == record.uuid)
     if transaction.connection.scalar(known) is not None:
@@ -237,7 +275,7 @@ def _choose_best_checkpoint(
         save(transaction, trials, trial_id, best_checkpoint=best)
 
 
-def _announce(world: World, transaction: Transaction, run: RowMapping, fresh: list[Any]) -> None:
+def _announce(world: World, transaction: Transaction, run: _Reporting, fresh: list[Any]) -> None:
     """Tell the event streams, if anyone reads them."""
     experiment_id, trial_id = run["experiment_id"], run["trial_id"]
     if not world.journal.wanted(experiment_id):

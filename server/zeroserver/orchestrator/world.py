@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import RowMapping, Table, select, update
@@ -20,7 +20,7 @@ from zeroserver.metrics import MetricKeys
 from zeroserver.schema import experiments, logs
 from zeroserver.settings import Settings
 
-__all__ = ["World", "checkpoint_root", "find", "log_line", "save", "touch"]
+__all__ = ["Fields", "World", "checkpoint_root", "find", "log_line", "save", "touch"]
 
 
 @dataclass
@@ -87,8 +87,16 @@ def checkpoint_root(world: World, transaction: Transaction, experiment_id: int) 
     return world.home.checkpoints
 
 
+class Fields(Protocol):
+    """A row, or part of one, by the names of its columns."""
+
+    def __getitem__(self, name: str, /) -> Any:
+        """Return one column."""
+        ...
+
+
 def log_line(
-    world: World, transaction: Transaction, run: RowMapping, text: str, level: str = "INFO"
+    world: World, transaction: Transaction, run: Fields, text: str, level: str = "INFO"
 ) -> None:
     """Write a line of the server's own into a run's log."""
     row = {

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from zeroserver import queries
 from zeroserver.live import ALL, Entry
-from zeroserver.resources import Experiment, Log, Resource, Trial
+from zeroserver.resources import Experiment, Log, Trial
 from zeroserver.routes.common import ERRORS, IdPath
 from zeroserver.schema import checkpoints, experiments, logs, trials
 from zeroserver.services import Services, ServicesDep
@@ -106,23 +106,19 @@ def _data(connection: Connection, entry: Entry) -> Iterable[Any]:
             logs.c.id.between(first, last), logs.c.experiment_id == entry.experiment_id
         )
         rows = connection.execute(query.order_by(logs.c.id)).mappings()
-        return [_plain(Log.of(row)) for row in rows]
+        return [Log.of(row) for row in rows]
     if entry.kind == "checkpoint":
         row = _row(connection, checkpoints, checkpoints.c.uuid == entry.resource)
-        return [_plain(each) for each in queries.checkpoint_list(connection, [row] if row else [])]
+        return queries.checkpoint_list(connection, [row] if row else [])
     table = {"experiment": experiments, "trial": trials}[entry.kind]
     row = _row(connection, table, table.c.id == entry.resource)
     if row is None:  # deleted since
         return [{"id": entry.resource, "deleted": True}]
-    return [_plain(Experiment.of(row) if entry.kind == "experiment" else Trial.of(row))]
+    return [Experiment.of(row) if entry.kind == "experiment" else Trial.of(row)]
 
 
 def _row(connection: Connection, table: Any, where: Any) -> RowMapping | None:
     return connection.execute(select(table).where(where)).mappings().one_or_none()
-
-
-def _plain(resource: Resource) -> dict[str, Any]:
-    return resource.model_dump()
 
 
 def _everything(connection: Connection, experiment_id: int) -> list[Event]:
@@ -133,8 +129,8 @@ def _everything(connection: Connection, experiment_id: int) -> list[Event]:
     row = queries.one(connection, experiments, experiment_id)
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
     first = connection.execute(query.limit(_MANY)).mappings()
-    told: list[Event] = [(None, "experiment", _plain(Experiment.of(row)))]
-    return told + [(None, "trial", _plain(Trial.of(each))) for each in first] + reload
+    told: list[Event] = [(None, "experiment", Experiment.of(row))]
+    return told + [(None, "trial", Trial.of(each)) for each in first] + reload
 
 
 def _event(cursor: str | None, name: str, data: Any) -> bytes:

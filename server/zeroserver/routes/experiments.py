@@ -22,7 +22,7 @@ from zeroserver.orchestrator import experiments as control
 from zeroserver.orchestrator.experiments import Submission
 from zeroserver.orchestrator.world import World, find, save, touch
 from zeroserver.queries import Window
-from zeroserver.resources import Experiment, ExperimentAnswer, ExperimentPage
+from zeroserver.resources import Experiment, ExperimentAnswer, ExperimentPage, respond
 from zeroserver.routes.common import ERRORS, After, IdPath, Limit
 from zeroserver.schema import experiments
 from zeroserver.services import ReadDep, Services, ServicesDep
@@ -38,14 +38,14 @@ Sort = Literal[
 ]  # fmt: skip
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, response_model=ExperimentAnswer)
 async def create_experiment(
     services: ServicesDep,
     config: Annotated[str, Form(description="The experiment file as JSON.")],
     archive: Annotated[UploadFile, File(description="tar.gz of the model directory.")],
     activate: bool = True,
     test: bool = False,
-) -> ExperimentAnswer:
+) -> Response:
     """Submit an experiment; everything is checked before anything starts."""
     raw = _mapping(config)
     content = await archive.read()
@@ -83,19 +83,19 @@ def _checked(
     )
 
 
-async def _submit(services: Services, submission: Submission) -> ExperimentAnswer:
+async def _submit(services: Services, submission: Submission) -> Response:
     experiment_id = await services.write(
         lambda world, transaction: control.create(world, transaction, submission)
     )
-    return await services.read(lambda connection: _answer(connection, experiment_id))
+    return await services.read(lambda connection: _answer(connection, experiment_id, 201))
 
 
-def _answer(connection: Connection, experiment_id: int) -> ExperimentAnswer:
+def _answer(connection: Connection, experiment_id: int, status: int = 200) -> Response:
     row = queries.one(connection, experiments, experiment_id)
-    return ExperimentAnswer.model_construct(experiment=Experiment.of(row))
+    return respond({"experiment": Experiment.of(row)}, status)
 
 
-@router.get("")
+@router.get("", response_model=ExperimentPage)
 def list_experiments(
     connection: ReadDep,
     state: Annotated[ExperimentState | None, Query()] = None,
@@ -105,7 +105,7 @@ def list_experiments(
     sort: Sort = "-id",
     after: After = None,
     limit: Limit = 100,
-) -> ExperimentPage:
+) -> Response:
     """List experiments, the newest first."""
     columns = experiments.c
     query = select(experiments)
@@ -120,11 +120,11 @@ def list_experiments(
         query = query.where(columns.archived == int(archived))
     rows, next_after = queries.page(connection, query, experiments, Window(sort, after, limit))
     found = [Experiment.of(row) for row in rows]
-    return ExperimentPage.model_construct(experiments=found, next_after=next_after)
+    return respond({"experiments": found, "next_after": next_after})
 
 
-@router.get("/{experiment_id}")
-def get_experiment(connection: ReadDep, experiment_id: IdPath) -> ExperimentAnswer:
+@router.get("/{experiment_id}", response_model=ExperimentAnswer)
+def get_experiment(connection: ReadDep, experiment_id: IdPath) -> Response:
     """Read one experiment."""
     return _answer(connection, experiment_id)
 
@@ -141,10 +141,10 @@ class ExperimentPatch(BaseModel):
     archived: bool | None = None
 
 
-@router.patch("/{experiment_id}")
+@router.patch("/{experiment_id}", response_model=ExperimentAnswer)
 def patch_experiment(
     services: ServicesDep, experiment_id: IdPath, patch: ExperimentPatch
-) -> ExperimentAnswer:
+) -> Response:
     """Change an experiment's name, description, labels or notes, or archive it."""
 
     def job(world: World, transaction: Transaction) -> None:
@@ -191,10 +191,10 @@ class Fork(BaseModel):
     activate: bool = True
 
 
-@router.post("/{experiment_id}/fork", status_code=201)
+@router.post("/{experiment_id}/fork", status_code=201, response_model=ExperimentAnswer)
 async def fork_experiment(
     services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
-) -> ExperimentAnswer:
+) -> Response:
     """Submit an experiment again, with changes to its configuration."""
     fork = fork or Fork()
     original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
@@ -230,10 +230,8 @@ def get_archive(services: ServicesDep, connection: ReadDep, experiment_id: IdPat
 Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 
 
-@router.post("/{experiment_id}/{action}")
-def act_on_experiment(
-    services: ServicesDep, experiment_id: IdPath, action: Action
-) -> ExperimentAnswer:
+@router.post("/{experiment_id}/{action}", response_model=ExperimentAnswer)
+def act_on_experiment(services: ServicesDep, experiment_id: IdPath, action: Action) -> Response:
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
     services.write_now(
         lambda world, transaction: control.act(world, transaction, experiment_id, action)

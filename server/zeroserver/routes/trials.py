@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy import ColumnElement, Connection, select
@@ -14,7 +13,6 @@ from zeroserver.metrics import MAX_STEP, read_curve
 from zeroserver.orchestrator import experiments as control
 from zeroserver.queries import Window
 from zeroserver.resources import (
-    Checkpoint,
     CheckpointAnswer,
     CheckpointPage,
     Log,
@@ -25,6 +23,7 @@ from zeroserver.resources import (
     Trial,
     TrialAnswer,
     TrialPage,
+    respond,
 )
 from zeroserver.routes.common import (
     ERRORS,
@@ -51,7 +50,7 @@ Sort = Literal[
 ]  # fmt: skip
 
 
-@router.get("/experiments/{experiment_id}/trials")
+@router.get("/experiments/{experiment_id}/trials", response_model=TrialPage)
 def list_trials(
     connection: ReadDep,
     experiment_id: IdPath,
@@ -59,7 +58,7 @@ def list_trials(
     sort: Sort = "id",
     after: After = None,
     limit: Limit = 100,
-) -> TrialPage:
+) -> Response:
     """List an experiment's trials, the oldest first."""
     queries.one(connection, experiments, experiment_id)
     query = select(trials).where(trials.c.experiment_id == experiment_id)
@@ -67,18 +66,18 @@ def list_trials(
         query = query.where(trials.c.state == state)
     rows, next_after = queries.page(connection, query, trials, Window(sort, after, limit))
     found = [Trial.of(row) for row in rows]
-    return TrialPage.model_construct(trials=found, next_after=next_after)
+    return respond({"trials": found, "next_after": next_after})
 
 
-@router.get("/trials/{trial_id}")
-def get_trial(connection: ReadDep, trial_id: IdPath) -> TrialAnswer:
+@router.get("/trials/{trial_id}", response_model=TrialAnswer)
+def get_trial(connection: ReadDep, trial_id: IdPath) -> Response:
     """Read one trial."""
     row = queries.one(connection, trials, trial_id)
-    return TrialAnswer.model_construct(trial=Trial.of(row))
+    return respond({"trial": Trial.of(row)})
 
 
-@router.post("/trials/{trial_id}/kill")
-def kill_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer:
+@router.post("/trials/{trial_id}/kill", response_model=TrialAnswer)
+def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Stop one trial now; one that has ended stays as it is."""
     services.write_now(lambda world, transaction: control.kill_trial(world, transaction, trial_id))
     with services.database.read() as connection:
@@ -116,8 +115,7 @@ def get_metrics(
         for key in queries.metric_names(connection, trial_id, group)
         if wanted is None or key[2] in wanted
     ]
-    content = msgspec.json.encode({"metrics": found})  # pydantic would spend 5 ms on the points
-    return Response(content, media_type="application/json")
+    return respond({"metrics": found})
 
 
 _EXPORT: dict[int | str, dict[str, Any]] = {
@@ -155,57 +153,59 @@ CheckpointState = Literal["COMPLETED", "DELETED", "ERROR"]
 
 def _checkpoints(
     connection: Connection, where: ColumnElement[bool], state: str | None, window: Window
-) -> CheckpointPage:
+) -> Response:
     query = select(checkpoints).where(where)
     if state is not None:
         query = query.where(checkpoints.c.state == state)
     rows, next_after = queries.page(connection, query, checkpoints, window)
     found = queries.checkpoint_list(connection, rows)
-    return CheckpointPage.model_construct(checkpoints=found, next_after=next_after)
+    return respond({"checkpoints": found, "next_after": next_after})
 
 
-@router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])
+@router.get(
+    "/experiments/{experiment_id}/checkpoints", tags=["checkpoints"], response_model=CheckpointPage
+)
 def list_experiment_checkpoints(
     connection: ReadDep,
     experiment_id: IdPath,
     state: CheckpointState | None = None,
     after: After = None,
     limit: Limit = 100,
-) -> CheckpointPage:
+) -> Response:
     """List an experiment's checkpoints, the oldest first."""
     queries.one(connection, experiments, experiment_id)
     where = checkpoints.c.experiment_id == experiment_id
     return _checkpoints(connection, where, state, Window("id", after, limit))
 
 
-@router.get("/trials/{trial_id}/checkpoints", tags=["checkpoints"])
+@router.get("/trials/{trial_id}/checkpoints", tags=["checkpoints"], response_model=CheckpointPage)
 def list_trial_checkpoints(
     connection: ReadDep,
     trial_id: IdPath,
     state: CheckpointState | None = None,
     after: After = None,
     limit: Limit = 100,
-) -> CheckpointPage:
+) -> Response:
     """List a trial's checkpoints, the oldest first."""
     queries.one(connection, trials, trial_id)
     where = checkpoints.c.trial_id == trial_id
     return _checkpoints(connection, where, state, Window("id", after, limit))
 
 
-@router.get("/checkpoints/{uuid}", tags=["checkpoints"])
-def get_checkpoint(connection: ReadDep, uuid: str) -> CheckpointAnswer:
+@router.get("/checkpoints/{uuid}", tags=["checkpoints"], response_model=CheckpointAnswer)
+def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
     """Read one checkpoint."""
     row = queries.one(connection, checkpoints, uuid)
-    found: Checkpoint = queries.checkpoint_list(connection, [row])[0]
-    return CheckpointAnswer.model_construct(checkpoint=found)
+    found = queries.checkpoint_list(connection, [row])[0]
+    return respond({"checkpoint": found})
 
 
-def _logs(connection: Connection, where: ColumnElement[bool], **filters: Any) -> LogPage:
+def _logs(connection: Connection, where: ColumnElement[bool], **filters: Any) -> Response:
     rows, next_after = queries.log_page(connection, where, filters)
-    return LogPage.model_construct(logs=[Log.of(row) for row in rows], next_after=next_after)
+    return respond({"logs": [Log.of(row) for row in rows], "next_after": next_after})
 
 
-@router.get("/trials/{trial_id}/logs", tags=["logs"])
+@router.get("/trials/{trial_id}/logs", tags=["logs"], response_model=LogPage)
 def get_trial_logs(
     connection: ReadDep,
     trial_id: IdPath,
@@ -214,14 +214,14 @@ def get_trial_logs(
     tail: Tail = None,
     level: Level | None = None,
     rank: Rank = None,
-) -> LogPage:
+) -> Response:
     """Read a trial's log lines in the order in which they arrived."""
     queries.one(connection, trials, trial_id)
     where = logs.c.trial_id == trial_id
     return _logs(connection, where, after=after, limit=limit, tail=tail, level=level, rank=rank)
 
 
-@router.get("/experiments/{experiment_id}/logs", tags=["logs"])
+@router.get("/experiments/{experiment_id}/logs", tags=["logs"], response_model=LogPage)
 def get_experiment_logs(
     connection: ReadDep,
     experiment_id: IdPath,
@@ -230,7 +230,7 @@ def get_experiment_logs(
     tail: Tail = None,
     level: Level | None = None,
     rank: Rank = None,
-) -> LogPage:
+) -> Response:
     """Read the log lines of all trials of an experiment in the order in which they arrived."""
     queries.one(connection, experiments, experiment_id)
     where = logs.c.experiment_id == experiment_id

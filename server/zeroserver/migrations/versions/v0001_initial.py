@@ -99,8 +99,8 @@ def upgrade() -> None:
     op.create_table(
         "rollups",
         sa.Column("trial_id", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("key_id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("shift", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("key_id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("least", sa.Double(), nullable=True),
         sa.Column("most", sa.Double(), nullable=True),
@@ -108,7 +108,7 @@ def upgrade() -> None:
         sa.Column("finite", sa.BigInteger(), nullable=False),
         sa.Column("count", sa.BigInteger(), nullable=False),
         sa.Column("last_step", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("trial_id", "key_id", "shift", "bucket", name=op.f("pk_rollups")),
+        sa.PrimaryKeyConstraint("trial_id", "shift", "key_id", "bucket", name=op.f("pk_rollups")),
         sqlite_with_rowid=False,
     )
     op.create_table(
