@@ -20,7 +20,7 @@ from zerolab.wire import AgentRegistration, SlotInfo
 
 T = TypeVar("T")
 
-DEADLINE_S = 240.0
+DEADLINE_S = 120.0
 
 
 def until(what: str, check: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
@@ -123,9 +123,11 @@ def make_runs(server: KillableServer, count: int, directory: Path) -> list[RunSp
     return specs
 
 
-def stored_points(client: Client, spec: RunSpec, name: str = "loss") -> dict[int, float]:
+def stored_points(
+    client: Client, spec: RunSpec, name: str = "loss", group: str | None = None
+) -> dict[int, float]:
     """Every stored point of a metric of a run's trial, by step; fails if a step is there twice."""
-    content = b"".join(client.export_metrics(spec.experiment_id))
+    content = b"".join(client.export_metrics(spec.experiment_id, group=group))
     found: dict[int, float] = {}
     for line in content.splitlines():
         point = msgspec.json.decode(line)

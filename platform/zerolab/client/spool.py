@@ -179,10 +179,11 @@ class SpoolReader:
         return True
 
     def _enter(self, segment: "_Segment") -> None:
-        if segment.first != self._number:
+        wanted = max(self._number, self._next)
+        if segment.first > wanted:
             logger.error(
                 "%s is damaged: records %d to %d are lost",
-                segment.path.parent, self._number, segment.first - 1,
+                segment.path.parent, wanted, segment.first - 1,
             )  # fmt: skip
         self._segment, self._offset, self._number = segment, 0, segment.first
         self._next = max(self._next, segment.first)

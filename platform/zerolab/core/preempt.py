@@ -96,6 +96,8 @@ class DirectivePoller:
     def close(self) -> None:
         """Stop asking, and let SIGTERM mean again what it meant before."""
         self._closed.set()
+        if self._client is not None:
+            self._client.close()
         if self._sigterm is not None:
             self._sigterm.restore()
 
@@ -112,6 +114,8 @@ class DirectivePoller:
                     self.stale.set()
                 return
             except Exception as error:  # noqa: BLE001 - training must go on, whatever happens here
+                if self._closed.is_set():
+                    return
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s or _FIRST_PAUSE_S)
                 logger.debug("no directive: %s", error)
                 self._closed.wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret

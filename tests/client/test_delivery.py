@@ -1,0 +1,112 @@
+"""Reports on their way to a real server; deaths on that way are in tests/faults."""
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.faults.helpers import KillableServer, make_runs, stored_points, until
+from zerolab.client.delivery import deliver
+from zerolab.client.http import Client
+from zerolab.client.reporting import SPOOL_DIR, Reporter
+from zerolab.client.spool import Spool
+from zerolab.core.store import new_uuid
+from zerolab.errors import StaleRunError
+from zerolab.wire import MetricsRecord, RunExit
+
+pytestmark = pytest.mark.processes
+
+
+def test_everything_reported_arrives_in_order(
+    server: KillableServer, client: Client, tmp_path: Path
+) -> None:
+    (spec,) = make_runs(server, 1, tmp_path / "runs")
+    reporter, uuid = Reporter(spec), new_uuid()
+    for step in range(1, 20_001):
+        reporter.report_metrics("training", step, {"loss": 1 / step, "nan": float("nan")})
+    reporter.report_metrics("validation", 20_000, {"loss": 0.5})
+    reporter.report_checkpoint(uuid, 20_000, {"model.bin": 10, "state": 5}, {"note": [1, "x"]})
+    reporter.report_progress(0.25)
+    assert reporter.close(240)
+    points = stored_points(client, spec, group="training")
+    assert points == {step: 1 / step for step in range(1, 20_001)}
+    trial = client.trial(spec.trial_id)
+    assert (trial["steps_completed"], trial["progress"]) == (20_000, 0.25)
+    assert (trial["latest_validation"], trial["latest_checkpoint"]) == (0.5, uuid)
+    checkpoint = client.checkpoint(uuid)
+    assert checkpoint["resources"] == {"model.bin": 10, "state": 5}
+    assert checkpoint["size_bytes"] == 15
+    assert checkpoint["metadata"] == {"note": [1, "x"]}
+    names = {(each["group"], each["name"]) for each in client.metric_names(spec.trial_id)}
+    assert names == {("training", "loss"), ("training", "nan"), ("validation", "loss")}
+
+
+def test_reports_arrive_while_the_run_goes_on(
+    server: KillableServer, client: Client, tmp_path: Path
+) -> None:
+    (spec,) = make_runs(server, 1, tmp_path / "runs")
+    reporter = Reporter(spec)
+    for step in (1, 2):
+        reporter.report_metrics("training", step, {"loss": 1.0})
+        until(
+            "the report has arrived",
+            lambda step=step: client.trial(spec.trial_id)["steps_completed"] == step,  # type: ignore[misc]
+        )
+    reporter.close(240)
+
+
+def test_acknowledged_reports_leave_the_disk(server: KillableServer, tmp_path: Path) -> None:
+    (spec,) = make_runs(server, 1, tmp_path / "runs")
+    directory = Path(spec.run_dir) / SPOOL_DIR
+    spool = Spool(directory, segment_bytes=1000)
+    for step in range(1, 201):
+        record = MetricsRecord("training", step, {"loss": 1.0}, time.time())
+        spool.append(msgspec.msgpack.encode(record))
+    spool.close()
+    assert len(list(directory.iterdir())) > 5
+    with server.client as client:
+        assert deliver(Path(spec.run_dir), client, spec.run_id) == 200
+        assert len(list(directory.iterdir())) == 1
+        assert deliver(Path(spec.run_dir), client, spec.run_id) == 200
+        assert len(stored_points(client, spec)) == 200
+
+
+def test_a_run_that_left_no_spool_has_nothing_to_deliver(client: Client, tmp_path: Path) -> None:
+    assert deliver(tmp_path, client, 1) == 0
+
+
+def test_a_record_that_the_server_refuses_does_not_hold_up_the_others(
+    server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (spec,) = make_runs(server, 1, tmp_path / "runs")
+    reporter = Reporter(spec)
+    for step in range(1, 101):
+        name = "x" * 10_000 if step in {40, 77} else "loss"
+        reporter.report_metrics("training", step, {name: 1.0})
+    assert reporter.close(240)
+    assert set(stored_points(client, spec)) == set(range(1, 101)) - {40, 77}
+    refused = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
+    assert [text.split(" is left out")[0] for text in refused] == [
+        f"record 40 of run {spec.run_id}",
+        f"record 77 of run {spec.run_id}",
+    ]
+
+
+def test_a_run_that_another_one_has_replaced_is_told_so(
+    server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (spec,) = make_runs(server, 1, tmp_path / "runs")
+    reporter = Reporter(spec)
+    reporter.report_metrics("training", 1, {"loss": 1.0})
+    until("it has arrived", lambda: client.trial(spec.trial_id)["steps_completed"] == 1)
+    assert not reporter.stale.is_set()
+    client.run_exited(spec.run_id, RunExit(-9))
+    reporter.report_metrics("training", 2, {"loss": 2.0})
+    until("the reporter knows", reporter.stale.is_set)
+    assert not reporter.close(240)
+    assert "reports of this run are not wanted any more" in caplog.text
+    with pytest.raises(StaleRunError):
+        deliver(Path(spec.run_dir), client, spec.run_id)
+    assert set(stored_points(client, spec)) <= {1}

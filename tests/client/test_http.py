@@ -1,0 +1,167 @@
+import io
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.helpers import closed_port
+from tests.faults.helpers import KillableServer, make_runs, until
+from zerolab.client import Client, archive
+from zerolab.errors import (
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    StaleRunError,
+    UnreachableError,
+)
+from zerolab.wire import LogEntry, RunExit
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    model = tmp_path_factory.mktemp("model")
+    (model / "model_def.py").write_text("x = 1\n")
+    return archive.pack(model)
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 10}}
+    fields = {"name": "http", "entrypoint": "python model_def.py", "searcher": searcher}
+    return fields | changes
+
+
+def test_an_experiment_from_its_submission_to_its_deletion(client: Client, packed: bytes) -> None:
+    made = client.create_experiment(config(labels=["a"]), packed, activate=False)
+    number = made["id"]
+    assert (made["name"], made["state"]) == ("http", "PAUSED")
+    assert client.experiment(number)["labels"] == ["a"]
+    assert number in [each["id"] for each in client.experiments()]
+    assert client.experiments(name="http", state="COMPLETED") == []
+    assert client.patch_experiment(number, notes="n", name="new")["name"] == "new"
+    assert client.experiment_action(number, "activate")["state"] == "ACTIVE"
+    fork = client.experiment_action(number, "fork")
+    assert fork["id"] != number
+    (trial,) = client.trials(number)
+    assert client.trial(trial["id"])["experiment_id"] == number
+    assert client.metrics(trial["id"]) == []
+    assert client.metric_names(trial["id"]) == []
+    assert client.trial_checkpoints(trial["id"]) == []
+    assert client.experiment_checkpoints(number) == []
+    assert client.trial_logs(trial["id"])["logs"] == []
+    assert client.experiment_logs(number)["logs"] == []
+    unpacked = client.download_archive(f"/api/v1/experiments/{number}/archive")
+    with tarfile.open(fileobj=io.BytesIO(unpacked)) as found:
+        assert found.getnames() == ["model_def.py"]
+    assert number in [job["experiment_id"] for job in client.jobs()]
+    with pytest.raises(ConflictError):
+        client.delete_experiment(number)
+    client.kill_trial(trial["id"])
+    client.experiment_action(fork["id"], "kill")
+    until("it has ended", lambda: client.experiment(number)["state"] == "CANCELED")
+    client.delete_experiment(number)
+    with pytest.raises(NotFoundError):
+        client.experiment(number)
+
+
+def test_lists_are_read_to_their_last_page(client: Client, packed: bytes) -> None:
+    made = {
+        client.create_experiment(config(name="many"), packed, activate=False)["id"]
+        for _ in range(7)
+    }
+    assert {each["id"] for each in client.experiments(name="many")} == made
+    pages = client._list("/experiments", "experiments", {"name": "many", "limit": 3})
+    assert len(pages) == 3
+
+
+def test_a_run_reports_logs_and_ends(
+    client: Client, server: KillableServer, tmp_path: Path
+) -> None:
+    (spec,) = make_runs(server, 1, tmp_path / "runs")
+    run_client = Client(server.url, spec.token)
+    assert client.ship_logs(spec.run_id, 0, [LogEntry("a", 1.0), LogEntry("b", 2.0)]) == 2
+    assert client.ship_logs(spec.run_id, 0, [LogEntry("a", 1.0), LogEntry("b", 2.0)]) == 2
+    logs = [line["text"] for line in client.trial_logs(spec.trial_id)["logs"]]
+    assert [text for text in logs if text in {"a", "b"}] == ["a", "b"]
+    directive = run_client.directive(spec.run_id, wait_s=0)
+    assert directive.action == "train"
+    assert run_client.directive(spec.run_id, directive.version, wait_s=0) == directive
+    assert spec.run_id in [slot["run_id"] for agent in client.agents() for slot in agent["slots"]]
+    client.run_exited(spec.run_id, RunExit(0))
+    client.run_exited(spec.run_id, RunExit(0))
+    with pytest.raises(StaleRunError, match=f"run {spec.run_id}"):
+        run_client.directive(spec.run_id, wait_s=0)
+    with pytest.raises(ForbiddenError):
+        run_client.experiments()
+    run_client.close()
+
+
+def test_events_are_followed_from_a_cursor(client: Client, packed: bytes) -> None:
+    number = client.create_experiment(config(), packed, activate=False)["id"]
+    with Client(client.url, client._http.headers["Authorization"].split()[1]) as other:
+        events = other.events(number)
+        first = next(events)
+        assert first.name == "experiment"
+        assert first.data["id"] == number
+        change = threading.Thread(target=client.patch_experiment, args=(number,),
+                                  kwargs={"notes": "seen"})  # fmt: skip
+        change.start()
+        while first.data.get("notes") != "seen":
+            first = next(events)
+        change.join()
+        events.close()
+
+
+def test_the_server_says_what_it_is_and_gives_a_link(client: Client) -> None:
+    assert client.info()["version"]
+    assert client.login_link().startswith(f"{client.url}/login?code=")
+
+
+def test_all_problems_of_a_config_arrive(client: Client, packed: bytes) -> None:
+    wrong = config(max_restarts="many", sercher={}, resources={"slots_per_trial": -1})
+    with pytest.raises(ConfigError) as caught:
+        client.create_experiment(wrong, packed)
+    assert len(caught.value.problems) == 3
+    text = str(caught.value)
+    assert "max_restarts" in text
+    assert "slots_per_trial" in text
+    assert "did you mean 'searcher'" in text
+
+
+def test_a_damaged_archive_is_refused(client: Client) -> None:
+    with pytest.raises(ConfigError, match="archive"):
+        client.create_experiment(config(), b"nothing of the kind")
+
+
+def test_what_is_not_there_is_not_found(client: Client) -> None:
+    for call in (client.experiment, client.trial):
+        with pytest.raises(NotFoundError):
+            call(10**6)
+    with pytest.raises(NotFoundError):
+        client.checkpoint("00000000-0000-0000-0000-000000000000")
+    with pytest.raises(NotFoundError):
+        client.directive(10**6, wait_s=0)
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_a_wrong_token_is_named_with_the_remedy(token: str, client: Client) -> None:
+    with Client(client.url, token) as stranger, pytest.raises(ForbiddenError) as caught:
+        stranger.experiments()
+    assert "ZEROLAB_TOKEN" in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_named_with_the_remedy() -> None:
+    with Client(closed_port()) as client, pytest.raises(UnreachableError) as caught:
+        client.info()
+    assert "zerolab up" in str(caught.value)
+    assert closed_port() in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8080", "ftp://x", "http://"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="must look like http://"):
+        Client(url)
