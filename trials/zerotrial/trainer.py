@@ -142,7 +142,9 @@ class Trainer:
             ending = session.control(self._trial, settings).run()
         finally:
             session.close(ending)
-        if spec.master and ending in (Ending.PREEMPTED, Ending.STALE):
+        if os.environ.get(ENV_RUN_SPEC) and ending in (Ending.PREEMPTED, Ending.STALE):
+            if ending is Ending.PREEMPTED:
+                context.distributed.close()
             raise SystemExit(ending.exit_code)
         return ending
 

@@ -1,0 +1,139 @@
+"""Training from a script of one's own: alone, under torchrun, and inside the platform."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import zerotrial
+from tests.trial.helpers import LineTrial, last_checkpoint, make_spec, metrics, records
+from zerolab.contract import ENV_RUN_SPEC, write_run_spec
+from zerolab.errors import ConfigError, NotFoundError
+from zerotrial import Batch, Ending, Epoch, Trainer
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (ENV_RUN_SPEC, "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def fit(**options):
+    with zerotrial.init(hparams={"accumulation": 2, "samples": 20}, seed=3) as context:
+        trial = LineTrial(context)
+        return Trainer(trial, context).fit(**options), trial
+
+
+def test_a_plain_script_trains_and_keeps_its_metrics_in_a_file(tmp_path: Path) -> None:
+    ending, trial = fit(max_length=Epoch(2), reporting_period=Batch(1), checkpoint_policy="none")
+    assert ending is Ending.FINISHED
+    assert len(trial.seen) == 20
+    run = tmp_path / "zerolab_run"
+    assert sorted(metrics(run, "training")) == list(range(1, 11))
+    assert records(run, "header")[0]["hparams"] == {"accumulation": 2, "samples": 20}
+    assert last_checkpoint(run).steps_completed == 10
+
+
+@pytest.mark.parametrize("by", ["latest", "uuid", "path"])
+def test_a_script_goes_on_from_a_checkpoint_at_the_exact_sample(tmp_path: Path, by: str) -> None:
+    _, whole = fit(max_length=Batch(9), reporting_period=Batch(1))
+    expected = metrics(tmp_path / "zerolab_run", "training")
+    (tmp_path / "zerolab_run").rename(tmp_path / "whole")
+    _, first = fit(max_length=Batch(4), reporting_period=Batch(1))
+    uuid = last_checkpoint(tmp_path / "zerolab_run").uuid
+    path = tmp_path / "zerolab_run" / "checkpoints" / uuid
+    source = {"latest": "latest", "uuid": uuid, "path": path}[by]
+    _, second = fit(max_length=Batch(9), reporting_period=Batch(1), latest_checkpoint=source)
+    assert first.seen + second.seen == whole.seen
+    assert metrics(tmp_path / "zerolab_run", "training") == expected
+    for a, b in zip(
+        whole.engine.module.parameters(), second.engine.module.parameters(), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_mistakes_in_a_script_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_length: is missing; say how far to train"):
+        fit()
+    with pytest.raises(ConfigError, match="checkpoint_policy: must be best, all or none"):
+        fit(max_length=Batch(1), checkpoint_policy="some")
+    with pytest.raises(ConfigError, match=r"must be one number, got Batch\(value=\[3\]\)"):
+        fit(max_length=Batch([3]))
+    with pytest.raises(ConfigError, match="uuid: must be a checkpoint's uuid, got 'nowhere'"):
+        fit(max_length=Batch(1), latest_checkpoint="nowhere")
+    with pytest.raises(NotFoundError, match="there is none"):
+        fit(max_length=Batch(1), latest_checkpoint="00000000-0000-0000-0000-000000000000")
+    assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] is Ending.FINISHED
+
+
+def test_test_mode_is_one_batch(tmp_path: Path) -> None:
+    _, trial = fit(test_mode=True)
+    assert len(trial.seen) == 2
+    assert sorted(metrics(tmp_path / "zerolab_run", "validation")) == [1]
+
+
+def test_inside_an_experiment_the_experiment_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "entrypoint": "python train.py",
+        "searcher": {"metric": "validation_loss", "max_length": {"batches": 6}},
+        "scheduling_unit": 2,
+        "min_validation_period": {"batches": 3},
+    }
+    spec = make_spec(tmp_path / "run", {"accumulation": 1, "samples": 8}, config=config)
+    file = tmp_path / "run.json"
+    write_run_spec(spec, file)
+    monkeypatch.setenv(ENV_RUN_SPEC, str(file))
+    _, trial = fit()
+    assert trial.context.get_trial_seed() == 7
+    assert len(trial.seen) == 6
+    assert sorted(metrics(tmp_path / "run", "training")) == [2, 4, 6]
+    assert sorted(metrics(tmp_path / "run", "validation")) == [3, 6]
+    latest = last_checkpoint(tmp_path / "run")
+    write_run_spec(msgspec.structs.replace(spec, latest_checkpoint=latest), file)
+    _, trial = fit(max_length=Batch(8), validation_period=Batch(8))
+    assert len(trial.seen) == 2
+
+
+SCRIPT = """
+import zerotrial
+from tests.trial.helpers import LineTrial
+
+with zerotrial.init(hparams={"stage": 1, "samples": 20}) as context:
+    trial = LineTrial(context)
+    zerotrial.Trainer(trial, context).fit(
+        max_length=zerotrial.Batch(5), reporting_period=zerotrial.Batch(5)
+    )
+    print("rank", context.distributed.rank, "of", context.distributed.size, len(trial.seen))
+"""
+
+
+@pytest.mark.processes
+def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(root),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:-1]) == ["rank 0 of 2 5", "rank 1 of 2 5"]
+    assert sorted(metrics(tmp_path / "zerolab_run", "training")) == [5]
