@@ -7,7 +7,8 @@ then the roll-ups around it are made anew from the points.
 """
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -84,18 +85,16 @@ class _Sums:
     count: int = 0
     last_step: int = 0
 
-    def add(self, step: int, value: float | None) -> None:
-        self.count += 1
-        self.last_step = max(self.last_step, step)
-        if value is None:
-            return
-        if self.least is None or value < self.least:
-            self.least = value
-        if self.most is None or value > self.most:
-            self.most = value
-        if -math.inf < value < math.inf:
-            self.total += value
-            self.finite += 1
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, float | None]]) -> "_Sums":
+        """Sum up steps and values."""
+        numbers = [value for _, value in rows if value is not None]
+        least, most = min(numbers, default=None), max(numbers, default=None)
+        finite = numbers
+        if least == -math.inf or most == math.inf:
+            finite = [number for number in numbers if math.isfinite(number)]
+        last_step = max([step for step, _ in rows], default=0)
+        return cls(least, most, sum(finite), len(finite), len(rows), last_step)
 
     def merge(self, other: "_Sums") -> None:
         self.least = _pick(min, self.least, other.least)
@@ -195,13 +194,10 @@ def _copy(transaction: Transaction, rows: list[tuple[Any, ...]]) -> int:
 
 def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> dict[Bucket, _Sums]:
     finest = SHIFTS[0]
-    sums: dict[Bucket, _Sums] = {}
+    found: defaultdict[tuple[int, int], list[tuple[int, float | None]]] = defaultdict(list)
     for key, step, value in values:
-        bucket = (key, finest, step >> finest)
-        each = sums.get(bucket)
-        if each is None:
-            each = sums[bucket] = _Sums()
-        each.add(step, value)
+        found[key, step >> finest].append((step, value))
+    sums = {(key, finest, number): _Sums.of(rows) for (key, number), rows in found.items()}
     for lower, shift in pairwise(SHIFTS):
         for (key, level, number), each in list(sums.items()):
             if level == lower:
@@ -220,10 +216,7 @@ def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int
             "AND step >= ? AND step < ?",
             (trial_id, key, number << lower, (number + 1) << lower),
         )
-        each = _Sums()
-        for step, value in found:
-            each.add(step, value)
-        rows.append((trial_id, key, lower, number, *each.row()))
+        rows.append((trial_id, key, lower, number, *_Sums.of(found).row()))
     _put(transaction, rows)
     touched = finest
     for below, shift in pairwise(SHIFTS):
@@ -317,10 +310,7 @@ def read_curve(
         raw = raw_rows(connection, _READ_POINTS, (trial_id, key_id, *within))
         if len(raw) <= max_points:
             return Curve(group, name, [[step, _json(value)] for step, value in raw], None)
-        sums = []
-        for step, value in raw:
-            sums.append(_Sums())
-            sums[-1].add(step, value)
+        sums = [_Sums.of([row]) for row in raw]
     else:
         sums = _rolled(connection, trial_id, key_id, _level(span, max_points), within)
     merged = _squeeze(sums, max_points)

@@ -2,6 +2,7 @@
 
 import math
 import uuid
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import msgspec
@@ -14,6 +15,7 @@ from zerolab.wire import (
     LogEntry,
     MetricsRecord,
     ProgressRecord,
+    Record,
     ReportBatch,
     plain_number,
 )
@@ -50,34 +52,53 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
     fresh = batch.records[stored + 1 - batch.first :]
     if not fresh:
         return stored
-    changes: dict[str, Any] = {}
-    new_points: list[Point] = []
-    steps = run["steps_completed"]
-    for record in fresh:
-        if isinstance(record, MetricsRecord):
-            new_points += _points(world, transaction, record)
-            if record.group != "system":
-                steps = max(record.steps, steps)
-        elif isinstance(record, ProgressRecord):
-            if math.isfinite(record.value):
-                changes["progress"] = min(max(record.value, 0.0), 1.0)
-        elif isinstance(record, CheckpointRecord):
-            _check_checkpoint(record)
-        else:
-            changes["activity"] = record.state[:100].replace("\0", "")
-    store_points(transaction, run["trial_id"], new_points)
-    if steps > run["steps_completed"]:
+    told = _read(world, transaction, fresh)
+    store_points(transaction, run["trial_id"], told.points)
+    if told.steps > run["steps_completed"]:
         statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
-        transaction.run(statement, (steps, run["trial_id"]))
-    if changes:
-        save(transaction, trials, run["trial_id"], **changes)
-    if "progress" in changes:
-        _progress_of_single(transaction, run["experiment_id"], changes["progress"])
+        transaction.run(statement, (told.steps, run["trial_id"]))
+    if told.changes:
+        save(transaction, trials, run["trial_id"], **told.changes)
+    if "progress" in told.changes:
+        _progress_of_single(transaction, run["experiment_id"], told.changes["progress"])
     last = stored + len(fresh)
     transaction.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
-    _consequences(world, transaction, run, fresh)
+    _consequences(world, transaction, run, told.notable)
     _announce(world, transaction, run, fresh)
     return last
+
+
+@dataclass
+class _Told:
+    """What a batch says."""
+
+    points: list[Point] = field(default_factory=list)
+    steps: int = 0
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Columns of the trial."""
+    notable: list[MetricsRecord | CheckpointRecord] = field(default_factory=list)
+    """Validations and checkpoints, which have effects of their own."""
+
+
+def _read(world: World, transaction: Transaction, fresh: list[Record]) -> _Told:
+    """Check every record of a batch and sort out what it says."""
+    told = _Told()
+    for record in fresh:
+        if isinstance(record, MetricsRecord):
+            told.points += _points(world, transaction, record)
+            if record.steps > told.steps and record.group != "system":
+                told.steps = record.steps
+            if record.group == "validation":
+                told.notable.append(record)
+        elif isinstance(record, ProgressRecord):
+            if math.isfinite(record.value):
+                told.changes["progress"] = min(max(record.value, 0.0), 1.0)
+        elif isinstance(record, CheckpointRecord):
+            _check_checkpoint(record)
+            told.notable.append(record)
+        else:
+            told.changes["activity"] = record.state[:100].replace("\0", "")
+    return told
 
 
 class _Reporting(TypedDict):
@@ -131,12 +152,17 @@ def _progress_of_single(transaction: Transaction, experiment_id: int, progress: 
 def _points(world: World, transaction: Transaction, record: MetricsRecord) -> list[Point]:
     if not 0 <= record.steps < MAX_STEP:
         raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
-    found: list[Point] = []
-    for name, value in record.values.items():
-        number = _number(name, value)
-        key = world.keys.find(transaction, record.group, name)
-        found.append((key, record.steps, number, record.time))
-    return found
+    group, steps, when = record.group, record.steps, record.time
+    find_key = world.keys.find
+    return [
+        (
+            find_key(transaction, group, name),
+            steps,
+            value if type(value) is float and value == value else _number(name, value),  # noqa: PLR0124 - false for NaN
+            when,
+        )
+        for name, value in record.values.items()
+    ]
 
 
 def _number(name: str, value: float | str) -> float | None:
@@ -160,13 +186,13 @@ def _check_checkpoint(record: CheckpointRecord) -> None:
 
 
 def _consequences(
-    world: World, transaction: Transaction, run: _Reporting, fresh: list[Any]
+    world: World,
+    transaction: Transaction,
+    run: _Reporting,
+    notable: list[MetricsRecord | CheckpointRecord],
 ) -> None:
     """Let validations and checkpoints have their effects, in the order of the records."""
-    for record in fresh:
-        validation = isinstance(record, MetricsRecord) and record.group == "validation"
-        if not validation and not isinstance(record, CheckpointRecord):
-            continue
+    for record in notable:
         experiment = find(transaction, experiments, run["experiment_id"])
         if isinstance(record, CheckpointRecord):
             _checkpoint(world, transaction, run, record)
@@ -275,7 +301,7 @@ def _choose_best_checkpoint(
         save(transaction, trials, trial_id, best_checkpoint=best)
 
 
-def _announce(world: World, transaction: Transaction, run: _Reporting, fresh: list[Any]) -> None:
+def _announce(world: World, transaction: Transaction, run: _Reporting, fresh: list[Record]) -> None:
     """Tell the event streams, if anyone reads them."""
     experiment_id, trial_id = run["experiment_id"], run["trial_id"]
     if not world.journal.wanted(experiment_id):
