@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from zerotrial.engine.checkpoint_files import (
+    LATEST,
+    MANIFEST,
     CheckpointError,
     CheckpointNotFoundError,
     Manifest,
@@ -65,6 +67,7 @@ def find(directory: Path, tag: str | None) -> Path:
         CheckpointNotFoundError: If there is none.
         CheckpointError: If ``latest`` is damaged, or the tag is no folder name.
     """
+    _refuse_deepspeed(directory, tag)
     path = directory / (read_latest(directory) if tag is None else check_tag(tag))
     if path.is_dir():
         return path
@@ -73,6 +76,10 @@ def find(directory: Path, tag: str | None) -> Path:
     shown = f"there are: {', '.join(there)}" if there else f"{directory} is empty or missing"
     msg = f"{path}: no such checkpoint ({origin}); {shown}"
     raise CheckpointNotFoundError(msg)
+
+
+_OF_THE_DEVICE = frozenset({"fused", "foreach", "capturable", "differentiable"})
+"""Options of an optimizer that say how it computes, not what."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,18 @@ class _Wish:
     start: int
     stop: int
     kinds: frozenset[str]
+
+
+def _refuse_deepspeed(directory: Path, tag: str | None) -> None:
+    latest = directory / LATEST
+    name = tag or (latest.read_text(errors="replace").strip() if latest.is_file() else "")
+    path = directory / name
+    if name and not (path / MANIFEST).exists() and any(path.glob("*_model_states.pt")):
+        msg = (
+            f"{path}: was saved by DeepSpeed; make it one of ours with "
+            "zerotrial.engine.deepspeed_import.import_deepspeed(source, destination)"
+        )
+        raise CheckpointError(msg)
 
 
 class Loader:
@@ -240,7 +259,7 @@ class Loader:
         part = engine_state["parts"].get("lr_scheduler")
         mine = self._state.stateful.get("lr_scheduler")
         wanted = self._selection.lr_scheduler and not self._selection.module_only
-        if wanted and mine is not None and part is not None and part["type"] != type(mine).__name__:
+        if wanted and mine is not None and part is not None and not _same_type(part, mine):
             problems.append(
                 f"lr_scheduler: must be {part['type']}, got {type(mine).__name__}; "
                 "load_lr_scheduler_states=False keeps the new one as it is"
@@ -276,15 +295,20 @@ class Loader:
             for group, saved in zip(
                 optimizer.param_groups, engine_state["optimizer"]["groups"], strict=True
             ):
-                group.update(saved)
+                group.update({k: v for k, v in saved.items() if k not in _OF_THE_DEVICE})
         for name, part in self._state.stateful.items():
             saved_part = engine_state["parts"].get(name)
             if saved_part is None or (name == "lr_scheduler" and not self._selection.lr_scheduler):
                 continue
-            if saved_part["type"] != type(part).__name__:
+            if not _same_type(saved_part, part):
                 logger.warning("%s: is now %s, so it starts afresh", name, type(part).__name__)
                 continue
             part.load_state_dict(saved_part["state"])
+
+
+def _same_type(saved: Mapping[str, Any], part: Any) -> bool:
+    """Whether a state is of this class; imported ones do not always know."""
+    return saved["type"] in {None, type(part).__name__}
 
 
 def _gaps(wish: _Wish, reader: ShardReader) -> list[str]:
