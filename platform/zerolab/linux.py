@@ -10,7 +10,14 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["die_with_parent", "kill_all", "kill_tree", "our_process", "usable_cores"]
+__all__ = [
+    "die_with_parent",
+    "kill_all",
+    "kill_tree",
+    "our_process",
+    "usable_cores",
+    "wait_for_end",
+]
 
 _PR_SET_PDEATHSIG = 1
 _WAIT_S = 10.0
@@ -96,9 +103,22 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
     for victim in doomed:
         with contextlib.suppress(psutil.Error):
             victim.kill()
-    deadline = time.monotonic() + _WAIT_S
-    while any(_runs(victim) for victim in doomed) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    wait_for_end(doomed, _WAIT_S)
+
+
+def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
+    """Wait until processes run no more; one that its parent has not waited for has ended too.
+
+    Returns:
+        Whether all of them have ended in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        while _runs(process):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+    return True
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -1,5 +1,6 @@
 """The server and the agent of this installation as background processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -225,15 +226,12 @@ def _start(
 def _stop(service: Service, process: "psutil.Process", say: Callable[[str], None]) -> None:
     import psutil
 
-    from zerolab.linux import kill_tree
+    from zerolab.linux import kill_tree, wait_for_end
 
     say(f"stopping the {service.name} (process {process.pid})")
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGTERM)
-        process.wait(_DOWN_S)
-    except psutil.NoSuchProcess:
-        return
-    except psutil.TimeoutExpired:
+    if not wait_for_end([process], _DOWN_S):
         say(f"the {service.name} does not end by itself after {_DOWN_S:.0f} s: killing it")
         kill_tree(process.pid)
 
