@@ -215,12 +215,16 @@ def every_choice(
 def _working(  # noqa: PLR0917 - as estimate
     num_params: int, largest: int, world_size: int, stage: int, width: int, bucket_numel: int
 ) -> int:
-    """Bytes beyond the model states: two buckets, or two gathered blocks and one's gradients."""
-    if world_size == 1 and stage < 3:
+    """Bytes beyond the model states.
+
+    Stages 0 and 1 reduce gradients where they lie. Stage 2 has two buckets under way, stage 3 two
+    gathered blocks and the gradients of one, as computed and as summed.
+    """
+    if stage == 3:
+        return (2 * width + width + 4) * largest
+    if stage < 2 or world_size == 1:
         return 0
-    if stage < 3:
-        return 2 * width * min(bucket_numel, num_params)
-    return (2 * width + width + 4) * largest
+    return 2 * width * min(bucket_numel, num_params)
 
 
 def _check(  # noqa: PLR0917 - as estimate

@@ -1,0 +1,165 @@
+"""``zerolab plan``: finding a trial's model without training it, and what it would need."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import zerotrial
+from zerotrial.engine import build
+from zerotrial.engine.memory import estimate
+from zerotrial.plan import Devices, fits, main
+
+TRIAL = '''
+import torch
+from torch import nn
+import zerotrial
+from zerotrial import initialize
+
+class Big(zerotrial.ZeroTrial):
+    """Nobody has the memory for this one."""
+    def __init__(self, context):
+        model = nn.Sequential(*(nn.Linear(20_000, 20_000, bias=False) for _ in range(10)))
+        model[0].requires_grad_(False)
+        engine, optimizer, *_ = zerotrial.initialize(
+            model=model, config=context.get_hparam("deepspeed_config"))
+        self.engine = context.wrap_model_engine(engine)
+        assert context.get_train_micro_batch_size_per_gpu() == 2
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx): ...
+    def build_training_data_loader(self): ...
+    def build_validation_data_loader(self): ...
+
+class NeedsValues(Big):
+    """Reads numbers while it is built, and makes two engines."""
+    def __init__(self, context):
+        for width in (4, 8):
+            model = nn.Linear(width, width, bias=False)
+            assert float(model.weight.sum()) == float(model.weight.sum())
+            model.weight.numpy(force=True)
+            engine, *_ = initialize(model=model, config=context.get_hparam("deepspeed_config"),
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+            context.wrap_model_engine(engine)
+        raise RuntimeError("after the engines nothing matters")
+
+class Empty(Big):
+    def __init__(self, context): ...
+'''
+
+
+@pytest.fixture(autouse=True)
+def own_module_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
+def experiment(directory: Path, entrypoint: str, **engine: Any) -> Path:
+    module = entrypoint.partition(":")[0]
+    (directory / f"{module}.py").write_text(TRIAL)
+    content = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW"},
+        "bf16": {"enabled": True},
+        **engine,
+    }
+    (directory / "ds_config.json").write_text(json.dumps(content))
+    file = directory / "experiment.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "name": "planned",
+                "entrypoint": entrypoint,
+                "hyperparameters": {
+                    "deepspeed_config": "ds_config.json",
+                    "width": {"type": "categorical", "vals": [1, 2]},
+                },
+                "searcher": {
+                    "name": "random",
+                    "metric": "loss",
+                    "max_trials": 2,
+                    "max_length": {"batches": 1},
+                },
+                "resources": {"slots_per_trial": 2},
+            }
+        )
+    )
+    return file
+
+
+@pytest.mark.processes
+def test_a_model_that_no_memory_could_hold_is_planned_for(tmp_path: Path) -> None:
+    file = experiment(tmp_path, "model_def:Big", zero_optimization={"stage": 2})
+    answer = subprocess.run(
+        [sys.executable, "-P", "-m", "zerotrial.plan", file, "--json", "--world-size", "64"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["world_size"] == 64
+    (engine,) = found["engines"]
+    width = 20_000 * 20_000
+    assert engine["parameters"] == 9 * width
+    assert engine["frozen"] == width
+    assert engine["largest_block"] == width
+    assert engine["precision"] == "bf16"
+    assert found["configured"]["stage"] == 2
+    by_stage = {c["stage"]: c for c in found["choices"] if not c["host"] and not c["disk"]}
+    for stage, choice in by_stage.items():
+        frozen = 2 * width // (64 if stage == 3 else 1)
+        assert choice["device"] == estimate(9 * width, width, 64, stage).device + frozen
+    assert not by_stage[0]["fits"]
+
+
+def test_a_model_that_needs_values_is_built_with_memory_and_engines_add_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = experiment(tmp_path, "planned_values:NeedsValues", zero_optimization={"stage": 1})
+    assert main([str(file)]) == 0
+    text = capsys.readouterr().out
+    assert zerotrial.initialize is build.initialize
+    assert "model: 16 parameters, largest block 16; bf16, optimizer momentum" in text
+    assert "model: 64 parameters" in text
+    assert "bytes of each of 2 rank(s)" in text
+    first, *_, last = (line for line in text.splitlines() if line[:1].isdigit())
+    assert "recommended" in first
+    assert f"{12 * (16 + 64)} B" in first
+    assert last.startswith("3")
+    assert next(line for line in text.splitlines() if "as configured" in line).startswith("1")
+    assert text.splitlines()[-1].startswith("recommended: stage 0")
+
+
+def test_mistakes_are_one_message_and_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(experiment(tmp_path, "planned_empty:Empty"))]) == 2
+    assert "builds no engine by zerotrial.initialize" in capsys.readouterr().err
+    assert main([str(experiment(tmp_path, "planned_empty:Empti"))]) == 2
+    assert "did you mean 'Empty'?" in capsys.readouterr().err
+    assert main([str(experiment(tmp_path, "planned_empty:Empty", nonsense=1))]) == 2
+    assert "nonsense" in capsys.readouterr().err
+    assert main([str(tmp_path / "nothing.yaml")]) == 2
+    assert "nothing.yaml" in capsys.readouterr().err
+
+
+def test_a_fifth_is_left_to_activations_and_a_cpu_has_one_memory() -> None:
+    needs = estimate(1000, 0, 1, 1, offload_optimizer="cpu", precision="bf16")
+    device, host = needs.peak_device, needs.host
+    cpu = Devices("cpu", "CPU", 4, 2 * (device + host), 0, 0)
+    assert fits(needs, cpu)
+    assert not fits(needs, replace(cpu, device_bytes=device + host))
+    gpu = Devices("cuda", "GPU", 1, 2 * device, 2 * host, 0)
+    assert fits(needs, gpu)
+    assert not fits(needs, replace(gpu, device_bytes=device))
+    assert not fits(needs, replace(gpu, host_bytes=host))
+    in_files = estimate(1000, 0, 1, 1, offload_optimizer="nvme")
+    assert not fits(in_files, gpu)
+    assert fits(in_files, replace(gpu, disk_bytes=in_files.disk))
