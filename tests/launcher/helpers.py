@@ -28,7 +28,9 @@ def eventually(question: Callable[[], T | None], deadline_s: float = DEADLINE_S)
         time.sleep(0.02)
 
 
-def make_run(path: Path, script: str, slots: int = 2, run_id: int = 1) -> RunFolder:
+def make_run(
+    path: Path, script: str, slots: int = 2, entrypoint: str = "python script.py", **config: object
+) -> RunFolder:
     """Prepare a run whose ranks are ``script``."""
     folder = RunFolder(path)
     folder.create()
@@ -36,8 +38,12 @@ def make_run(path: Path, script: str, slots: int = 2, run_id: int = 1) -> RunFol
     spec = RunSpec(
         experiment_id=1,
         trial_id=1,
-        run_id=run_id,
-        config={"entrypoint": "python script.py"},
+        run_id=1,
+        config={
+            "entrypoint": entrypoint,
+            "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}},
+            **config,
+        },
         hparams={},
         trial_seed=1,
         slots=slots,

@@ -209,6 +209,29 @@ def test_a_fork_server_that_dies_takes_its_runs_along_and_the_next_starts_afresh
     server.close()
 
 
+def test_ranks_of_a_class_are_forked_and_may_end_as_they_like(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    script = """
+import atexit, os, sys
+assert "torch" in sys.modules
+import torch
+assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"]) == 1
+assert os.environ["COLOUR"] == "green"
+print("rank", os.environ["RANK"], os.path.basename(os.getcwd()), flush=True)
+if os.environ["RANK"] == "0":
+    os._exit(0)
+atexit.register(print, "at exit")
+sys.exit(0)
+"""
+    variables = {"environment_variables": {"cpu": ["COLOUR=green"], "cuda": ["COLOUR=red"]}}
+    folder = make_run(tmp_path / "run", script, entrypoint="script:Trial", environment=variables)
+    outcome = end_of(server.start(folder, ENVIRONMENT), folder)
+    assert outcome == Outcome(0), folder.stderr(1).read_text()
+    assert folder.stdout(0).read_text() == "rank 0 model\n"
+    assert folder.stdout(1).read_text() == "rank 1 model\nat exit\n"
+
+
 def test_an_entrypoint_that_cannot_be_started_is_named(server: ForkServer, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "", slots=1)
     text = folder.spec.read_text().replace("python script.py", "pyhton script.py")

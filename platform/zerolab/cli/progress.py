@@ -85,13 +85,19 @@ class _Watcher:
         """Return the experiment and its running trials, as last known while nothing answers."""
         try:
             experiment = self._client.experiment(self._experiment_id)
-            found = self._client.trials(self._experiment_id)
-            shown = [one for one in found if one["state"] not in ENDED][:_SHOWN_TRIALS]
-            self._last = experiment, [self._progress(one) for one in shown]
+            self._last = experiment, [self._progress(one) for one in self._shown()]
         except UnreachableError:
             if self._last is None:
                 raise
         return self._last
+
+    def _shown(self) -> list[dict[str, Any]]:
+        """Return the first trials that run, or else that wait; there may be thousands."""
+        for state in ("RUNNING", "QUEUED", "PAUSED"):
+            found = self._client.trials(self._experiment_id, state=state, limit=_SHOWN_TRIALS)
+            if found:
+                return found
+        return []
 
     def _progress(self, trial: dict[str, Any]) -> TrialProgress:
         curves = self._client.metrics(trial["id"], max_points=2)

@@ -125,15 +125,14 @@ def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
 
 
 def _conclude(client: "Client", ended: dict[str, Any]) -> None:
-    trials = client.trials(ended["id"])
-    best = next((one for one in trials if one["id"] == ended["best_trial_id"]), None)
-    last = best or (trials[0] if trials else None)
+    best = ended["best_trial_id"] and client.trial(ended["best_trial_id"])
+    last = best or next(iter(client.trials(ended["id"], limit=1)), None)
     uuid = last and (last["best_checkpoint"] or last["latest_checkpoint"])
     validation = None
-    if best is not None:
+    if best:
         place = f"at batch {best['best_steps']} of trial {best['id']}"
         validation = f"{ended['metric']} {number(ended['best_validation'])} {place}"
-    error = ended["error"] or next((one["error"] for one in trials if one["error"]), None)
+    error = ended["error"] or (last and last["error"])
     print_fields(
         {
             "experiment": ended["id"],

@@ -1,0 +1,79 @@
+"""Files and processes of an installation: whole, private, and really ours."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launcher.helpers import eventually
+from zerolab.errors import ConfigError
+from zerolab.files import read_json, write_json
+from zerolab.linux import kill_tree, our_process
+from zerolab.paths import Home
+
+
+def test_a_data_directory_is_private_and_can_be_made_twice(tmp_path: Path) -> None:
+    home = Home(tmp_path / "a" / "b").create().create()
+    for path in (home.path, home.runs, home.checkpoints, home.archives, home.logs):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert home.run(7) == home.runs / "7"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="ZEROLAB_HOME"):
+        Home(tmp_path / "file" / "home").create()
+
+
+def test_all_that_start_at_once_agree_on_one_private_token(tmp_path: Path) -> None:
+    home = Home(tmp_path).create()
+    assert home.read_token() is None
+    with ThreadPoolExecutor(8) as pool:
+        tokens = set(pool.map(lambda _: Home(tmp_path).ensure_token(), range(32)))
+    assert tokens == {home.read_token()}
+    assert stat.S_IMODE(home.token_file.stat().st_mode) == 0o600
+    home.token_file.write_text("")
+    assert len(home.ensure_token()) > 30
+
+
+def test_the_data_directory_is_the_one_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROLAB_HOME", str(tmp_path))
+    assert Home.default() == Home(tmp_path)
+    monkeypatch.delenv("ZEROLAB_HOME")
+    assert Home.default().path == Path.home() / ".zerolab"
+
+
+def test_a_json_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    assert read_json(file) is None
+    write_json(file, {"pid": 1})
+    assert read_json(file) == {"pid": 1}
+    file.write_text('{"pid": ')
+    assert read_json(file) is None
+    assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_process_is_ours_only_with_the_right_words_and_age() -> None:
+    me, now = os.getpid(), time.time()
+    assert our_process(me, "py", now) == psutil.Process(me)
+    assert our_process(me, "no such word", now) is None
+    assert our_process(me, "py", psutil.Process(me).create_time() - 60) is None
+    assert our_process(2**22 - 1, "py", now) is None
+
+
+@pytest.mark.processes
+def test_a_tree_is_killed_to_its_leaves_and_left_to_its_parent_to_reap() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as root:
+        leaves = eventually(lambda: psutil.Process(root.pid).children(recursive=True))
+        kill_tree(root.pid)
+        assert root.wait(timeout=60) == -9
+    eventually(lambda: not any(leaf.is_running() for leaf in leaves))
