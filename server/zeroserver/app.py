@@ -63,6 +63,7 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
     app.router.routes.extend(route.route() for route in WIRE_ROUTES)  # the hot ones first
     for module in (cluster, experiments, trials, events):
         app.include_router(module.router)
+    app.include_router(experiments.imports)
     _add_page(app, static)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

@@ -30,7 +30,7 @@ from zeroserver.orchestrator.world import World, checkpoint_root, find, log_line
 from zeroserver.schema import checkpoints, experiments, logs, points, runs, trials
 from zeroserver.states import TRIAL_ENDED, ExperimentState, RunState
 
-__all__ = ["store_logs", "store_reports"]
+__all__ = ["best_of", "read_points", "store_logs", "store_reports"]
 
 _SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
 
@@ -85,7 +85,7 @@ def _read(world: World, transaction: Transaction, fresh: list[Record]) -> _Told:
     told = _Told()
     for record in fresh:
         if isinstance(record, MetricsRecord):
-            told.points += _points(world, transaction, record)
+            told.points += read_points(world, transaction, record)
             if record.steps > told.steps and record.group != "system":
                 told.steps = record.steps
             if record.group == "validation":
@@ -149,7 +149,12 @@ def _progress_of_single(transaction: Transaction, experiment_id: int, progress: 
     )
 
 
-def _points(world: World, transaction: Transaction, record: MetricsRecord) -> list[Point]:
+def read_points(world: World, transaction: Transaction, record: MetricsRecord) -> list[Point]:
+    """Turn a record into points.
+
+    Raises:
+        ConfigError: If it holds what cannot be stored.
+    """
     if not 0 <= record.steps < MAX_STEP:
         raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
     group, steps, when = record.group, record.steps, record.time
@@ -210,14 +215,17 @@ def _validated(
     metric = experiment["metric"]
     value: float | None = None
     if metric in record.values:
-        value = _number(metric, record.values[metric])
+        before = None
+        if trial["best_validation"] is not None:
+            before = (trial["best_validation"], trial["best_steps"])
+        value, best = best_of(experiment, record, before)
         changes: dict[str, Any] = {"latest_validation": value}
-        if value is not None and _better(experiment, value, trial["best_validation"]):
-            changes |= {"best_validation": value, "best_steps": record.steps}
+        if best is not None:
+            changes |= {"best_validation": best[0], "best_steps": best[1]}
         save(transaction, trials, trial["id"], **changes)
         if value is not None and _better(experiment, value, experiment["best_validation"]):
-            best = {"best_validation": value, "best_trial_id": trial["id"]}
-            save(transaction, experiments, experiment["id"], **best)
+            winner = {"best_validation": value, "best_trial_id": trial["id"]}
+            save(transaction, experiments, experiment["id"], **winner)
             touch(transaction, "experiment", experiment["id"], experiment["id"])
     elif trial["searcher_steps"] < 0:
         names = ", ".join(sorted(record.values)) or "none"
@@ -244,6 +252,16 @@ def _length(
     if length is not None and length.unit == "epochs" and "epochs" in record.values:
         return _number("epochs", record.values["epochs"]) or 0.0
     return float(record.steps)
+
+
+def best_of(
+    experiment: RowMapping, record: MetricsRecord, best: tuple[float, int] | None
+) -> tuple[float | None, tuple[float, int] | None]:
+    """Return the searcher's metric of a validation, and the best value with its step so far."""
+    value = _number(experiment["metric"], record.values[experiment["metric"]])
+    if value is not None and _better(experiment, value, best[0] if best else None):
+        best = (value, record.steps)
+    return value, best
 
 
 def _better(experiment: RowMapping, value: float, best: float | None) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, File, Form, Query, Response, UploadFile
+from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
@@ -28,9 +28,10 @@ from zeroserver.schema import experiments
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import ExperimentState
 
-__all__ = ["router"]
+__all__ = ["imports", "router"]
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], responses=ERRORS)
+imports = APIRouter(prefix="/api/v1", tags=["experiments"], responses=ERRORS)
 
 Sort = Literal[
     "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",
@@ -225,6 +226,31 @@ def get_archive(services: ServicesDep, connection: ReadDep, experiment_id: IdPat
     row = queries.one(connection, experiments, experiment_id)
     path: Path = archive_path(services.world.home.archives, row["archive"])
     return FileResponse(path, media_type="application/gzip", filename="model.tar.gz")
+
+
+_METRICS_FILE = {
+    "requestBody": {
+        "required": True,
+        "description": "A metrics file: a header, then one record a line.",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@imports.post(
+    "/import", status_code=201, response_model=ExperimentAnswer, openapi_extra=_METRICS_FILE
+)
+async def import_metrics(services: ServicesDep, request: Request) -> Response:
+    """Bring the metrics file of a run without a server in, as an experiment that has ended."""
+    # The client's HTTP library comes with it, which a server that only starts can do without.
+    from zeroserver.orchestrator.importing import import_run, parse
+
+    content = await request.body()
+    log = await run_in_threadpool(parse, content)
+    experiment_id = await services.write(
+        lambda world, transaction: import_run(world, transaction, log)
+    )
+    return await services.read(lambda connection: _answer(connection, experiment_id, 201))
 
 
 Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
