@@ -37,6 +37,14 @@ function lost(curves: Curve[]): number {
   return curves.reduce((sum, { series }) => sum + series.points.filter((point) => finite(point[1]) === null).length, 0);
 }
 
+/** What a drawing shows, in words. */
+function words(title: string, curves: Curve[]): string {
+  const last = Math.max(...curves.map(({ series }) => series.points[series.points.length - 1]?.[0] ?? 0));
+  const points = curves.reduce((sum, { series }) => sum + series.points.length, 0);
+  const several = curves.length === 1 ? "" : `${curves.length} curves, `;
+  return `${title}: ${several}${points} points to batch ${last}`;
+}
+
 function positive(curves: Curve[]): boolean {
   const low = curves.flatMap(({ series }) => (banded(series) ? series.band!.map((b) => b[1]) : series.points.map((p) => p[1])));
   return low.every((value) => (finite(value) ?? 1) > 0);
@@ -135,8 +143,8 @@ export function Chart({ title, curves, log }: { title: string; curves: Curve[]; 
   const only = curves.length === 1 ? curves[0]!.series.points : [];
   const missing = lost(curves);
   return (
-    <figure class="chart" aria-label={title} title="Drag to zoom, click twice to see all">
-      <figcaption>
+    <figure class="chart" aria-label={words(title, curves)}>
+      <figcaption title="Drag in the chart to zoom, click twice to see all">
         {title} {missing > 0 && <small class="warn">{number(missing)} not finite</small>}
         {only.length > 0 && <output>{number(only[only.length - 1]![1])}</output>}
       </figcaption>

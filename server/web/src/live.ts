@@ -100,7 +100,7 @@ export function useEvents(path: string, changed: (changes: Changes) => void, pau
     let pending = none();
     let timer: number | undefined;
     let retry: number | undefined;
-    let source: EventSource;
+    let source: EventSource | undefined;
     const flush = () => {
       timer = undefined;
       const told = pending;
@@ -119,21 +119,31 @@ export function useEvents(path: string, changed: (changes: Changes) => void, pau
       }
       timer ??= window.setTimeout(flush, pause);
     };
+    const disconnect = () => {
+      source?.close();
+      source = undefined;
+      window.clearTimeout(retry);
+    };
     const connect = () => {
-      source = new EventSource(`/api/v1${path}`);
-      for (const kind of KINDS) source.addEventListener(kind, note);
-      source.onopen = () => setConnected(true);
-      source.onerror = () => {
+      disconnect();
+      const opened = new EventSource(`/api/v1${path}`);
+      source = opened;
+      for (const kind of KINDS) opened.addEventListener(kind, note);
+      opened.onopen = () => setConnected(true);
+      opened.onerror = () => {
         setConnected(false);
         // The browser connects again by itself, except after an answer that is an error.
-        if (source.readyState === EventSource.CLOSED) retry = window.setTimeout(connect, RETRY_MS);
+        if (opened.readyState === EventSource.CLOSED) retry = window.setTimeout(connect, RETRY_MS);
       };
     };
-    connect();
+    // A browser keeps six connections to a server: tabs that nobody looks at must not hold them.
+    const looked = () => (document.hidden ? disconnect() : connect());
+    document.addEventListener("visibilitychange", looked);
+    looked();
     return () => {
-      source.close();
+      document.removeEventListener("visibilitychange", looked);
+      disconnect();
       window.clearTimeout(timer);
-      window.clearTimeout(retry);
     };
   }, [path]);
   return connected;

@@ -1,0 +1,170 @@
+"""The page in a real browser: what it shows, that it follows what runs, and that it keeps to us."""
+
+import gzip
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.web.conftest import Site, Watched
+from zeroserver.app import STATIC
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+
+BLUE = "([r, g, b, a]) => a > 200 && b > 150 && b - r > 80"
+"""The line of the first curve."""
+
+BAND = "([r, g, b, a]) => a > 20 && a < 120 && b - r > 80"
+"""The band around it: the same colour, nearly transparent."""
+
+
+def chart(page: Page, title: str) -> Locator:
+    """Find the chart of a metric."""
+    return page.get_by_role("figure", name=re.compile(f"^{title}: "))
+
+
+def pixels(figure: Locator, test: str) -> int:
+    """Count the pixels of a drawing that pass a test."""
+    count = """(canvas) => {
+        const { width, height } = canvas;
+        const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+        const passes = TEST;
+        let found = 0;
+        for (let i = 0; i < data.length; i += 4) found += passes(data.subarray(i, i + 4));
+        return found;
+    }"""
+    found: int = figure.locator("canvas").evaluate(count.replace("TEST", test))
+    return found
+
+
+def test_the_list_shows_the_experiments_their_states_and_what_went_wrong(
+    site: Site, owner: Watched
+) -> None:
+    page = owner.show("#/")
+    digits = page.get_by_role("row").filter(has=page.get_by_role("link", name="digits-smoke"))
+    expect(digits).to_contain_text("completed")
+    expect(digits).to_contain_text("100 %")
+    expect(digits).to_contain_text("validation_loss")
+    broken = page.get_by_role("row").filter(has=page.get_by_role("link", name="broken"))
+    expect(broken.locator(".badge")).to_have_text("error")
+    expect(broken).to_contain_text("the model is broken")
+    page.get_by_label("search").fill("DIGITS compl")
+    expect(broken).to_have_count(0)
+    expect(digits).to_have_count(1)
+    digits.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="digits-smoke")).to_be_visible()
+
+
+def test_an_experiment_shows_its_curves_trials_checkpoints_and_logs(
+    site: Site, owner: Watched
+) -> None:
+    page = owner.show(f"#/experiments/{site.digits}")
+    loss = chart(page, "training: loss")
+    expect(loss).to_have_accessible_name(re.compile(r"points to batch 30$"))
+    expect(chart(page, "validation: accuracy").locator("output")).to_have_text(re.compile(r"0\.\d"))
+    assert pixels(loss, BLUE) > 100
+
+    page.get_by_role("link", name="trials", exact=True).click()
+    row = page.get_by_role("row").nth(1)
+    expect(row).to_contain_text("completed")
+    expect(row).to_contain_text("hidden 32")
+    expect(row).to_contain_text("ds_config.json")
+
+    page.get_by_role("link", name="checkpoints", exact=True).click()
+    uuid = site.installation.client.experiment_checkpoints(site.digits)[-1]["uuid"]
+    saved = page.get_by_role("row").filter(has_text=uuid)
+    expect(saved).to_contain_text("KiB")
+    expect(saved).to_contain_text("latest")
+    saved.get_by_text(uuid).first.click()
+    expect(saved).to_contain_text("manifest.json")
+
+    page.get_by_role("link", name="logs", exact=True).click()
+    expect(page.get_by_label("log lines")).to_contain_text("validation after batch 30")
+
+    page.get_by_role("link", name="configuration", exact=True).click()
+    expect(page.get_by_label("configuration")).to_contain_text("model_def:DigitsTrial")
+    page.go_back()
+    expect(page.get_by_label("log lines")).to_be_visible()
+
+
+def test_a_failure_is_readable_with_its_restarts_and_its_log(site: Site, owner: Watched) -> None:
+    page = owner.show(f"#/experiments/{site.failed}/logs")
+    expect(page.get_by_role("alert")).to_contain_text("the model is broken")
+    facts = page.locator(".facts")
+    expect(facts).to_contain_text("restarts1")
+    lines = page.get_by_label("log lines")
+    expect(lines).to_contain_text("Traceback (most recent call last)")
+    page.get_by_label("least level").select_option("ERROR")
+    expect(lines).not_to_contain_text("Traceback (most recent call last)")
+    failed = lines.locator(".error").last
+    expect(failed).to_contain_text("no restart")
+    color = "element => getComputedStyle(element).color"
+    assert failed.evaluate(color) != lines.evaluate(color)
+
+
+def test_holes_do_not_break_a_curve_and_merged_points_have_a_band(
+    site: Site, owner: Watched
+) -> None:
+    page = owner.show(f"#/experiments/{site.long}")
+    holey = chart(page, "validation: holey")
+    expect(holey).to_contain_text("2 not finite")
+    expect(holey.locator("output")).to_have_text("1")
+    assert pixels(holey, BLUE) > 100
+    noisy = chart(page, "training: noisy")
+    expect(noisy).to_have_accessible_name(re.compile(r"points to batch 3000$"))
+    assert pixels(noisy, BAND) > 10 * pixels(holey, BAND), "no band of minimum and maximum"
+
+
+def test_curves_and_state_follow_what_runs_without_a_reload(site: Site, owner: Watched) -> None:
+    gate = site.folder / "gate"
+    page = owner.show("#/")
+    experiment = site.submit_script("live", what="wait", gate=str(gate))
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="live"))
+    expect(row.locator(".badge")).to_have_text("active")
+    row.get_by_role("link").click()
+    loss = chart(page, "training: loss")
+    expect(loss).to_have_accessible_name(re.compile(r"10 points to batch 10$"))
+    expect(page.get_by_text("live", exact=True).last).to_be_visible()
+    page.evaluate("window.untouched = true")
+    gate.touch()
+    expect(loss).to_have_accessible_name(re.compile(r"20 points to batch 20$"))
+    expect(page.get_by_role("heading").locator(".badge")).to_have_text("completed")
+    assert page.evaluate("window.untouched"), "the page was loaded again"
+    assert site.installation.wait_for(experiment)["state"] == "COMPLETED"
+
+
+def test_the_keyboard_reaches_the_views(site: Site, owner: Watched) -> None:
+    page = owner.show(f"#/experiments/{site.digits}")
+    page.get_by_role("link", name="curves", exact=True).focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    sort = page.get_by_role("button", name="batches")
+    sort.focus()
+    page.keyboard.press("Enter")
+    heading = page.get_by_role("columnheader", name="batches")
+    expect(heading).to_have_attribute("aria-sort", "descending")
+
+
+def test_the_link_works_once_and_without_it_the_page_says_what_to_do(
+    site: Site, stranger: Watched
+) -> None:
+    page = stranger.show(f"#/experiments/{site.digits}")
+    hint = page.get_by_role("alert")
+    expect(hint).to_contain_text("zerolab open")
+    link = site.installation.client.login_link()
+    page.goto(link)
+    expect(page.get_by_role("link", name="digits-smoke")).to_be_visible()
+    page.context.clear_cookies()
+    answer = page.goto(link)
+    assert answer is not None
+    assert answer.status == 403
+    expect(page.locator("body")).to_contain_text("zerolab")
+    stranger.show("#/")
+    expect(hint).to_contain_text("zerolab open")
+
+
+def test_the_page_is_small() -> None:
+    if not (STATIC / "index.html").is_file():
+        pytest.fail("the page is not built: run `npm ci && npm run build` in server/web")
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 150_000
