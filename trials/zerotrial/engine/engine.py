@@ -22,6 +22,7 @@ from zerotrial.engine.checkpoint_engine import (
     make_checkpointer,
     save_checkpoint,
 )
+from zerotrial.engine.export import export_weights, save_16bit_model
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.parts import Observer, Stage, StepResult
 
@@ -325,6 +326,8 @@ class Engine:
 
     save_checkpoint = save_checkpoint
     load_checkpoint = load_checkpoint
+    export = export_weights
+    save_16bit_model = save_16bit_model
 
     def wait_for_checkpoint(self) -> None:
         """Return when an asynchronous save is valid. **Collective**.
