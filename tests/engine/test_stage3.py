@@ -174,7 +174,7 @@ class Branching(nn.Module):
         return functional.cross_entropy((x @ self.table.T).flatten(0, 1).float(), targets.flatten())
 
 
-class Convolution(nn.Module):
+class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -186,6 +186,19 @@ class Convolution(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x, _ = self.layers(tokens)
         return (self.last(self.body(x.transpose(1, 2))) - targets.float().mean()).square().mean()
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Sequential(nn.Conv1d(6, 6, 1), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(2))
+        )
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = functional.one_hot(tokens, 13).float()[:, :, :6]
+        out = self.body(x.to(next(self.parameters()).dtype)).float()
+        return (out - targets.float().mean()).square().mean()
 
 
 def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
@@ -201,8 +214,10 @@ def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
         tolerance = 1e-3 if name == "Muon" else 1e-6
         yield name, against_plain(Language, batches, config, make, tolerance=tolerance)
     yield "some parameters are used on some ranks, some never", against_plain(Branching, batches)
-    for module in (Convolution,):
-        yield module.__name__, against_plain(module, batches, tolerance=1e-5)
+    yield "convolution, LSTM, attention", against_plain(Mixture, batches, tolerance=1e-5)
+    bf16 = {"bf16": {"enabled": True}}
+    stages = [train(Normed, batches, {**bf16, "zero_optimization": {"stage": s}}) for s in (3, 2)]
+    yield "batch norms compute in fp32", compare(*stages, 2e-3)
 
 
 def behaviours() -> Iterator[tuple[str, list[str]]]:

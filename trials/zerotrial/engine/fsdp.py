@@ -99,13 +99,24 @@ class Stage3:
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Return the norm; the averaging itself has happened in backward. **Collective**."""
         squares = torch.zeros(1, dtype=torch.float64)
-        for gradient in self._gradients:
+        for index, gradient in enumerate(self._gradients):
             if gradient is not None:
-                squares += squared_norm(gradient).cpu()
+                for part in self._counted(index, gradient):
+                    squares += squared_norm(part).cpu()
         squares = self._comm.sum(squares.to(self._device))
         if self._model_group is not None:
             dist.all_reduce(squares, group=self._model_group)
         return math.sqrt(squares.item()) / loss_scale
+
+    def _counted(self, index: int, gradient: Tensor) -> list[Tensor]:
+        """Parts of a bucket's gradient whose squares this rank adds to the norm.
+
+        Where a model is spread over ranks, a parameter that each of them holds whole counts once.
+        """
+        if self._model_group is None or dist.get_rank(self._model_group) == 0:
+            return [gradient]
+        mine = [shard for shard in self._shards if shard.bucket == index and shard.model_parallel]
+        return [gradient[shard.span] for shard in mine]
 
     def apply(self, scale: float) -> None:
         """Update this rank's shards; the next gather publishes them. **Collective**."""

@@ -56,6 +56,9 @@ class Shard:
     padded: int
     """Elements of every rank's part, the padding included."""
 
+    model_parallel: bool
+    """Whether it is a part of a model that is spread over ranks (``mpu``), and not whole there."""
+
     @property
     def span(self) -> slice:
         """This rank's elements in the bucket."""
@@ -140,6 +143,12 @@ def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
     group_of = {
         named.name: index for index, group in enumerate(inputs.groups) for named in group.parameters
     }
+    divided = {
+        named.name
+        for group in inputs.groups
+        for named in group.parameters
+        if getattr(named.parameter, "model_parallel", False)
+    }
     names: dict[Any, str] = {
         p: name for name, p in inputs.module.named_parameters() if name in group_of
     }
@@ -163,7 +172,9 @@ def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
             for member in members:
                 parameter = cast("DTensor", member.sharded_param)
                 padded = _move(member, flat[at:])
-                shards.append(_shard(names[parameter], parameter, len(buckets), at - begin, padded))
+                name = names[parameter]
+                place = (len(buckets), at - begin, padded)
+                shards.append(_shard(name, parameter, place, model_parallel=name in divided))
                 kept.append(parameter)
                 paddeds.append(padded)
                 at += padded
@@ -194,12 +205,14 @@ def _move(member: Any, memory: Tensor) -> int:
     return home.numel()
 
 
-def _shard(name: str, parameter: DTensor, bucket: int, offset: int, padded: int) -> Shard:
+def _shard(
+    name: str, parameter: DTensor, place: tuple[int, int, int], *, model_parallel: bool
+) -> Shard:
     rows = -(-parameter.shape[0] // parameter.device_mesh.size())
     row = math.prod(parameter.shape[1:])
     start = min(rows * parameter.device_mesh.get_local_rank(), parameter.shape[0]) * row
     stop = start + parameter._local_tensor.numel()  # noqa: SLF001 - to_local() costs more
-    return Shard(name, parameter, start, stop, bucket, offset, padded)
+    return Shard(name, parameter, start, stop, *place, model_parallel)
 
 
 def whole_parameter(shard: Shard, comm: Communicator, device: torch.device) -> Tensor:

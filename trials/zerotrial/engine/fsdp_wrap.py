@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 )
 
 from zerolab.errors import ConfigError, TrialError
+from zerotrial.engine.precision import kept_in_full
 from zerotrial.engine.wrapping import Unit, plan_units
 
 if TYPE_CHECKING:
@@ -59,23 +60,33 @@ def shard_module(inputs: StageInputs, comm: Communicator) -> list[FSDPModule]:
     _prepare_types(inputs, trained)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     wrap = cast("Callable[[], Sequence[nn.Module]] | None", getattr(module, "stage3_units", None))
+    in_full = _in_full(inputs)
     units = plan_units(
-        module, wrap=(lambda _: wrap()) if wrap else None, leaves=leaves, ignored=ignored
+        module,
+        wrap=(lambda _: wrap()) if wrap else None,
+        leaves=leaves,
+        apart=in_full,
+        ignored=ignored,
     )
     mesh = _mesh(inputs)
     for unit in units:
-        _shard_unit(unit, mesh, inputs, ignored)
+        compute = None if unit.module in in_full else inputs.precision.compute
+        _shard_unit(unit, mesh, inputs, compute, ignored)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
 
 
 def _shard_unit(
-    unit: Unit, mesh: DeviceMesh, inputs: StageInputs, ignored: set[nn.Parameter]
+    unit: Unit,
+    mesh: DeviceMesh,
+    inputs: StageInputs,
+    compute: torch.dtype | None,
+    ignored: set[nn.Parameter],
 ) -> None:
     precision = inputs.precision
     is_root = unit.module is inputs.module
     policy = MixedPrecisionPolicy(
-        param_dtype=precision.compute,
+        param_dtype=compute,
         reduce_dtype=precision.communicate or precision.accumulate,
         # What enters the model is cast by the engine, at every stage alike.
         cast_forward_inputs=False,
@@ -100,6 +111,18 @@ def _shard_unit(
     sharded.set_reduce_scatter_unused_params(
         inputs.config.zero_optimization.ignore_unused_parameters
     )
+
+
+def _in_full(inputs: StageInputs) -> set[nn.Module]:
+    """Modules that compute in fp32 all the same: batch norms, whose statistics are fp32."""
+    if inputs.precision.compute is None:
+        return set()
+    kept = kept_in_full(inputs.module)
+    return {
+        child
+        for child in inputs.module.modules()
+        if any(parameter in kept for parameter in child.parameters(recurse=False))
+    }
 
 
 def _offload(inputs: StageInputs) -> OffloadPolicy:
@@ -143,12 +166,13 @@ def _check_shardable(module: nn.Module, offload: str) -> None:
 def _prepare_types(inputs: StageInputs, trained: set[nn.Parameter]) -> None:
     """Make trained parameters fp32 masters, and the rest what forward computes in."""
     compute = inputs.precision.compute
+    kept = kept_in_full(inputs.module)
     offloaded = inputs.config.zero_optimization.offload_param.device == "cpu"
     for parameter in inputs.module.parameters():
         if not parameter.is_floating_point():
             continue
         kind = parameter.dtype
-        if compute is not None:
+        if compute is not None and parameter not in kept:
             kind = inputs.precision.master if parameter in trained else compute
         where = torch.device("cpu") if offloaded else parameter.device
         parameter.data = parameter.data.to(where, kind).contiguous()

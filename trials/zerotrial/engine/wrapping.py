@@ -58,6 +58,7 @@ def plan_units(
     wrap: Collection[str] | WrapFunction | None = None,
     leaves: Collection[str] = (),
     unit_numel: int = DEFAULT_UNIT_NUMEL,
+    apart: Collection[nn.Module] = (),
     ignored: Collection[nn.Parameter] = (),
 ) -> list[Unit]:
     """Divide a model into units, inner ones before those that contain them, the root last.
@@ -68,6 +69,7 @@ def plan_units(
             structure decide.
         leaves: Class names of modules that are gathered whole, with all that is inside them.
         unit_numel: Elements from which on a module becomes a unit of its own.
+        apart: Modules that are units wherever they stand, since they compute in another type.
         ignored: Parameters that are not sharded at all.
 
     Returns:
@@ -80,7 +82,7 @@ def plan_units(
     whole = _of_classes(module, leaves)
     inside = {child for leaf in whole for child in leaf.modules() if child is not leaf}
     chosen = _by_choice(module, wrap) if wrap else _by_structure(module, whole, unit_numel)
-    chosen = (chosen | whole) - inside - {module}
+    chosen = ((chosen | whole) - inside - {module}) | (set(apart) - {module})
     chosen -= {child for child in chosen if isinstance(child, nn.ModuleList | nn.ModuleDict)}
     while sharing := _sharing(module, chosen):
         chosen -= sharing
