@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrialProgress", "describe_line", "watch"]
 
+_RECENT_BATCHES = 300  # asked for; all of a long curve would come as means of many batches
 _POLL_S = 0.5
 _SHOWN_TRIALS = 8
 _SPEED = "samples_per_second"
@@ -100,7 +101,8 @@ class _Watcher:
         return []
 
     def _progress(self, trial: dict[str, Any]) -> TrialProgress:
-        curves = self._client.metrics(trial["id"], max_points=2)
+        recent = max(0, trial["steps_completed"] - _RECENT_BATCHES)
+        curves = self._client.metrics(trial["id"], first=recent)
         training = {one["name"]: one["points"] for one in curves if one["group"] == "training"}
         metric = "loss" if "loss" in training else next(iter(sorted(training)), "")
         speeds = [one["points"] for one in curves if one["name"] == _SPEED and one["points"]]

@@ -182,9 +182,18 @@ class Client:
         group: str | None = None,
         names: Sequence[str] = (),
         max_points: int | None = None,
+        first: int | None = None,
     ) -> list[Json]:
-        """Return a trial's curves: ``group``, ``name``, ``points`` as ``[step, value]``."""
-        params = {"group": group, "names": ",".join(names) or None, "max_points": max_points}
+        """Return a trial's curves from step ``first`` on: ``group``, ``name``, ``points``.
+
+        A point is ``[step, value]``; the mean of several where there are more than ``max_points``.
+        """
+        params = {
+            "group": group,
+            "names": ",".join(names) or None,
+            "max_points": max_points,
+            "first": first,
+        }
         curves: list[Json] = self.get(f"/trials/{trial_id}/metrics", **params)["metrics"]
         return curves
 

@@ -83,7 +83,7 @@ function options(curves: Curve[], log: boolean, width: number, style: CSSStyleDe
   return {
     width,
     height: HEIGHT,
-    padding: [8, 12, 0, 0],
+    padding: [8, 22, 0, 0],
     scales: { x: { time: false }, y: log ? { distr: 3 } : { range: span } },
     axes: [{ ...axis, size: 30 }, { ...axis, size: 58 }],
     cursor: { sync: { key: "batch" }, points: { size: 6 } },

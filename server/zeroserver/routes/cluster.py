@@ -99,7 +99,7 @@ def get_numbers(services: ServicesDep, connection: ReadDep) -> PlainTextResponse
 
 _EXPIRED = (
     "<!doctype html><title>Zerolab</title><p>This link has been used or is too old. "
-    "Ask for a new one: <code>zerolab status</code>."
+    "Ask for a new one: <code>zerolab open</code>."
 )
 
 
