@@ -96,8 +96,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest
 
 def test_a_killed_experiment_leaves_no_process(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    source = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{COUNT}"
-    experiment_id = installation.submit(tmp_path / "model", CONFIG, script(source, gate))
+    experiment_id = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
     wait_for_files(gate, "first_0", "first_1")
     run_id = installation.client.trials(experiment_id)[0]["run_id"]
     ranks = [psutil.Process(installation.rank_pid(run_id, rank)) for rank in (0, 1)]

@@ -1,7 +1,9 @@
 """The commands, as a user types them, against a real server and agent."""
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -61,7 +63,7 @@ def test_run_shows_progress_and_ends_with_what_came_out(
 def test_an_experiment_is_listed_and_described_for_people_and_programs(
     installation: Installation,
 ) -> None:
-    table = installation.cli("experiment", "list").stdout
+    table = installation.quick("experiment", "list").stdout
     row = next(line for line in table.splitlines() if line.split()[:1] == ["1"])
     assert row.split()[1:3] == ["line", "COMPLETED"]
     listed = installation.json("experiment", "list", "--name", "lin", "--state", "COMPLETED")
@@ -73,8 +75,8 @@ def test_an_experiment_is_listed_and_described_for_people_and_programs(
     trial = installation.json("trial", "list", "1")[0]
     assert trial == found["trials"][0]
     assert trial == installation.json("trial", "describe", str(trial["id"]))
-    assert fields(installation.cli("trial", "describe", "1").stdout)["batches"] == "20"
-    assert "COMPLETED" in installation.cli("trial", "list", "1").stdout
+    assert fields(installation.quick("trial", "describe", "1").stdout)["batches"] == "20"
+    assert "COMPLETED" in installation.quick("trial", "list", "1").stdout
 
 
 @pytest.mark.usefixtures("finished")
@@ -82,10 +84,10 @@ def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: 
     curves = installation.json("trial", "metrics", "1", "--name", "loss")
     assert [curve["name"] for curve in curves] == ["loss"]
     assert [step for step, _ in curves[0]["points"]] == [5, 10, 15, 20]
-    assert "loss" in installation.cli("trial", "metrics", "1", "--group", "training").stdout
+    assert "loss" in installation.quick("trial", "metrics", "1", "--group", "training").stdout
     file = tmp_path / "metrics.csv"
-    installation.cli("experiment", "metrics", "1", "--output", file)
-    printed = installation.cli("experiment", "metrics", "1", "--format", "csv").stdout
+    installation.quick("experiment", "metrics", "1", "--output", file)
+    printed = installation.quick("experiment", "metrics", "1", "--format", "csv").stdout
     assert file.read_text().splitlines() == printed.splitlines()
     assert sum(",loss," in line for line in printed.splitlines()) == 4
 
@@ -94,50 +96,50 @@ def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: 
 def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_path: Path) -> None:
     found = installation.json("checkpoint", "list", "1", "--trial", "1")
     uuid = found[-1]["uuid"]
-    assert uuid in installation.cli("checkpoint", "list", "1").stdout
+    assert uuid in installation.quick("checkpoint", "list", "1").stdout
     described = installation.json("checkpoint", "describe", uuid)
     assert described["steps_completed"] == 20
-    assert uuid in installation.cli("checkpoint", "describe", uuid).stdout
+    assert uuid in installation.quick("checkpoint", "describe", uuid).stdout
     target = tmp_path / "copy"
-    assert installation.cli("checkpoint", "download", uuid, target).stdout.strip() == str(target)
+    assert installation.quick("checkpoint", "download", uuid, target).stdout.strip() == str(target)
     for name, size in described["resources"].items():
         assert (target / name).stat().st_size == size
     assert (
         "must not exist"
-        in installation.cli("checkpoint", "download", uuid, target, expect=2).stderr
+        in installation.quick("checkpoint", "download", uuid, target, expect=2).stderr
     )
 
 
 @pytest.mark.usefixtures("finished")
 def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> None:
-    whole = installation.cli("experiment", "logs", "1").stdout.splitlines()
-    followed = installation.cli("trial", "logs", "1", "--follow").stdout.splitlines()
+    whole = installation.quick("experiment", "logs", "1").stdout.splitlines()
+    followed = installation.quick("trial", "logs", "1", "--follow").stdout.splitlines()
     assert whole == followed
     entries = [
         json.loads(line)
-        for line in installation.cli("trial", "logs", "1", "--json").stdout.splitlines()
+        for line in installation.quick("trial", "logs", "1", "--json").stdout.splitlines()
     ]
     assert len(entries) == len(whole)
-    assert len(installation.cli("trial", "logs", "1", "--tail", "2").stdout.splitlines()) == 2
-    ranks = installation.cli("experiment", "logs", "1", "--rank", "0").stdout.splitlines()
+    assert len(installation.quick("trial", "logs", "1", "--tail", "2").stdout.splitlines()) == 2
+    ranks = installation.quick("experiment", "logs", "1", "--rank", "0").stdout.splitlines()
     assert ranks == [line for line in whole if "[rank 0]" in line]
 
 
 @pytest.mark.usefixtures("finished")
 def test_an_experiment_is_changed_forked_archived_and_deleted(installation: Installation) -> None:
-    fork = installation.cli("experiment", "fork", "1").stdout.strip()
-    assert installation.cli("experiment", "wait", fork).stdout.strip() == "COMPLETED"
+    fork = installation.quick("experiment", "fork", "1").stdout.strip()
+    assert installation.quick("experiment", "wait", fork).stdout.strip() == "COMPLETED"
     words = ("--name", "again", "--label", "a", "--label", "b", "--notes", "a note")
-    installation.cli("experiment", "change", fork, *words)
+    installation.quick("experiment", "change", fork, *words)
     found = installation.json("experiment", "describe", fork)
     assert (found["name"], found["labels"], found["notes"]) == ("again", ["a", "b"], "a note")
-    assert "at least one of" in installation.cli("experiment", "change", fork, expect=2).stderr
-    installation.cli("experiment", "archive", fork)
+    assert "at least one of" in installation.quick("experiment", "change", fork, expect=2).stderr
+    installation.quick("experiment", "archive", fork)
     assert installation.json("experiment", "describe", fork)["archived"]
-    installation.cli("experiment", "unarchive", fork)
+    installation.quick("experiment", "unarchive", fork)
     assert "Aborted" in installation.cli("experiment", "delete", fork, expect=1).stderr
-    installation.cli("experiment", "delete", fork, "--yes")
-    assert f"{fork}" in installation.cli("experiment", "describe", fork, expect=2).stderr
+    installation.quick("experiment", "delete", fork, "--yes")
+    assert f"{fork}" in installation.quick("experiment", "describe", fork, expect=2).stderr
 
 
 def test_a_file_with_mistakes_is_refused_before_anything_starts(
@@ -150,13 +152,13 @@ def test_a_file_with_mistakes_is_refused_before_anything_starts(
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(content))
     before = len(installation.client.experiments())
     for command in ("run", "submit"):
-        refused = installation.cli(command, tmp_path / "experiment.yaml", expect=2)
+        refused = installation.quick(command, tmp_path / "experiment.yaml", expect=2)
         assert refused.stdout == ""
         for word in ("train_batch_sise", "train_batch_size", "gradient_clipping", "max_restart"):
             assert word in refused.stderr
         assert "Traceback" not in refused.stderr
     assert len(installation.client.experiments()) == before
-    checked = installation.cli("config", "check", tmp_path / "ds_config.json", expect=2)
+    checked = installation.quick("config", "check", tmp_path / "ds_config.json", expect=2)
     assert "did you mean 'train_batch_size'" in checked.stderr
 
 
@@ -170,7 +172,7 @@ def test_what_does_not_exist_is_one_message(installation: Installation, tmp_path
         ("submit", str(tmp_path / "nowhere.yaml")),
         ("import", str(tmp_path / "nowhere.jsonl")),
     ):
-        refused = installation.cli(*words, expect=2)
+        refused = installation.quick(*words, expect=2)
         assert refused.stderr.startswith("zerolab: "), refused.stderr
         assert "Traceback" not in refused.stderr
 
@@ -180,19 +182,21 @@ def test_run_exits_with_1_when_the_experiment_fails(
 ) -> None:
     (tmp_path / "model_def.py").write_text(MODEL.replace("self.context = context", "1 / 0", 1))
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
-    failed = installation.cli("run", tmp_path / "experiment.yaml", expect=1)
+    failed = installation.quick("run", tmp_path / "experiment.yaml", expect=1)
     told = fields(failed.stdout)
     assert told["state"] == "ERROR"
     assert "ZeroDivisionError" in told["error"]
-    logs = installation.cli("experiment", "logs", told["experiment"]).stdout
+    logs = installation.quick("experiment", "logs", told["experiment"]).stdout
     assert "1 / 0" in logs
-    assert installation.cli("experiment", "wait", told["experiment"], expect=1).stdout == "ERROR\n"
+    assert (
+        installation.quick("experiment", "wait", told["experiment"], expect=1).stdout == "ERROR\n"
+    )
 
 
 def test_the_test_mode_trains_one_batch(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(10_000)))
-    told = fields(installation.cli("run", "--test", tmp_path / "experiment.yaml").stdout)
+    told = fields(installation.quick("run", "--test", tmp_path / "experiment.yaml").stdout)
     trial = installation.json("trial", "list", told["experiment"])[0]
     assert trial["steps_completed"] == 1
     assert told["checkpoint"] == trial["best_checkpoint"]
@@ -215,8 +219,9 @@ def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
         first = process.stderr.readline()
         assert "is submitted" in first
         experiment_id = int(first.split()[1])
-        while "running" not in process.stderr.readline():
-            pass
+        for line in process.stderr:
+            if "running" in line:
+                break
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=120)
     finally:
@@ -230,7 +235,7 @@ def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
             None,
         )
     )
-    installation.cli("experiment", "pause", str(experiment_id))
+    installation.quick("experiment", "pause", str(experiment_id))
     installation.wait_for(experiment_id, "PAUSED")
     paused = eventually(
         lambda: next(
@@ -243,58 +248,86 @@ def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
         )
     )
     assert paused["steps_completed"] >= trial["steps_completed"]
-    installation.cli("experiment", "activate", str(experiment_id))
+    installation.quick("experiment", "activate", str(experiment_id))
     eventually(
         lambda: (
             installation.client.trial(trial["id"])["steps_completed"] > paused["steps_completed"]
         )
     )
-    installation.cli("experiment", "cancel", str(experiment_id))
+    installation.quick("experiment", "cancel", str(experiment_id))
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
     assert installation.client.trial(trial["id"])["restarts"] == 0
+
+
+def test_on_a_terminal_progress_is_drawn_as_a_table(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zerolab", "run", str(tmp_path / "experiment.yaml")],
+        env={**installation.environment(), "TERM": "xterm", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    )
+    os.close(theirs)
+    drawn = b""
+    with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    os.close(ours)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert fields(out)["state"] == "COMPLETED"
+    for word in (b"line", b"trial", b"batch", b"loss", b"samples/s", b"left"):
+        assert word in drawn
 
 
 def test_a_submission_can_wait_and_be_killed(installation: Installation, tmp_path: Path) -> None:
     files = {"model_def.py": MODEL}
     waiting = installation.submit(tmp_path / "model", experiment(), files, ["--paused"])
     assert installation.client.experiment(waiting)["state"] == "PAUSED"
-    late = installation.cli("experiment", "wait", str(waiting), "--timeout", "0.1", expect=124)
+    late = installation.quick("experiment", "wait", str(waiting), "--timeout", "0.1", expect=124)
     assert late.stdout.strip() == "PAUSED"
-    installation.cli("experiment", "kill", str(waiting))
+    installation.quick("experiment", "kill", str(waiting))
     assert installation.wait_for(waiting)["state"] == "CANCELED"
 
 
 def test_status_agents_jobs_token_and_links_are_told(installation: Installation) -> None:
-    url = installation.cli("status", "--url").stdout.strip()
-    token = installation.cli("token").stdout.strip()
+    url = installation.quick("status", "--url").stdout.strip()
+    token = installation.quick("token").stdout.strip()
     request = urllib.request.Request(
         f"{url}/api/v1/info", headers={"Authorization": f"Bearer {token}"}
     )
     with urllib.request.urlopen(request) as answer:
         assert json.loads(answer.read())["home"] == str(installation.home.path)
     assert installation.json("status")["info"]["cluster"]["slots"] == 2
-    assert url in installation.cli("status").stdout
+    assert url in installation.quick("status").stdout
     assert [len(one["slots"]) for one in installation.json("agent", "list")] == [2]
-    assert "cpu" in installation.cli("agent", "list").stdout
+    assert "cpu" in installation.quick("agent", "list").stdout
     assert isinstance(installation.json("job", "list"), list)
-    assert "held" in installation.cli("job", "list").stdout
-    assert installation.cli("open", "--no-browser").stdout.startswith(url)
-    assert installation.cli("version").stdout.strip()
+    assert "held" in installation.quick("job", "list").stdout
+    assert installation.quick("open", "--no-browser").stdout.startswith(url)
+    assert installation.quick("version").stdout.strip()
 
 
 def test_without_a_server_there_is_one_message_that_says_what_to_do(tmp_path: Path) -> None:
     nothing = Installation(tmp_path / "home")
-    refused = nothing.cli("experiment", "list", expect=2)
+    refused = nothing.quick("experiment", "list", expect=2)
     assert "start one with `zerolab up`" in refused.stderr
-    assert "start one with `zerolab up`" in nothing.cli("status", expect=1).stderr
+    assert "start one with `zerolab up`" in nothing.quick("status", expect=1).stderr
     words = ("--master", "http://127.0.0.1:9", "experiment", "list")
-    assert "no Zerolab server answers at http://127.0.0.1:9" in nothing.cli(*words, expect=2).stderr
+    assert (
+        "no Zerolab server answers at http://127.0.0.1:9" in nothing.quick(*words, expect=2).stderr
+    )
 
 
 def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
     nothing = Installation(tmp_path / "home")
     file = tmp_path / "ds_config.json"
     file.write_text('{"train_batch_size": 64, "gradient_accumulation_steps": 2}')
-    told = nothing.cli("config", "check", file, "--world-size", "4").stdout
+    told = nothing.quick("config", "check", file, "--world-size", "4").stdout
     assert "train_micro_batch_size_per_gpu" in told
     assert "8" in told

@@ -1,6 +1,7 @@
 """An installation of its own for tests: real server, real agent, real command line."""
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import psutil
 import yaml
 
+from zerolab.cli.main import main
 from zerolab.client.http import Client
 from zerolab.contract import ENV_HOME
 from zerolab.files import read_json
@@ -83,9 +85,34 @@ class Installation:
         assert expect is None or done.returncode == expect, told
         return done
 
+    def quick(self, *words: str | Path, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Do what :meth:`cli` does, but inside this process: half a second faster."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
+        code: Any = 0
+        environment, arguments = dict(os.environ), sys.argv
+        os.environ.clear()
+        os.environ.update(self.environment())
+        sys.argv = ["zerolab", *map(str, words)]
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                main()
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            sys.argv = arguments
+            os.environ.clear()
+            os.environ.update(environment)
+        texts = []
+        for stream in (out, err):
+            stream.flush()
+            texts.append(stream.buffer.getvalue().decode())
+        told = f"zerolab {words}: exit code {code}\n{texts[0]}\n{texts[1]}"
+        assert expect is None or code == expect, told
+        return subprocess.CompletedProcess(sys.argv, code, *texts)
+
     def json(self, *words: str | Path) -> Any:
         """Run ``zerolab`` with these words and ``--json``; return what it prints."""
-        return json.loads(self.cli(*words, "--json").stdout)
+        return json.loads(self.quick(*words, "--json").stdout)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that processes of this installation run with."""
@@ -175,7 +202,7 @@ class Installation:
         file = directory / "experiment.yaml"
         if config is not None:
             file.write_text(yaml.safe_dump(dict(config)))
-        return int(self.cli("submit", file, *options).stdout)
+        return int(self.quick("submit", file, *options).stdout)
 
     def wait_for(
         self, experiment_id: int, *states: str, deadline_s: float = DEADLINE_S

@@ -232,6 +232,25 @@ sys.exit(0)
     assert folder.stdout(1).read_text() == "rank 1 model\nat exit\n"
 
 
+def test_ranks_of_a_class_with_gpus_are_started_afresh(server: ForkServer, tmp_path: Path) -> None:
+    script = """
+import atexit, os, sys
+assert os.environ["COLOUR"] == "red"
+print("rank", os.environ["RANK"], os.path.basename(os.getcwd()))
+atexit.register(print, "at exit")
+sys.exit(66)
+"""
+    variables = {"environment_variables": {"cpu": ["COLOUR=green"], "cuda": ["COLOUR=red"]}}
+    folder = make_run(
+        tmp_path / "run", script, slots=1, entrypoint="script:Trial", environment=variables
+    )
+    # There need not be a GPU: this is what the agent sets for a run that has one.
+    environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "0"}
+    outcome = end_of(server.start(folder, environment), folder)
+    assert outcome == Outcome(EXIT_PREEMPTED, "rank 0 exited with code 66")
+    assert folder.stdout(0).read_text() == "rank 0 model\nat exit\n"
+
+
 def test_an_entrypoint_that_cannot_be_started_is_named(server: ForkServer, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "", slots=1)
     text = folder.spec.read_text().replace("python script.py", "pyhton script.py")

@@ -216,11 +216,17 @@ def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFai
     return (by_others or [item for item in together if item not in killed] or killed)[0]
 
 
-def run_rank(parent: str) -> None:
-    """Be one rank of a trial class; the elastic agent has set its environment."""
-    for number in _SIGNALS:  # a fork has its parent's handlers
-        signal.signal(number, signal.SIG_DFL)
-    _forget_exit_functions()
+def run_rank(parent: str, *, forked: bool = True) -> None:
+    """Be one rank of a trial class; the elastic agent has set its environment.
+
+    Args:
+        parent: Process id of the launcher.
+        forked: Whether this process was forked from it, and has what is the parent's own.
+    """
+    if forked:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        _forget_exit_functions()
     announce_rank(int(parent))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         case ["--rank", launcher]:
             from zerotrial.elastic import run_rank
 
-            run_rank(launcher)
+            run_rank(launcher, forked=False)
             return 0
         case ["--serve", parent, channel]:
             die_with_parent(int(parent))
