@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.client.helpers import make_spec
 from tests.faults.helpers import KillableServer, make_runs, stored_points, until
 from zerolab.client.delivery import deliver
 from zerolab.client.http import Client
-from zerolab.client.reporting import SPOOL_DIR, Reporter
+from zerolab.client.reporting import METRICS_FILE, SPOOL_DIR, Reporter
 from zerolab.client.spool import Spool
 from zerolab.core.store import new_uuid
-from zerolab.errors import StaleRunError
+from zerolab.errors import ConfigError, StaleRunError
 from zerolab.wire import MetricsRecord, RunExit
 
 pytestmark = pytest.mark.processes
@@ -55,6 +56,25 @@ def test_reports_arrive_while_the_run_goes_on(
             lambda step=step: client.trial(spec.trial_id)["steps_completed"] == step,  # type: ignore[misc]
         )
     reporter.close(240)
+
+
+def test_what_was_reported_while_the_server_was_gone_arrives_when_it_is_back(
+    server: KillableServer, tmp_path: Path
+) -> None:
+    first, second = make_runs(server, 2, tmp_path / "runs")
+    server.kill()
+    ended, lasting = Reporter(first), Reporter(second, longest_pause_s=0.1)
+    for step in range(1, 5001):
+        for reporter in (ended, lasting):
+            reporter.report_metrics("training", step, {"loss": step / 8})
+    assert not ended.close(0)  # a whole life without a server: its agent delivers later
+    server.start()
+    assert lasting.close(240)
+    with server.client as client:
+        assert deliver(Path(first.run_dir), client, first.run_id) == 5000
+        for spec in (first, second):
+            expected = {step: step / 8 for step in range(1, 5001)}
+            assert stored_points(client, spec) == expected
 
 
 def test_acknowledged_reports_leave_the_disk(server: KillableServer, tmp_path: Path) -> None:
@@ -110,3 +130,26 @@ def test_a_run_that_another_one_has_replaced_is_told_so(
     with pytest.raises(StaleRunError):
         deliver(Path(spec.run_dir), client, spec.run_id)
     assert set(stored_points(client, spec)) <= {1}
+
+
+def test_a_run_without_a_server_is_brought_into_one_later(client: Client, tmp_path: Path) -> None:
+    searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 30}}
+    spec = make_spec(tmp_path, config={"name": "alone", "searcher": searcher}, hparams={"lr": 0.5})
+    for first, last in ((1, 20), (11, 30)):  # killed at 20, continued from a checkpoint at 10
+        reporter = Reporter(spec)
+        for step in range(first, last + 1):
+            reporter.report_metrics("training", step, {"loss": first + 1 / step})
+        reporter.report_metrics("validation", last, {"loss": 1 / last, "x": float("-inf")})
+        reporter.close()
+    imported = client.import_metrics((tmp_path / METRICS_FILE).read_bytes() + b'{"kind":"me')
+    assert (imported["name"], imported["state"]) == ("alone", "COMPLETED")
+    assert imported["best_validation"] == 1 / 30
+    (trial,) = client.trials(imported["id"])
+    assert trial["hparams"] == {"lr": 0.5}
+    (loss,) = client.metrics(trial["id"], "training")
+    expected = [[step, (1 if step < 11 else 11) + 1 / step] for step in range(1, 31)]
+    assert loss["points"] == expected
+    curves = client.metrics(trial["id"], "validation", names=["x"])
+    assert [curve["points"] for curve in curves] == [[[20, "-Infinity"], [30, "-Infinity"]]]
+    with pytest.raises(ConfigError, match="metrics file"):
+        client.import_metrics(b"{}")

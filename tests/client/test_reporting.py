@@ -14,7 +14,6 @@ import pytest
 
 from tests.client.helpers import closed_port, make_spec
 from zerolab import wire
-from zerolab.client.local import parse_metrics_file
 from zerolab.client.reporting import METRICS_FILE, SPOOL_DIR, Reporter, plain_metadata
 from zerolab.client.spool import SpoolReader
 from zerolab.contract import RunSpec
@@ -62,28 +61,6 @@ def test_a_file_whose_last_line_was_torn_goes_on_behind_the_last_whole_line(
             file.write('{"kind":"metr')
     Reporter(spec).report_metrics("training", 3, {"loss": 1.0})
     assert [line.get("steps") for line in lines(spec)] == [None, 0, 1, 2, 3]
-
-
-def test_the_file_is_read_back_as_records(tmp_path: Path) -> None:
-    spec = make_spec(tmp_path, hparams={"lr": 0.1})
-    reporter = Reporter(spec)
-    reporter.report_metrics("validation", 3, {"loss": math.inf, "x": 0.5})
-    reporter.report_checkpoint("some-uuid", 3, {"a": 1}, {})
-    reporter.close()
-    content = (tmp_path / METRICS_FILE).read_bytes()
-    header, (metrics, checkpoint) = parse_metrics_file(content + b'{"kind":"met')
-    assert (header.hparams, header.trial_seed, header.config) == ({"lr": 0.1}, 7, {"name": "test"})
-    assert isinstance(metrics, wire.MetricsRecord)
-    assert metrics.values == {"loss": "Infinity", "x": 0.5}
-    assert isinstance(checkpoint, wire.CheckpointRecord)
-    for damaged, message in (
-        (b"", "holds nothing"),
-        (b"{}\n", "line 1: must be the header"),
-        (content.replace(b'"format":1', b'"format":9'), "format: must be 1, got 9"),
-        (content + b"[]\n\n", "line 4: must be a record"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            parse_metrics_file(damaged)
 
 
 def test_numbers_of_every_kind_are_taken_and_the_rest_is_left_out_with_one_warning(

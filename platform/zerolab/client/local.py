@@ -16,10 +16,9 @@ import msgspec
 
 from zerolab.client.spool import AppendFile
 from zerolab.contract import RunSpec
-from zerolab.errors import ConfigError
 from zerolab.wire import MetricsRecord, Record, wire_number
 
-__all__ = ["FORMAT", "MetricsFile", "MetricsHeader", "parse_metrics_file"]
+__all__ = ["FORMAT", "MetricsFile", "MetricsHeader"]
 
 FORMAT = 1
 
@@ -72,36 +71,6 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def parse_metrics_file(content: bytes) -> tuple[MetricsHeader, list[Record]]:
-    """Read a whole metrics file; a last line that was torn off is dropped.
-
-    Raises:
-        ConfigError: If it is none, or a line of it is damaged.
-    """
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
-    if not lines:
-        raise ConfigError("metrics file", ["must hold a header and records, holds nothing"])
-    try:
-        header = msgspec.json.decode(lines[0], type=MetricsHeader)
-    except msgspec.DecodeError as error:
-        problem = f"line 1: must be the header that Zerolab writes: {error}"
-        raise ConfigError("metrics file", [problem]) from error
-    if header.format != FORMAT:
-        problem = f"line 1: format: must be {FORMAT}, got {header.format}; update Zerolab"
-        raise ConfigError("metrics file", [problem])
-    decoder = msgspec.json.Decoder(Record)
-    records: list[Record] = []
-    problems = []
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            records.append(decoder.decode(line))
-        except msgspec.DecodeError as error:
-            problems.append(f"line {number}: must be a record: {error}")
-    if problems:
-        raise ConfigError("metrics file", problems[:20])
-    return header, records
 
 
 def _all_finite(values: dict[str, float | str]) -> bool:

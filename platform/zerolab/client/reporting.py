@@ -154,7 +154,7 @@ class Reporter:
         with self._lock:
             self._sink.close()
             self._sink = _Closed()
-        if self._client is not None and done:
+        if self._client is not None and self._sender is not None and not self._sender.is_alive():
             self._client.close()
         return done
 
