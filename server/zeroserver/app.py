@@ -24,7 +24,7 @@ from zeroserver.orchestrator.scheduling import tick
 from zeroserver.orchestrator.world import World
 from zeroserver.routes import cluster, events, experiments, trials
 from zeroserver.routes.wire import WIRE_ROUTES, describe
-from zeroserver.security import Guard, Keys
+from zeroserver.security import OPEN_PATHS, Guard, Keys
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 
@@ -54,6 +54,7 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
+        generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan,
     )
     services = _services(settings)
@@ -137,13 +138,25 @@ def _add_page(app: FastAPI, static: Path) -> None:
         return FileResponse(index, media_type="text/html")
 
 
+def _own(responses: dict[str, Any]) -> dict[str, Any]:
+    """What a route says of its answers itself: not errors, or errors of its own form."""
+    return {status: each for status, each in responses.items() if status < "400" or "x-own" in each}
+
+
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         sample = document["paths"]["/api/v1/info"]["get"]["responses"]
-        describe(document, {status: each for status, each in sample.items() if status >= "400"})
+        errors = {status: each for status, each in sample.items() if status >= "400"}
+        describe(document, errors)
+        for operations in document["paths"].values():
+            for operation in operations.values():  # whatever a route answers, its errors are JSON
+                operation["responses"] = errors | _own(operation["responses"])
         bearer = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"token": bearer}
         document["security"] = [{"token": []}]
+        for path in OPEN_PATHS & document["paths"].keys():
+            for operation in document["paths"][path].values():
+                operation["security"] = []
         app.openapi_schema = document
     return app.openapi_schema

@@ -1,6 +1,6 @@
 """What this server is, what there is to run on, what waits; health and numbers."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
@@ -103,7 +103,13 @@ _EXPIRED = (
 )
 
 
-@router.get("/login", response_class=HTMLResponse, responses={303: {"description": "Logged in."}})
+_LOGIN: dict[int | str, dict[str, Any]] = {
+    303: {"description": "Logged in; the page is at `/`."},
+    403: {"content": {"text/html": {}}, "description": "The link has been used.", "x-own": True},
+}
+
+
+@router.get("/login", response_class=HTMLResponse, responses=_LOGIN)
 def log_in(services: ServicesDep, code: Annotated[str, Query(max_length=200)]) -> Response:
     """Open the page through a one-time link: sets the cookie and goes on to the page."""
     session = services.keys.redeem(code)

@@ -220,7 +220,12 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-@router.get("/{experiment_id}/archive", response_class=FileResponse)
+_ARCHIVE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/gzip": {}}, "description": "The archive."}
+}
+
+
+@router.get("/{experiment_id}/archive", response_class=FileResponse, responses=_ARCHIVE)
 def get_archive(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> FileResponse:
     """Download the model directory as tar.gz."""
     row = queries.one(connection, experiments, experiment_id)

@@ -341,7 +341,8 @@ def describe(document: dict[str, Any], errors: dict[str, Any]) -> None:
         answer = {"$ref": f"#/components/schemas/{route.answer.__name__}"}
         operation: dict[str, Any] = {
             "tags": ["agents and runs"],
-            "summary": (route.handler.__doc__ or "").strip(),
+            "summary": route.handler.__name__.replace("_", " ").title(),
+            "description": (route.handler.__doc__ or "").strip(),
             "operationId": route.handler.__name__,
             "parameters": [_parameter(name, "path", "integer") for name in _names(route.path)]
             + [_parameter(name, "query", kind, text) for name, kind, text in route.query],

@@ -1,0 +1,132 @@
+"""docs/rest.md, the OpenAPI document and the answers agree."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tests.server.helpers import Server, checkpoint, training, validation
+from tests.server.processes import DEADLINE_S, LiveServer
+from zeroserver import resources
+from zeroserver.__main__ import _parser
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "rest.md"
+ROUTE = re.compile(r"^\| `(GET|POST|PATCH|DELETE) (/\S+)` \|", re.MULTILINE)
+EXAMPLE = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+AT_THE_ROOT = {"/healthz", "/metrics", "/login"}
+
+
+def test_every_route_is_in_the_documentation_and_every_documented_route_exists(
+    sqlite_server: Server,
+) -> None:
+    document = sqlite_server.get("/openapi.json")
+    served = {
+        (method.upper(), path)
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    told = {
+        (method, path if path in AT_THE_ROOT else f"/api/v1{path}")
+        for method, path in ROUTE.findall(PAGE.read_text())
+    }
+    assert told == served
+
+
+def test_every_parameter_and_every_field_is_in_the_documentation(sqlite_server: Server) -> None:
+    text = PAGE.read_text()
+    missing = set()
+    for operations in sqlite_server.get("/openapi.json")["paths"].values():
+        for operation in operations.values():
+            missing |= {each["name"] for each in operation.get("parameters", ())}
+    models = (resources.Experiment, resources.Trial, resources.Checkpoint, resources.Log)
+    for model in models:
+        missing |= set(model.model_fields)
+    missing -= {"Last-Event-ID", "last-event-id"}
+    assert {
+        name for name in missing if f"`{name}`" not in text and f"{{{name}}}" not in text
+    } == set()
+
+
+def test_every_operation_names_its_answer_and_its_errors(sqlite_server: Server) -> None:
+    names = set()
+    for path, operations in sqlite_server.get("/openapi.json")["paths"].items():
+        for method, operation in operations.items():
+            assert operation["operationId"] not in names
+            names.add(operation["operationId"])
+            assert operation.get("description"), (method, path)
+            assert {"401", "404", "422", "503"} <= set(operation["responses"]), (method, path)
+            good = next(each for code, each in operation["responses"].items() if code < "400")
+            assert good.get("content") or method == "delete", (method, path)
+
+
+def test_every_option_of_the_server_that_a_user_needs_is_in_the_documentation() -> None:
+    text = PAGE.read_text()
+    for option in ("--database", "--synchronous", "--host", "--allow-remote", "--host-name"):
+        assert option in _parser().format_help()
+        assert option in text
+
+
+def test_answers_are_what_their_models_say(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    nan = validation(3, "NaN", acc="Infinity")
+    server.report(spec.run_id, training(1, 1.0), validation(2, 1.0), checkpoint(2), nan)
+    server.log(spec.run_id, 0, "hello")
+    expected: dict[str, type[BaseModel]] = {
+        "/experiments": resources.ExperimentPage,
+        "/experiments/1": resources.ExperimentAnswer,
+        "/experiments/1/trials": resources.TrialPage,
+        "/experiments/1/checkpoints": resources.CheckpointPage,
+        "/experiments/1/logs": resources.LogPage,
+        "/trials/1": resources.TrialAnswer,
+        "/trials/1/metrics": resources.Metrics,
+        "/trials/1/metrics?max_points=1": resources.Metrics,
+        "/trials/1/metric-names": resources.MetricNames,
+        "/trials/1/checkpoints": resources.CheckpointPage,
+        "/trials/1/logs": resources.LogPage,
+        f"/checkpoints/{checkpoint(2).uuid}": resources.CheckpointAnswer,
+        "/info": resources.Info,
+        "/agents": resources.AgentPage,
+        "/jobs": resources.JobPage,
+    }
+    for path, model in expected.items():
+        answer: Any = server.http.get(f"/api/v1{path}")
+        assert answer.status_code == 200, path
+        model.model_validate_json(answer.content, strict=False)
+    (saved,) = server.get("/trials/1/checkpoints")["checkpoints"]
+    assert saved["metrics"] == {"loss": 1.0}
+    assert (saved["size_bytes"], saved["metadata"]) == (10, {"note": "x"})
+    missing = server.http.get("/api/v1/trials/99")
+    assert missing.status_code == 404
+    resources.ErrorAnswer.model_validate_json(missing.content)
+    assert missing.json()["error"]["message"] == "there is no trial 99"
+
+
+@pytest.mark.processes
+def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
+    live = LiveServer(tmp_path / "home")
+    live.start()
+    try:
+        script = "set -e\n" + "\n".join(EXAMPLE.findall(PAGE.read_text()))
+        script = script.replace("/tmp/zerolab-rest", str(tmp_path / "example"))
+        names = ("ZEROLAB_TOKEN", "ZEROLAB_MASTER", "http_proxy", "HTTP_PROXY", "all_proxy")
+        environment = {name: value for name, value in os.environ.items() if name not in names}
+        ended = subprocess.run(
+            ["bash", "-c", script],
+            env={**environment, "ZEROLAB_HOME": str(live.home)},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert '"name":"by hand"' in ended.stdout
+        assert '"labels":["baseline"]' in ended.stdout
+        assert "trial_id,group,name,step,value,time_s" in ended.stdout
+    finally:
+        live.close()
