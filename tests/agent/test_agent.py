@@ -162,6 +162,23 @@ def test_what_already_runs_is_left_alone_by_up(installation: Installation) -> No
     assert (installation.server_pid, installation.agent_pid) == before
 
 
+def test_under_a_new_database_numbers_of_runs_begin_again(
+    installation: Installation, tmp_path: Path
+) -> None:
+    config = {**CONFIG, "resources": {"slots_per_trial": 1}}
+    if not installation.client.experiments():  # else other tests have had these numbers
+        first = installation.submit(tmp_path / "first", config, {"script.py": "print('first')"})
+        installation.wait_for(first)
+    installation.down()
+    for file in installation.home.path.glob("zerolab.db*"):
+        file.unlink()
+    installation.up()
+    second = installation.submit(tmp_path / "second", config, {"script.py": "print('second')"})
+    assert second == 1
+    assert installation.wait_for(second)["state"] == "COMPLETED"
+    assert installation.lines(second, "stdout") == ["second"]
+
+
 def test_a_process_that_only_has_the_old_number_is_not_stopped(
     tmp_path: Path, installation: Installation
 ) -> None:

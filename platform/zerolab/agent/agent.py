@@ -1,5 +1,6 @@
 """The agent's loop: what the server wants of this machine is made true."""
 
+import itertools
 import logging
 import os
 import signal
@@ -35,6 +36,8 @@ _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _ALIVE_POLL_S = 1.0
+_CLOCK_S = 0.05
+"""Files may be dated so much too early, in seconds."""
 
 
 class Agent:
@@ -122,9 +125,10 @@ class Agent:
                 if agent_id is None:
                     agent_id = self._register()
                     version = 0
+                asked = time.time()
                 work = self._client.work(agent_id, version, _WAIT_S)
                 version, pause_s = work.version, _FIRST_PAUSE_S
-                self._apply(work)
+                self._apply(work, asked)
                 continue
             except NotFoundError:
                 agent_id = None  # a server that does not know us: introduce ourselves again
@@ -144,16 +148,23 @@ class Agent:
         logger.info("registered as %s (%s) with %d slots", self._name, agent_id, len(self._slots))
         return agent_id
 
-    def _apply(self, work: Work) -> None:
+    def _apply(self, work: Work, asked: float) -> None:
+        """Begin what is new and stop what is not wanted.
+
+        Args:
+            work: All that the server wants of this agent.
+            asked: When it was asked, in seconds since 1970: the answer may be older than what
+                we have told since.
+        """
         with self._changing:
             if self._stopping.is_set():
                 return
             for item in work.runs:
-                if item.run_id in self._runs:
-                    if item.action == "kill":
-                        self._runs[item.run_id].stop(_KILL_GRACE_S)
-                else:
-                    self._begin(item)
+                run = self._runs.get(item.run_id)
+                if run is None or run.join(0):
+                    self._begin(item, asked)
+                elif item.action == "kill":
+                    run.stop(_KILL_GRACE_S)
             wanted = {item.run_id for item in work.runs}
             for run_id, run in list(self._runs.items()):
                 if run_id not in wanted:
@@ -161,13 +172,10 @@ class Agent:
                     if run.join(0):
                         del self._runs[run_id]
 
-    def _begin(self, item: WorkItem) -> None:
-        """Start a run that is new here, or say again how one ended that is not."""
+    def _begin(self, item: WorkItem, asked: float) -> None:
+        """Start a run, unless it is one that has ended here."""
         folder = RunFolder(self._home.run(item.run_id))
-        if folder.spec.exists():
-            if folder.delivered.exists():
-                arguments = (folder, item.run_id, self._client, self._closing)
-                threading.Thread(target=finish_run, args=arguments, daemon=True).start()
+        if folder.path.exists() and not _put_away(folder, asked):
             return
         environment = run_environment(self._slots, item.slot_ids)
         environment |= variables_of(item.spec.config, self._slots[0].device)
@@ -189,3 +197,24 @@ class Agent:
         if self._fork_server is not None:
             return self._fork_server.start(folder, environment)
         return start_launcher(folder, environment)
+
+
+def _put_away(folder: RunFolder, asked: float) -> bool:
+    """Make room for a run whose number another one has had, under another database.
+
+    Returns:
+        False if it is the same run: its end is not delivered yet, or was not when the server gave
+        the answer that still lists it.
+    """
+    try:
+        delivered = folder.delivered.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    if delivered + _CLOCK_S > asked:
+        return False
+    for number in itertools.count(1):
+        place = folder.path.with_name(f"{folder.path.name}.old-{number}")
+        if not place.exists():
+            folder.path.rename(place)
+            break
+    return True

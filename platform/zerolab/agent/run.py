@@ -183,8 +183,9 @@ def leftover_runs(runs: Path) -> list[tuple[int, RunFolder]]:
     found = []
     for path in sorted(runs.iterdir() if runs.is_dir() else ()):
         folder = RunFolder(path)
-        if not path.name.isdecimal() or folder.delivered.exists() or not folder.spec.exists():
+        if not path.name.isdecimal() or folder.delivered.exists():
             continue
+        folder.create()  # it may have died in the middle of that
         kill_leftovers(folder)
         if read_outcome(path) is None:
             outcome = Outcome(-9, "the agent ended while the run was going on")
@@ -210,8 +211,6 @@ def finish_run(folder: RunFolder, run_id: int, client: Client, closing: threadin
         lambda: deliver(folder.path, client, run_id),
         lambda: client.run_exited(run_id, end),
     ]
-    if folder.delivered.exists():  # the server asks again for what it only has to be told again
-        del steps[:2]
     for step in steps:
         try:
             if not _until_reached(step, closing):
