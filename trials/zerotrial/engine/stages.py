@@ -236,6 +236,8 @@ class FlatStage:
         if zero.overlap_comm is not False and "reduce_bucket_size" not in zero.model_fields_set:
             part = max(total // _OVERLAP_PARTS, _SMALLEST_BUCKET)
             limit = min(limit, part, _LARGEST_BUCKET)
+        if zero.offload_optimizer.device == "nvme":
+            limit = min(limit, _LARGEST_BUCKET)  # three buckets of states are in memory at a time
         return max(1, min(limit, total))
 
     def _flatten_parameters(self) -> list[Buffer]:

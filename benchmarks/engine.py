@@ -1,0 +1,289 @@
+"""Samples per second of our stages beside DDP, FSDP2, DeepSpeed, and the limit.
+
+    python -m benchmarks.engine                                    everything, about an hour
+    python -m benchmarks.engine --sizes 10m --ranks 2 --precisions fp32 --stages 1 2
+
+Every case is a fresh world of processes; the peers of a case take turns, ``--rounds`` times, so that
+a disturbance of the machine meets all of them. The figure is the median step over all rounds;
+"CPU ms" is the processor time of a step, over all ranks, which a busy machine disturbs less. The
+limit is the same ranks training with no collective at all.
+
+A table goes to stdout, and everything to ``benchmarks/results/engine.json``.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import Case, make_step, shared_memory_of_deepspeed
+
+ROOT = Path(__file__).resolve().parent.parent
+GLOBAL_BATCH = 16
+
+
+def main() -> int:
+    options = _options()
+    if options.worker:
+        _work(Case(**json.loads(options.worker)), options)
+        return 0
+    peers = _peers(options)
+    results: list[dict[str, Any]] = []
+    for size, precision, ranks in itertools.product(
+        options.sizes, options.precisions, options.ranks
+    ):
+        cases = [_case(peer, size, precision, ranks, options) for peer in peers]
+        times: dict[str, list[float]] = {peer: [] for peer in peers}
+        notes: dict[str, dict[str, Any]] = {}
+        for _ in range(options.rounds):
+            for case in cases:
+                answer = _run(case, options)
+                times[case.peer] += answer.pop("seconds", [])
+                notes[case.peer] = answer
+        results += [_row(case, times[case.peer], notes[case.peer]) for case in cases]
+        _relate(results)
+        _save(results, options)
+        _print_table([r for r in results if _same_case(r, size, precision, ranks)])
+    _print_goals(results)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", default=["10m", "50m"])
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--stages", nargs="+", type=int, default=[0, 1, 2, 3])
+    parser.add_argument("--peers", nargs="+", help="zerolab, deepspeed, ddp, fsdp2, limit")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=0, help="timed steps a round; 0: by size")
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=0, help="of a rank; 0: cores / ranks")
+    parser.add_argument("--micro", type=int, default=0, help="samples of a micro-batch; 0: 16 / 2N")
+    parser.add_argument("--accumulation", type=int, default=2)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--offload", action="store_true", help="optimizer states in host memory")
+    parser.add_argument("--output", default=str(ROOT / "benchmarks/results/engine.json"))
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one world")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--store", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _peers(options: argparse.Namespace) -> list[str]:
+    wanted = options.peers or ["limit", "ddp", "fsdp2", "zerolab", "deepspeed"]
+    if "deepspeed" in wanted and importlib.util.find_spec("deepspeed") is None:
+        print("deepspeed is not installed: its columns stay empty (extra 'bench')")
+        wanted = [peer for peer in wanted if peer != "deepspeed"]
+    found = []
+    for peer in wanted:
+        staged = peer in {"zerolab", "deepspeed"}
+        found += [f"{peer}-{stage}" for stage in options.stages] if staged else [peer]
+    return found
+
+
+def _case(peer: str, size: str, precision: str, ranks: int, options: argparse.Namespace) -> Case:
+    micro = options.micro or GLOBAL_BATCH // (ranks * options.accumulation)
+    return Case(peer, size, precision, ranks, options.accumulation, micro, options.offload)
+
+
+def _run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Start a world, wait for it, and read rank 0's answer."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(options.threads or max(1, (os.cpu_count() or 1) // case.ranks)),
+        "WORLD_SIZE": str(case.ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "PYTHONPATH": str(ROOT),
+    }
+    if options.device == "cpu":
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    before = set(shared_memory_of_deepspeed())
+    with tempfile.TemporaryDirectory() as directory:
+        answer = Path(directory) / "answer.json"
+        processes = []
+        for rank in range(case.ranks):
+            command = [sys.executable, "-m", "benchmarks.engine", *sys.argv[1:]]
+            command += ["--worker", json.dumps(asdict(case)), "--rank", str(rank)]
+            command += ["--store", directory]
+            mine = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            log = (Path(directory) / f"log{rank}").open("wb")
+            processes.append(subprocess.Popen(command, env=mine, cwd=ROOT, stdout=log, stderr=log))
+        deadline = time.monotonic() + options.timeout
+        failed = False
+        for process in processes:
+            try:
+                failed |= process.wait(max(1.0, deadline - time.monotonic())) != 0
+            except subprocess.TimeoutExpired:
+                failed = True
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for path in set(shared_memory_of_deepspeed()) - before:
+            path.unlink(missing_ok=True)
+        if failed or not answer.exists():
+            text = (Path(directory) / "log0").read_text(errors="replace")
+            print(f"{case.peer} {case.size} {case.precision} {case.ranks}: failed\n{text[-1500:]}")
+            return {"failed": text[-1500:]}
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def _work(case: Case, options: argparse.Namespace) -> None:
+    """One rank of one case."""
+    import resource
+
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.gpt import SIZES, batches
+
+    device = torch.device(options.device)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(options.rank)
+        device = torch.device("cuda", options.rank)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{options.store}/rendezvous",
+        rank=options.rank,
+        world_size=case.ranks,
+        timeout=timedelta(seconds=options.timeout),
+    )
+    step, numel = make_step(case, device)
+    source = batches(case.micro, SIZES[case.size].sequence, options.rank)
+    count = options.steps or (12 if case.size in {"1m", "10m"} else 6)
+    seconds, busy, losses = [], [], []
+    for index in range(options.warmup + count):
+        micro_batches = [next(source).to(device) for _ in range(case.accumulation)]
+        if case.peer != "limit":
+            dist.barrier()
+        used, started = time.process_time(), time.perf_counter()
+        losses.append(step(micro_batches))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        if index >= options.warmup:
+            seconds.append(time.perf_counter() - started)
+            busy.append(time.process_time() - used)
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    work = torch.tensor(statistics.median(busy), dtype=torch.float64, device=device)
+    dist.all_reduce(work)
+    mean_loss = torch.tensor(losses[-1], dtype=torch.float64, device=device)
+    dist.all_reduce(mean_loss, op=dist.ReduceOp.AVG)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    if options.rank == 0:
+        answer = {
+            "seconds": slowest.tolist(),
+            "cpu_seconds": work.item(),
+            "parameters": numel,
+            "loss": mean_loss.item(),
+            "peak_bytes": peak,
+        }
+        Path(options.store, "answer.json").write_text(json.dumps(answer))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _row(case: Case, seconds: list[float], note: dict[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {**asdict(case), **note}
+    if seconds:
+        samples = case.micro * case.ranks * case.accumulation
+        row["samples_per_s"] = samples / statistics.median(seconds)
+        row["best_samples_per_s"] = samples / min(seconds)
+        row["seconds"] = seconds
+    return row
+
+
+def _same_case(row: dict[str, Any], size: str, precision: str, ranks: int) -> bool:
+    return (row["size"], row["precision"], row["ranks"]) == (size, precision, ranks)
+
+
+def _relate(results: list[dict[str, Any]]) -> None:
+    """Add the ratios to DeepSpeed at the same stage, to DDP, to FSDP2 and to the limit."""
+    rates = {
+        (r["peer"], r["size"], r["precision"], r["ranks"]): r.get("samples_per_s") for r in results
+    }
+    for row in results:
+        rate = row.get("samples_per_s")
+        stage = row["peer"].partition("-")[2]
+        for name in ("limit", "ddp", "fsdp2", f"deepspeed-{stage}" if stage else ""):
+            other = rates.get((name, row["size"], row["precision"], row["ranks"]))
+            if rate and other:
+                row[f"to_{name.partition('-')[0]}"] = rate / other
+
+
+def _save(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    path = Path(options.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "device": options.device,
+        "results": results,
+    }
+    path.write_text(json.dumps(content, indent=1))
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    first = rows[0]
+    numel = next((r["parameters"] for r in rows if "parameters" in r), 0)
+    print(
+        f"\n{first['size']} ({numel / 1e6:.1f} M parameters), {first['precision']}, "
+        f"{first['ranks']} rank(s), {first['accumulation']} x {first['micro']} samples a rank"
+    )
+    names = ("limit", "ddp", "fsdp2", "deepspeed")
+    print(f"{'':14}{'samples/s':>10}{'best':>8}{'CPU ms':>8}{'MiB':>7}{'loss':>8}", end="")
+    print("".join(f"{'/ ' + name:>12}" for name in names))
+    for row in rows:
+        if "samples_per_s" not in row:
+            print(f"{row['peer']:14}{'failed':>10}")
+            continue
+        print(
+            f"{row['peer']:14}{row['samples_per_s']:10.1f}{row['best_samples_per_s']:8.1f}"
+            f"{row['cpu_seconds'] * 1e3:8.0f}{row['peak_bytes'] / 2**20:7.0f}{row['loss']:8.4f}",
+            end="",
+        )
+        ratios = [row.get(f"to_{name}") for name in names]
+        print("".join(f"{ratio:12.2f}" if ratio else f"{'':12}" for ratio in ratios), flush=True)
+
+
+def _print_goals(results: list[dict[str, Any]]) -> None:
+    ours = [r for r in results if r["peer"].startswith("zerolab-") and r["ranks"] > 1]
+    flat = [r for r in ours if not r["peer"].endswith("3")]
+    sharded = [r for r in ours if r["peer"].endswith("3")]
+    print("\ngoals, over all cases with more than one rank:")
+    ratios = [r["to_deepspeed"] for r in ours if "to_deepspeed" in r]
+    if ratios:
+        mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        print(
+            f"  to DeepSpeed: geometric mean {mean:.2f} (1.25), smallest {min(ratios):.2f} (1.00)"
+        )
+    for name, rows, key, goal in (
+        ("stages 0-2 to DDP, smallest", flat, "to_ddp", 1.0),
+        ("stages 0-2 to the limit, smallest", flat, "to_limit", 0.9),
+        ("stage 3 to FSDP2, smallest", sharded, "to_fsdp2", 2.0),
+    ):
+        found = [r[key] for r in rows if key in r]
+        if found:
+            print(f"  {name}: {min(found):.2f} ({goal:.2f})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""The engines that are compared, each as a function that makes a step.
+
+A step takes the micro-batches of one optimizer step on this rank and returns their mean loss.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.gpt import GPT, SIZES, Block
+
+__all__ = ["PEERS", "Case", "make_step", "shared_memory_of_deepspeed"]
+
+LR, DECAY, CLIP = 3e-4, 0.01, 1.0
+Step = Callable[[Sequence[Tensor]], float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement."""
+
+    peer: str
+    """``zerolab-1``, ``deepspeed-2``, ``ddp``, ``fsdp2`` or ``limit``."""
+
+    size: str
+    precision: str
+    ranks: int
+    accumulation: int
+    micro: int
+    """Samples of a micro-batch on one rank."""
+
+    offload: bool = False
+
+
+def config_of(case: Case, stage: int) -> dict[str, Any]:
+    """The JSON that both engines read."""
+    zero: dict[str, Any] = {"stage": stage}
+    if case.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": case.micro,
+        "gradient_accumulation_steps": case.accumulation,
+        "gradient_clipping": CLIP,
+        "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": DECAY}},
+        "zero_optimization": zero,
+        **({"bf16": {"enabled": True}} if case.precision == "bf16" else {}),
+    }
+
+
+def _engine_step(engine: Any) -> Step:
+    def step(micro_batches: Sequence[Tensor]) -> float:
+        total = 0.0
+        for batch in micro_batches:
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()
+            total += loss.detach()
+        return float(total) / len(micro_batches)
+
+    return step
+
+
+def zerolab(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
+    import zerotrial
+
+    engine, *_ = zerotrial.initialize(model=model, config=config_of(case, stage), device=device)
+    return _engine_step(engine)
+
+
+def deepspeed(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
+    del device
+    import deepspeed as ds
+
+    engine, *_ = ds.initialize(
+        model=model, model_parameters=model.parameters(), config=config_of(case, stage)
+    )
+    return _engine_step(engine)
+
+
+def _optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=LR, weight_decay=DECAY, fused=True)
+
+
+def ddp(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
+    del stage
+    gpus = [device] if device.type == "cuda" else None
+    wrapped = nn.parallel.DistributedDataParallel(
+        model.to(device), gradient_as_bucket_view=True, device_ids=gpus
+    )
+    optimizer = _optimizer(model.parameters())
+    cast = torch.autocast(device.type, torch.bfloat16, enabled=case.precision == "bf16")
+
+    def step(micro_batches: Sequence[Tensor]) -> float:
+        total = 0.0
+        for index, batch in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            with contextlib.nullcontext() if last else wrapped.no_sync():
+                with cast:
+                    loss = wrapped(batch)
+                (loss / len(micro_batches)).backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(total) / len(micro_batches)
+
+    return step
+
+
+def fsdp2(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
+    del stage
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy()
+    if case.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model.to(device)
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = _optimizer(model.parameters())
+
+    def step(micro_batches: Sequence[Tensor]) -> float:
+        total = 0.0
+        for batch in micro_batches:
+            loss = model(batch)
+            (loss / len(micro_batches)).backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(total) / len(micro_batches)
+
+    return step
+
+
+def limit(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
+    """Every rank by itself: a plain loop with nothing sent, fp32 masters where the model is bf16."""
+    del stage
+    model.to(device)
+    if case.precision == "fp32":
+        optimizer = _optimizer(model.parameters())
+
+        def plain(micro_batches: Sequence[Tensor]) -> float:
+            total = 0.0
+            for batch in micro_batches:
+                loss = model(batch)
+                (loss / len(micro_batches)).backward()
+                total += loss.detach()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+            return float(total) / len(micro_batches)
+
+        return plain
+
+    masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    model.bfloat16()
+    weights = list(model.parameters())
+    optimizer = _optimizer(masters)
+
+    def mixed(micro_batches: Sequence[Tensor]) -> float:
+        total = 0.0
+        for batch in micro_batches:
+            loss = model(batch)
+            (loss / len(micro_batches)).backward()
+            total += loss.detach()
+        for master, weight in zip(masters, weights, strict=True):
+            assert weight.grad is not None
+            master.grad = weight.grad.float()
+            weight.grad = None
+        nn.utils.clip_grad_norm_(masters, CLIP)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(weights, masters)
+        return float(total) / len(micro_batches)
+
+    return mixed
+
+
+Maker = Callable[[Case, GPT, torch.device, int], Step]
+PEERS: dict[str, Maker] = {
+    "zerolab": zerolab,
+    "deepspeed": deepspeed,
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "limit": limit,
+}
+
+
+def make_step(case: Case, device: torch.device) -> tuple[Step, int]:
+    """Build a peer on this rank.
+
+    Returns:
+        Its step, and the model's parameters.
+    """
+    torch.manual_seed(0)
+    name, _, stage = case.peer.partition("-")
+    model = GPT(SIZES[case.size])
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    return PEERS[name](case, model, device, int(stage or 0)), numel
+
+
+def shared_memory_of_deepspeed() -> Iterator[Path]:
+    """Files that DeepSpeed leaves in shared memory and never removes, of this user."""
+    for path in Path("/dev/shm").glob("deepspeed_allreduce_buffer_*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_uid == os.getuid():
+                yield path
