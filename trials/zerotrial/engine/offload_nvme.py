@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.offload_files import OffloadError, PagedFile
 from zerotrial.engine.optimizer_states import (
     make_states,
@@ -88,11 +89,13 @@ class NvmeUpdater:
             for index, bucket in zip(inputs.group_indices, self._buckets, strict=True)
             for member in bucket.members
         ]
-        self._complained = False
+        self._unwritten: set[int] = set()
+        """Offsets of records whose last write failed."""
+
         try:
             for bucket, master in zip(self._buckets, inputs.masters, strict=True):
                 self._reserve(bucket, master)
-        except OffloadError:
+        except ZerolabError:
             self.close()
             raise
 
@@ -180,11 +183,23 @@ class NvmeUpdater:
         bucket.records["master"].offset = self._file.reserve(host.nbytes)
         before = {member: bool(self.optimizer.state.get(member)) for member in bucket.members}
         make_states(self.optimizer, bucket.members)
+        self._refuse_other_shapes(bucket)
         self._collect(bucket)
         if not any(before.values()):  # they are made again by the first step, as it likes them
             for member in bucket.members:
                 self.optimizer.state.pop(member, None)
             self._drop_states(bucket)
+
+    def _refuse_other_shapes(self, bucket: _Bucket) -> None:
+        for member in bucket.members:
+            for kind, state in tensor_states(self.optimizer, member).items():
+                if state.numel() != member.numel():
+                    name = type(self.optimizer).__name__
+                    problem = (
+                        f"zero_optimization.offload_optimizer.device: {name} keeps {kind!r} in "
+                        "another shape than the parameter, which files do not hold; set it to cpu"
+                    )
+                    raise ConfigError("engine config", [problem])
 
     def _never_stepped(self, bucket: _Bucket) -> bool:
         return not any(self.optimizer.state.get(member) for member in bucket.members)
@@ -257,11 +272,11 @@ class NvmeUpdater:
             try:
                 leaving.result()
             except OffloadError as error:
-                if not self._complained:
+                if not self._unwritten:
                     logger.error("%s; they stay in memory", error)  # noqa: TRY400 - the text says all
-                self._complained = True
+                self._unwritten.add(record.offset)
             else:
-                self._complained = False
+                self._unwritten.discard(record.offset)
                 record.stored = True
                 self._release(record)
 
