@@ -108,13 +108,13 @@ class Controller:
         # Clocks, none of which decides what is computed
         self._agree_at = 1
         self._train_s = 0.0
-        self._train_s_at_report, self._steps_at_report = 0.0, 0
         self._train_s_at_agreement, self._steps_at_agreement = 0.0, 0
         self._timings = LoopTimings(settings.profiling, context.device)
         self._system: SystemMetrics | None = None
 
         # One batch
-        self._first = context.engines[0]
+        self._engines = context.engines
+        self._first = self._engines[0]
         self._manual = context.use_pipeline_parallel or not context.auto_grad_accumulation
         self._accumulation = context.get_num_micro_batches_per_slot()
         self._calls_per_batch = 1 if self._manual else self._accumulation
@@ -162,7 +162,7 @@ class Controller:
                 if ending is not Ending.FINISHED:
                     return self._leave(ending)
             self._attend()
-        self._progress()
+        self._speed()
         return Ending.FINISHED
 
     def _train_until(self, stop: int) -> None:
@@ -217,15 +217,12 @@ class Controller:
 
     def _agree(self) -> Ending:
         """Decide together whether to go on, and when to ask again. **Collective**."""
-        trained_s = self._train_s - self._train_s_at_agreement
-        batch_s = trained_s / max(1, self.steps - self._steps_at_agreement)
-        self._train_s_at_agreement, self._steps_at_agreement = self._train_s, self.steps
+        batch_s = self._speed()
         system = self._system.take() if self._system is not None else None
         mine = (int(self._wish()), batch_s, system)
         operation = f"agreeing to go on after batch {self.steps}"
         wishes, seconds, samples = zip(*self._distributed.allgather(mine, operation), strict=True)
         self._report_system(samples)
-        self._progress()
         pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
         self._agree_at = self.steps + min(max(1, pause), _MOST_BATCHES_BETWEEN)
         return Ending(max(wishes))
@@ -265,24 +262,13 @@ class Controller:
     def _send_training(self, averages: dict[str, float]) -> None:
         assert self._reporter is not None
         metrics: dict[str, float] = {}
-        for index, engine in enumerate(self._context.engines):
+        for index, engine in enumerate(self._engines):
             suffix = f"_{index}" if index else ""
             for name, value in engine.numbers().items():
                 metrics[name + suffix] = value
         metrics |= averages  # the user's names win
         self._reporter.report_metrics("training", self.steps, metrics)
         self._context.log_to_tensorboard("training", self.steps, metrics)
-        seconds = self._train_s - self._train_s_at_report
-        batches = self.steps - self._steps_at_report
-        self._train_s_at_report, self._steps_at_report = self._train_s, self.steps
-        if batches and seconds > 0:
-            rate = batches / seconds
-            speed = {
-                "batches_per_second": rate,
-                "samples_per_second": rate * self._context.get_global_batch_size(),
-            }
-            speed |= self._timings.take()
-            self._reporter.report_metrics("system", self.steps, speed)
 
     def _validate(self) -> None:
         self._state("validating")
@@ -344,7 +330,7 @@ class Controller:
         shared = saved.shared
         self.steps = shared["steps_completed"]
         self._agree_at = self.steps + 1
-        self._steps_at_report = self._steps_at_agreement = self.steps
+        self._steps_at_agreement = self.steps
         self._reported_at = shared["reported_at"]
         self._validated_at = shared["validated_at"]
         self._checkpointed_at = self.steps
@@ -436,16 +422,33 @@ class Controller:
         ranks = self._distributed
         return f"machine{ranks.rank // ranks.local_size}/" if ranks.size > ranks.local_size else ""
 
+    def _speed(self) -> float:
+        """Report progress, and how fast it went since the last call.
+
+        Returns:
+            Seconds of training in one batch.
+        """
+        seconds = self._train_s - self._train_s_at_agreement
+        batches = self.steps - self._steps_at_agreement
+        self._train_s_at_agreement, self._steps_at_agreement = self._train_s, self.steps
+        if self._reporter is not None:
+            self._reporter.report_progress(self.steps / self._schedule.max_steps)
+            if batches and seconds > 0:
+                rate = batches / seconds
+                speed = {
+                    "batches_per_second": rate,
+                    "samples_per_second": rate * self._context.get_global_batch_size(),
+                }
+                speed |= self._timings.take()
+                self._reporter.report_metrics("system", self.steps, speed)
+        return seconds / max(1, batches)
+
     def _report_system(self, samples: tuple[dict[str, float] | None, ...]) -> None:
         if self._reporter is None:
             return
         for sample in samples:
             if sample:
                 self._reporter.report_metrics("system", self.steps, sample)
-
-    def _progress(self) -> None:
-        if self._reporter is not None:
-            self._reporter.report_progress(self.steps / self._schedule.max_steps)
 
     def _state(self, state: str) -> None:
         if self._reporter is not None:

@@ -22,6 +22,7 @@ Entry = tuple[int, dict[str, float]]
 """A batch's count, and its metrics on one rank."""
 
 _FOLD_AT = 1024  # outputs kept as tensors at most; bounds memory when reports are rare
+_STACK_FROM = 4  # scalars from which one transfer of all is cheaper
 _warned: set[str] = set()
 
 
@@ -64,6 +65,8 @@ class TrainingWindow:
     def entries(self) -> list[Entry]:
         """One entry for each batch since the last report: the mean over its micro-batches."""
         self._fold()
+        if len(self._entries) == 1:
+            return list(self._entries)
         grouped: dict[int, list[dict[str, float]]] = {}
         for batch, values in self._entries:
             grouped.setdefault(batch, []).append(values)
@@ -87,19 +90,25 @@ class TrainingWindow:
         """Turn kept tensors into numbers, in one transfer for all bare losses."""
         raw, self._raw = self._raw, []
         bare = [value for _, value in raw if isinstance(value, torch.Tensor) and value.numel() == 1]
-        stacked = torch.stack([value.reshape(()) for value in bare]) if bare else None
-        losses = iter(stacked.double().tolist() if stacked is not None else [])
+        losses = iter(_values(bare))
         for batch, value in raw:
-            if isinstance(value, torch.Tensor):
-                numbers = (
-                    {"loss": next(losses)} if value.numel() == 1 else to_numbers({"loss": value})
-                )
-            else:
+            if not isinstance(value, torch.Tensor):
                 numbers = to_numbers(value)
+            elif value.numel() == 1:
+                numbers = {"loss": next(losses)}
+            else:
+                numbers = to_numbers({"loss": value})
             self._entries.append((batch, numbers))
 
 
-def average_by_batch(entries: Iterable[Entry]) -> tuple[dict[str, float], list[dict[str, float]]]:
+def _values(scalars: list[torch.Tensor]) -> list[float]:
+    if len(scalars) < _STACK_FROM:
+        return [value.item() for value in scalars]
+    stacked: list[float] = torch.stack([value.reshape(()) for value in scalars]).double().tolist()
+    return stacked
+
+
+def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Average the windows of all ranks, once.
 
     Args:
@@ -109,6 +118,8 @@ def average_by_batch(entries: Iterable[Entry]) -> tuple[dict[str, float], list[d
         The mean of each metric over all batches of all ranks, and the means of each batch over the
         ranks, in the order of batches.
     """
+    if len(entries) == 1:
+        return dict(entries[0][1]), [entries[0][1]]
     values: dict[str, list[float]] = {}
     batches: dict[int, list[dict[str, float]]] = {}
     for batch, metrics in entries:

@@ -81,10 +81,11 @@ class Period:
 
     def next_after(self, steps: int) -> int | None:
         """The first count beyond ``steps`` at which it is due; ``None`` if it never is again."""
+        regular = (steps // self.every + 1) * self.every if self.every is not None else None
+        if not self.at:
+            return regular
         later = [point for point in self.at if point > steps]
-        if self.every is not None:
-            later.append((steps // self.every + 1) * self.every)
-        return min(later, default=None)
+        return min(later if regular is None else [regular, *later], default=None)
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,14 @@ class Schedule:
 
     def next_stop(self, steps: int) -> int:
         """The first count beyond ``steps`` at which the loop must pause for something."""
-        stops = [self.max_steps]
+        stop = self.max_steps
         if self.epoch_length:
-            stops.append((steps // self.epoch_length + 1) * self.epoch_length)
+            stop = min(stop, (steps // self.epoch_length + 1) * self.epoch_length)
         for period in (self.report, self.validate, self.checkpoint):
             upcoming = period.next_after(steps)
-            if upcoming is not None:
-                stops.append(upcoming)
-        return min(stops)
+            if upcoming is not None and upcoming < stop:
+                stop = upcoming
+        return stop
 
     def finished(self, steps: int) -> bool:
         """Whether the trial has trained as far as it should."""

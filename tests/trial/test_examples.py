@@ -1,0 +1,129 @@
+"""Every example of a trial runs; the digits learn on 1, 2 and 4 ranks as in plain torch."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from tests.trial.helpers import fit, make_settings, make_spec, metrics
+from zerolab.config import check_experiment, load_experiment
+from zerotrial import harness, random_state
+from zerotrial.collectives import Distributed
+from zerotrial.context import ZeroTrialContext
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TRIALS = ["digits", "stdlib_gpt", "gan", "metric_reducers", "resume"]
+
+SEED, STEPS, BATCH, LR = 7, 30, 64, 0.01
+
+
+def load_example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        f"example_{name}", EXAMPLES / name / "model_def.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_the_smoke_run_of_each_example_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    config = load_experiment(EXAMPLES / name / "smoke.yaml").to_dict()
+    spec = make_spec(tmp_path / name, config["hyperparameters"], config=config)
+    shutil.copytree(EXAMPLES / name, spec.model_dir, dirs_exist_ok=True)
+    assert harness.run(spec) == 0
+    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    searched = config["searcher"]["metric"]
+    assert isinstance(list(metrics(tmp_path / name, "validation").values())[-1][searched], float)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+@pytest.mark.parametrize("file", ["experiment.yaml", "smoke.yaml"])
+def test_each_example_is_a_valid_experiment(name: str, file: str) -> None:
+    folder = EXAMPLES / name
+
+    def read_file(path: str) -> bytes | None:
+        found = folder / path
+        return found.read_bytes() if found.is_file() else None
+
+    import yaml
+
+    check_experiment(yaml.safe_load((folder / file).read_text()), read_file)
+    json.loads((folder / "ds_config.json").read_text())
+    assert (folder / "README.md").read_text().startswith("# ")
+
+
+def plain_losses() -> list[float]:
+    """The digits in a loop of plain torch; clipping takes its norm in fp64, as the engine does."""
+    example = load_example("digits")
+    random_state.seed_everything(SEED)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
+    loader = zerotrial.DataLoader(example.digits(training=True), batch_size=BATCH, shuffle=True)
+    batches = loader.training_batches(loader.plan(1, 1), seed=SEED, rank=0, start=0)
+    losses = []
+    for _ in range(STEPS):
+        pixels, labels = next(batches)
+        loss = functional.cross_entropy(model(pixels), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        squares = [parameter.grad.double().square().sum() for parameter in model.parameters()]
+        norm = torch.stack(squares).sum().sqrt().item()
+        for parameter in model.parameters():
+            parameter.grad *= min(1.0, 0.5 / (norm + 1e-6))
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def digits_losses(directory: str, accumulation: int) -> list[float]:
+    """The digits example in fp32 on as many ranks as there are; loss of each batch."""
+    ranks = Distributed.from_environment(cuda=False)
+    path = Path(directory) / f"{ranks.size}x{accumulation}"
+    config = {
+        "train_batch_size": BATCH,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": 0.01}},
+    }
+    spec = make_spec(path, {"deepspeed_config": config, "hidden": 32}, slots=ranks.size)
+    example = load_example("digits")
+    settings = make_settings(STEPS, checkpoint_policy="none")
+    fit(spec, lambda context: make(example, context), settings, ranks)
+    ranks.barrier()
+    return [values["loss"] for _, values in sorted(metrics(path, "training").items())]
+
+
+def make(example: ModuleType, context: ZeroTrialContext) -> Any:
+    return example.DigitsTrial(context)
+
+
+@pytest.mark.processes
+def test_the_digits_learn_the_same_on_1_2_and_4_ranks_as_in_plain_torch(tmp_path: Path) -> None:
+    expected = plain_losses()
+    assert expected[-1] < 0.7 * expected[0]
+    found = [digits_losses(str(tmp_path), 1), digits_losses(str(tmp_path), 4)]
+    for world_size, accumulation in ((2, 2), (4, 1)):
+        found.append(run_on_ranks(digits_losses, world_size, str(tmp_path), accumulation)[0])
+    for losses in found:
+        assert losses == pytest.approx(expected, rel=0, abs=1e-5)
