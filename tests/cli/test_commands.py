@@ -16,6 +16,9 @@ import yaml
 
 from tests.cli.model import MODEL, experiment
 from tests.end_to_end.installation import Installation, eventually
+from zerolab.client.local import MetricsFile
+from zerolab.contract import RunSpec
+from zerolab.wire import MetricsRecord
 
 pytestmark = pytest.mark.processes
 
@@ -293,6 +296,41 @@ def test_a_submission_can_wait_and_be_killed(installation: Installation, tmp_pat
     assert late.stdout.strip() == "PAUSED"
     installation.quick("experiment", "kill", str(waiting))
     assert installation.wait_for(waiting)["state"] == "CANCELED"
+
+
+def test_the_metrics_of_a_run_without_a_server_are_brought_in(
+    installation: Installation, tmp_path: Path
+) -> None:
+    spec = RunSpec(
+        experiment_id=0,
+        trial_id=0,
+        run_id=0,
+        config=experiment(),
+        hparams={"width": 3},
+        trial_seed=1,
+        slots=1,
+        model_dir=str(tmp_path),
+        run_dir=str(tmp_path),
+        checkpoint_dir=str(tmp_path),
+    )
+    file = MetricsFile(tmp_path / "metrics.jsonl", spec)
+    for step in (1, 2, 3):
+        file.append(file.encode(MetricsRecord("training", step, {"loss": 1.0 / step}, 0.0)))
+    file.close()
+    imported = installation.quick("import", tmp_path / "metrics.jsonl").stdout.strip()
+    trial = installation.json("trial", "list", imported)[0]
+    curves = installation.json("trial", "metrics", str(trial["id"]), "--name", "loss")
+    assert [step for step, _ in curves[0]["points"]] == [1, 2, 3]
+    assert trial["hparams"] == {"width": 3}
+
+
+def test_what_a_model_needs_is_planned_before_it_is_submitted(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
+    told = installation.cli("plan", tmp_path / "experiment.yaml").stdout
+    assert "2 parameters" in told
 
 
 def test_status_agents_jobs_token_and_links_are_told(installation: Installation) -> None:

@@ -57,22 +57,25 @@ def _gpus() -> list[SlotInfo]:
         return []
     try:
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        found = range(pynvml.nvmlDeviceGetCount())
-        allowed = set(found) if named is None else _numbers(named)
         return [
-            SlotInfo(index, f"cuda:{index} {_name(pynvml, index)}")
-            for index in found
-            if index in allowed
+            SlotInfo(index, f"cuda:{index} {_text(pynvml.nvmlDeviceGetName(handle))}")
+            for index, handle in (
+                (index, pynvml.nvmlDeviceGetHandleByIndex(index))
+                for index in range(pynvml.nvmlDeviceGetCount())
+            )
+            if named is None or _is_named(index, _text(pynvml.nvmlDeviceGetUUID(handle)), named)
         ]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _numbers(visible_devices: str) -> set[int]:
-    return {int(part) for part in visible_devices.split(",") if part.strip().isdecimal()}
+def _is_named(index: int, uuid: str, visible_devices: str) -> bool:
+    """Whether a list of numbers or of (beginnings of) uuids names a GPU."""
+    words = [word.strip() for word in visible_devices.split(",")]
+    return any(
+        word == str(index) or (word[:4] == "GPU-" and uuid.startswith(word)) for word in words
+    )
 
 
-def _name(pynvml: object, index: int) -> str:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)  # type: ignore[attr-defined]
-    name = pynvml.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
-    return name.decode() if isinstance(name, bytes) else str(name)
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
