@@ -33,6 +33,10 @@ with zerolab.core.init() as context:
                 while not Path(hparams["gate"]).exists():
                     time.sleep(0.05)
             context.train.report_training_metrics(step, {"loss": 1 / step})
+    if what == "grid":
+        for step in range(1, 6):
+            context.train.report_training_metrics(step, {"loss": hparams["slope"] / step})
+        context.train.report_validation_metrics(5, {"holey": hparams["slope"]})
     if what == "long":
         for step in range(1, 3001):
             context.train.report_training_metrics(step, {"noisy": 5.0 if step % 3 == 0 else 0.0})
@@ -51,13 +55,13 @@ BROWSER_ARGUMENTS = [
 ]
 
 
-def script_config(name: str, **hparams: Any) -> dict[str, Any]:
+def script_config(name: str, searcher: str = "single", **hparams: Any) -> dict[str, Any]:
     """Return the experiment file of a script that needs no torch."""
     return {
         "name": name,
         "entrypoint": "python3 script.py",
         "hyperparameters": hparams,
-        "searcher": {"name": "single", "metric": "holey", "max_length": {"batches": 20}},
+        "searcher": {"name": searcher, "metric": "holey", "max_length": {"batches": 20}},
         "resources": {"slots_per_trial": 1},
         "max_restarts": 1,
     }
@@ -72,32 +76,35 @@ class Site:
     digits: int
     failed: int
     long: int
+    grid: int
 
     @property
     def url(self) -> str:
         """Address of the server."""
         return self.installation.client.url
 
-    def submit_script(self, name: str, **hparams: Any) -> int:
+    def submit_script(self, name: str, searcher: str = "single", **hparams: Any) -> int:
         """Submit a run of the script; return the experiment's id."""
-        config = script_config(name, **hparams)
+        config = script_config(name, searcher, **hparams)
         return self.installation.submit(self.folder / name, config, {"script.py": SCRIPT})
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One experiment that completed, one that failed, one with long and broken curves."""
+    """One experiment that completed, one that failed, one with broken curves, one with trials."""
     if not (STATIC / "index.html").is_file():
         pytest.fail("the page is not built: run `npm ci && npm run build` in server/web")
     folder = tmp_path_factory.mktemp("web")
     with Installation.running(folder / "home", slots=3) as installation:
-        made = Site(installation, folder, digits=0, failed=0, long=0)
+        made = Site(installation, folder, digits=0, failed=0, long=0, grid=0)
         made.failed = made.submit_script("broken", what="fail")
         shutil.copytree(EXAMPLE, folder / "digits", ignore=shutil.ignore_patterns("__pycache__"))
         submitted = installation.cli("submit", folder / "digits" / "smoke.yaml")
         made.digits = int(submitted.stdout)
         made.long = made.submit_script("long", what="long")
-        for experiment_id in (made.failed, made.digits, made.long):
+        slopes = {"type": "categorical", "vals": [20, 3, 100]}
+        made.grid = made.submit_script("grid", searcher="grid", what="grid", slope=slopes)
+        for experiment_id in (made.failed, made.digits, made.long, made.grid):
             installation.wait_for(experiment_id)
         yield made
 

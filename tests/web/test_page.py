@@ -2,10 +2,12 @@
 
 import gzip
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.end_to_end.installation import eventually
 from tests.web.conftest import Site, Watched
 from zeroserver.app import STATIC
 
@@ -62,7 +64,7 @@ def test_an_experiment_shows_its_curves_trials_checkpoints_and_logs(
     loss = chart(page, "training: loss")
     expect(loss).to_have_accessible_name(re.compile(r"points to batch 30$"))
     expect(chart(page, "validation: accuracy").locator("output")).to_have_text(re.compile(r"0\.\d"))
-    assert pixels(loss, BLUE) > 100
+    eventually(lambda: pixels(loss, BLUE) > 100)
 
     page.get_by_role("link", name="trials", exact=True).click()
     row = page.get_by_role("row").nth(1)
@@ -109,25 +111,45 @@ def test_holes_do_not_break_a_curve_and_merged_points_have_a_band(
     holey = chart(page, "validation: holey")
     expect(holey).to_contain_text("2 not finite")
     expect(holey.locator("output")).to_have_text("1")
-    assert pixels(holey, BLUE) > 100
+    eventually(lambda: pixels(holey, BLUE) > 100)
     noisy = chart(page, "training: noisy")
     expect(noisy).to_have_accessible_name(re.compile(r"points to batch 3000$"))
-    assert pixels(noisy, BAND) > 10 * pixels(holey, BAND), "no band of minimum and maximum"
+    eventually(lambda: pixels(noisy, BAND) > 10 * pixels(holey, BAND))
 
 
-def test_curves_and_state_follow_what_runs_without_a_reload(site: Site, owner: Watched) -> None:
-    gate = site.folder / "gate"
+def test_trials_are_sorted_and_chosen_for_the_curves(site: Site, owner: Watched) -> None:
+    page = owner.show(f"#/experiments/{site.grid}")
+    loss = chart(page, "training: loss")
+    expect(loss).to_have_accessible_name(re.compile("3 curves, 15 points to batch 5$"))
+    page.get_by_role("link", name="trials", exact=True).click()
+    rows = page.get_by_role("row").filter(has=page.get_by_role("checkbox"))
+    expect(rows).to_have_count(3)
+    page.get_by_role("button", name="best validation").click()
+    for place, slope in enumerate((3, 20, 100)):
+        expect(rows.nth(place)).to_contain_text(f"slope {slope}")
+    expect(rows.nth(0)).to_contain_text("best")
+    rows.nth(0).get_by_role("checkbox").check()
+    rows.nth(2).get_by_role("checkbox").check()
+    expect(page.locator(".chosen")).to_contain_text("2 trials")
+    page.get_by_role("link", name="curves", exact=True).click()
+    expect(loss).to_have_accessible_name(re.compile("2 curves, 10 points to batch 5$"))
+
+
+def test_curves_and_state_follow_what_runs_without_a_reload(
+    site: Site, owner: Watched, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
     page = owner.show("#/")
-    experiment = site.submit_script("live", what="wait", gate=str(gate))
-    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="live"))
+    page.evaluate("window.untouched = true")
+    experiment = site.submit_script(tmp_path.name, what="wait", gate=str(gate))
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name=tmp_path.name))
     expect(row.locator(".badge")).to_have_text("active")
     row.get_by_role("link").click()
     loss = chart(page, "training: loss")
-    expect(loss).to_have_accessible_name(re.compile(r"10 points to batch 10$"))
-    expect(page.get_by_text("live", exact=True).last).to_be_visible()
-    page.evaluate("window.untouched = true")
+    expect(loss).to_have_accessible_name(re.compile(": 10 points to batch 10$"))
+    expect(page.locator(".live")).to_be_visible()
     gate.touch()
-    expect(loss).to_have_accessible_name(re.compile(r"20 points to batch 20$"))
+    expect(loss).to_have_accessible_name(re.compile(": 20 points to batch 20$"))
     expect(page.get_by_role("heading").locator(".badge")).to_have_text("completed")
     assert page.evaluate("window.untouched"), "the page was loaded again"
     assert site.installation.wait_for(experiment)["state"] == "COMPLETED"

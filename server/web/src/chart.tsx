@@ -67,7 +67,8 @@ function options(curves: Curve[], log: boolean, width: number, style: CSSStyleDe
     const points = { show: curve.series.points.length < FEW_POINTS && !banded(curve.series), size: 5, fill: color };
     series.push({ ...shared, label: curve.label, stroke: color, width: 1.6, points });
     if (banded(curve.series)) {
-      const side = { ...shared, width: 0, points: { show: false } };
+      const listed = curves.length === 1 ? "side" : "unlisted";
+      const side = { ...shared, width: 0, points: { show: false }, class: listed };
       series.push({ ...side, label: "max" }, { ...side, label: "min" });
       bands.push({ series: [series.length - 2, series.length - 1], fill: `${color}38` });
     }

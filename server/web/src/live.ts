@@ -19,7 +19,7 @@ export const LOGIN = "login";
  *
  * What was read stays while it is read again, and when that fails; another `key` clears it.
  */
-export function useLoaded<T>(key: string, load: () => Promise<T>, tick = 0): Live<T> {
+export function useLoaded<T>(key: string, load: () => Promise<T>, tick: number | string = 0): Live<T> {
   const [value, setValue] = useState<T | null>(null);
   const [error, setError] = useState<string | null>(null);
   const state = useRef({ busy: false, again: false, key });

@@ -68,8 +68,9 @@ export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[
   const [log, setLog] = useState(false);
   const read = useReader();
   const some = drawn(row, trials, chosen);
-  const key = `${some.map((t) => t.id).join(",")} ${shown}`;
-  const loaded = useLoaded(key, () => Promise.all(some.map((trial) => read(trial, SHOWN[shown]!))), tick);
+  const ids = some.map((t) => t.id).join(",");
+  // What is drawn stays while other trials are read, so that nothing flickers as trials come and go.
+  const loaded = useLoaded(shown, () => Promise.all(some.map((trial) => read(trial, SHOWN[shown]!))), `${tick} ${ids}`);
   const found = useMemo(
     () => charts(loaded.value ?? [], row.metric, (trial, name) => (trials.length > 1 ? `trial ${trial}` : name)),
     [loaded.value],
