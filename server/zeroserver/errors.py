@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from zerolab.errors import (
     ConfigError,
@@ -117,6 +118,10 @@ def install_error_handlers(app: FastAPI) -> None:
         kind = _TYPES.get(error.status_code, "invalid")
         headers = dict(error.headers) if error.headers else None
         return _answer(error.status_code, kind, str(error.detail), [], headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(_request: Request, _error: Exception) -> JSONResponse:
+        return _answer(400, "invalid", "the client went away in the middle of its request", [])
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
