@@ -25,7 +25,7 @@ types: .venv/.installed-dev ## mypy --strict on the three packages
 	$(BIN)/mypy
 
 imports: .venv/.installed-dev ## import-linter's contracts
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 bench: .venv/.installed-dev ## the benchmarks, one after the other, short
 	$(BIN)/python -m benchmarks
