@@ -58,7 +58,7 @@ def test_a_file_whose_last_line_was_torn_goes_on_behind_the_last_whole_line(
         reporter.report_metrics("training", step, {"loss": 1.0})
         reporter.close()
         with (tmp_path / METRICS_FILE).open("a") as file:
-            file.write('{"kind":"metr')
+            file.write('{"kind":"metr' + "x" * 100_000 * step)
     Reporter(spec).report_metrics("training", 3, {"loss": 1.0})
     assert [line.get("steps") for line in lines(spec)] == [None, 0, 1, 2, 3]
 

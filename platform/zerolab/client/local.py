@@ -8,6 +8,7 @@ reports a step again, the later line counts.
 """
 
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from zerolab.wire import MetricsRecord, Record, wire_number
 __all__ = ["FORMAT", "MetricsFile", "MetricsHeader"]
 
 FORMAT = 1
+_CHUNK_BYTES = 64 * 1024
 
 
 class MetricsHeader(msgspec.Struct, frozen=True, tag_field="kind", tag="header"):
@@ -80,6 +82,15 @@ def _all_finite(values: dict[str, float | str]) -> bool:
 def _whole_lines(path: Path) -> int:
     """Return how many bytes of a file are whole lines."""
     try:
-        return path.read_bytes().rfind(b"\n") + 1
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            while end > 0:
+                start = max(0, end - _CHUNK_BYTES)
+                file.seek(start)
+                newline = file.read(end - start).rfind(b"\n")
+                if newline >= 0:
+                    return start + newline + 1
+                end = start
     except FileNotFoundError:
-        return 0
+        pass
+    return 0

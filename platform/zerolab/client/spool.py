@@ -103,7 +103,7 @@ class Spool:
         self._file.close()
 
     def _next_segment(self) -> None:
-        held = sum(segment.path.stat().st_size for segment in _segments(self.directory))
+        held = sum(_size(segment.path) for segment in _segments(self.directory))
         if held >= self._max_bytes:
             msg = f"{self.directory} holds {held} bytes that no server has taken yet"
             raise OSError(msg)
@@ -205,6 +205,14 @@ def _segments(directory: Path) -> list[_Segment]:
     except FileNotFoundError:
         return []
     return [_Segment(int(name.removesuffix(_SUFFIX)), directory / name) for name in names]
+
+
+def _size(path: Path) -> int:
+    """Return a file's size in bytes; 0 when the reader has just deleted it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _read_frames(path: Path, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
