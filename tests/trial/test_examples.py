@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 from torch.nn import functional
 
@@ -65,11 +67,30 @@ def test_each_example_is_a_valid_experiment(name: str, file: str) -> None:
         found = folder / path
         return found.read_bytes() if found.is_file() else None
 
-    import yaml
-
     check_experiment(yaml.safe_load((folder / file).read_text()), read_file)
     json.loads((folder / "ds_config.json").read_text())
     assert (folder / "README.md").read_text().startswith("# ")
+
+
+def test_the_skeleton_in_the_documents_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (EXAMPLES.parent / "docs" / "trial_api.md").read_text()
+    code, experiment, engine = (
+        re.search(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1)
+        for language in ("python", "yaml", "json")
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    config = load_experiment(yaml.safe_load(experiment)).to_dict()
+    spec = make_spec(tmp_path / "run", config["hyperparameters"], config=config)
+    (Path(spec.model_dir) / "model_def.py").write_text(code)
+    (Path(spec.model_dir) / "ds_config.json").write_text(engine)
+    assert harness.run(spec) == 0
+    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    (last,) = metrics(tmp_path / "run", "validation").values()
+    assert last["epochs"] == 5
 
 
 def plain_losses() -> list[float]:
