@@ -150,6 +150,30 @@ def test_a_crash_is_told_with_the_signal_and_a_failure_with_its_last_line(
     assert "RuntimeError: the loss is" in installation.lines(second)
 
 
+def test_reports_that_a_killed_rank_left_in_its_spool_are_delivered_before_its_end(
+    installation: Installation, tmp_path: Path
+) -> None:
+    source = """
+import os, pathlib, signal, msgspec
+from zerolab.client.reporting import Reporter
+from zerolab.contract import read_run_spec
+if os.environ["RANK"] == "0":
+    spec = read_run_spec(pathlib.Path(os.environ["ZEROLAB_RUN_SPEC"]))
+    nobody = msgspec.structs.replace(spec, master="http://127.0.0.1:9")
+    reporter = Reporter(nobody)
+    for step in range(1, 101):
+        reporter.report_metrics("training", step, {"loss": 1 / step})
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    signal.pause()
+"""
+    experiment_id = installation.submit(tmp_path / "model", CONFIG, {"script.py": source})
+    assert "SIGKILL" in installation.wait_for(experiment_id)["error"]
+    trial = installation.client.trials(experiment_id)[0]
+    curves = installation.client.metrics(trial["id"], "training", ["loss"])
+    assert [step for step, _ in curves[0]["points"]] == list(range(1, 101))
+
+
 def test_a_data_directory_has_one_agent(installation: Installation) -> None:
     refused = installation.cli("agent", "start", expect=2)
     assert "another agent runs" in refused.stderr
