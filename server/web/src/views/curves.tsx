@@ -16,7 +16,7 @@ const SHOWN: Record<string, string[]> = {
   system: ["system"],
 };
 const MOST_TRIALS = 10;
-const MOST_POINTS = 1000;
+const MOST_POINTS = 400; // about one a pixel
 const COUNTERS = ["batches", "epochs", "loss_scale", "skipped_steps"];
 
 interface Read {
