@@ -298,7 +298,7 @@ def _with_driver(url: URL) -> URL:
 
 def _engine(url: URL, begin: str, size: int, synchronous: str) -> Engine:
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_size=size, max_overflow=size, pool_pre_ping=size > 1)
+        return create_engine(url, pool_size=size, max_overflow=size, pool_pre_ping=True)
     engine = create_engine(
         url,
         pool_size=size,

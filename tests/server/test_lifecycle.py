@@ -247,6 +247,17 @@ def test_the_runs_of_a_silent_agent_are_restarted_elsewhere(server: Server) -> N
     assert server.get("/agents")["agents"][0]["alive"]
 
 
+def test_a_run_that_never_began_on_a_silent_agent_is_no_failure(server: Server) -> None:
+    server.submit()
+    server.add_agent(name="first")
+    assert len(server.work()) == 1
+    server.add_agent(name="second")
+    server.services.world.seen[1] -= 61
+    server.tick()
+    assert server.trial()["restarts"] == 0
+    assert server.begin(agent_id=2).restarts == 0
+
+
 def test_log_policies_label_a_trial_and_can_forbid_its_restart(server: Server) -> None:
     policies = [{"name": "bad data", "pattern": "corrupt .* shard", "action": "cancel_retries"}]
     server.submit(log_policies=policies)

@@ -24,7 +24,7 @@ CHECKS = [
     status_code_conformance,
 ]
 STREAMS = {"/api/v1/events", "/api/v1/experiments/{experiment_id}/events"}  # they do not end
-EXAMPLES = 4
+EXAMPLES = 3
 
 
 @pytest.mark.processes

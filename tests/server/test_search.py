@@ -15,8 +15,8 @@ SPACE = {
     "net": {"width": {"type": "int", "minval": 8, "maxval": 64}},
 }
 SEARCHER = {
-    "name": "random", "metric": "loss", "max_length": 20, "max_trials": 8,
-    "max_concurrent_trials": 3,
+    "name": "random", "metric": "loss", "max_length": 20, "max_trials": 5,
+    "max_concurrent_trials": 2,
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def search(directory: Path, dies: bool) -> Any:
 
 def test_a_server_that_dies_after_every_event_comes_to_the_same_end(tmp_path: Path) -> None:
     plain = search(tmp_path / "plain", dies=False)
-    assert len(plain[0]) >= 8
+    assert len(plain[0]) >= 5
     assert plain[2] == "COMPLETED"
     assert {trial["state"] for trial in plain[0]} >= {"COMPLETED", "ERROR"}
     assert search(tmp_path / "dying", dies=True) == plain

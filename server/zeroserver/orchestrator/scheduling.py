@@ -6,6 +6,7 @@ import msgspec
 from sqlalchemy import RowMapping, select
 
 from zerolab import scheduler
+from zerolab.contract import EXIT_PREEMPTED
 from zerolab.scheduler import AgentSlots, Allocation, Request
 from zerolab.wire import RunExit
 from zeroserver.database import Transaction
@@ -151,7 +152,9 @@ def _lose_silent_agents(world: World, transaction: Transaction) -> None:
         query = select(runs).where(runs.c.agent_id == agent_id, runs.c.state != RunState.EXITED)
         for run in transaction.connection.execute(query).mappings().all():
             reason = f"agent {name} has not been heard of for {patience:g} s"
-            exited(world, transaction, run["id"], RunExit(EXIT_LOST, reason))
+            # A run that never began is no failure of its trial.
+            code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_LOST
+            exited(world, transaction, run["id"], RunExit(code, reason))
 
 
 def _kill_late_runs(world: World, transaction: Transaction) -> None:

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
-from zerolab.config import check_experiment
 from zerolab.errors import ConfigError
 from zeroserver import queries
 from zeroserver.archives import archive_path, reader, store_archive
@@ -68,6 +67,9 @@ def _checked(
     activate: bool,
     test: bool,
 ) -> Submission:
+    # Checking loads the engine's configuration, which a server that only starts can do without.
+    from zerolab.config import check_experiment
+
     limit = services.settings.limits.archive_bytes
     if len(content) > limit:
         problem = f"must have at most {limit} bytes, got {len(content)}; name what is not needed "

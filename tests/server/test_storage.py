@@ -1,0 +1,189 @@
+"""The database: its schema, its migrations, and what happens when it cannot be written."""
+
+import resource
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+from tests.server.conftest import new_database
+from tests.server.helpers import Server, experiment_config, model_archive, serve, training
+from tests.server.processes import DEADLINE_S, LiveServer
+from zerolab.errors import ConfigError, ConflictError, UnreachableError
+from zerolab.wire import AgentRegistration, ReportBatch, SlotInfo
+from zeroserver import migrations
+from zeroserver.database import Database, Transaction, sqlite_url
+from zeroserver.migrate import migrate
+from zeroserver.schema import HEAD, metadata
+
+
+def opened(url: str) -> Database:
+    return Database(url, lambda _changes: None)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        return sqlite_url(tmp_path / "zerolab.db")
+    return new_database(request.getfixturevalue("postgresql"))
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    """A database with its tables and its writer."""
+    database = opened(url)
+    migrate(database)
+    database.start()
+    yield database
+    database.close()
+
+
+def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
+    with database.writer_engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+    migrate(database)
+
+
+def test_the_newest_migration_is_the_one_that_the_server_expects() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD
+
+
+def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
+    database = opened(url)
+    migrate(database)
+    with database.writer_engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ConflictError, match=r"has schema 9999.*install the version that wrote it"):
+        migrate(database)
+    database.close()
+
+
+def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    database = opened(sqlite_url(tmp_path / "missing" / "zerolab.db"))
+    with pytest.raises(ConfigError, match=r"missing/zerolab\.db"):
+        migrate(database)
+    database.close()
+    database = opened("postgresql://nobody:secret@127.0.0.1:1/none")
+    with pytest.raises(ConfigError, match="cannot be opened") as caught:
+        migrate(database)
+    assert "secret" not in str(caught.value)
+    database.close()
+
+
+def test_a_job_that_fails_leaves_no_trace_and_does_no_harm_to_those_beside_it(
+    database: Database,
+) -> None:
+    statement = "INSERT INTO metric_keys (id, group_name, name) VALUES (?, 'g', ?)"
+    undone = []
+
+    def good(number: int) -> Any:
+        return lambda transaction: transaction.run(statement, (number, str(number)))
+
+    def bad(transaction: Transaction) -> None:
+        transaction.run(statement, (100, "bad"))
+        transaction.undo.append(lambda: undone.append("undo"))
+        raise ConflictError("no")
+
+    def broken(transaction: Transaction) -> None:
+        transaction.run(statement, (1, "again"))
+
+    blocked = threading.Event()
+    first = database.submit(lambda _transaction: blocked.wait(DEADLINE_S))
+    jobs = [database.submit(job) for job in (good(1), bad, good(2), broken, good(3))]
+    blocked.set()
+    assert first.result(DEADLINE_S)
+    assert [job.exception(DEADLINE_S) is None for job in jobs] == [True, False, True, False, True]
+    assert isinstance(jobs[1].exception(), ConflictError)
+    assert undone
+    with database.read() as connection:
+        ids = list(connection.scalars(text("SELECT id FROM metric_keys ORDER BY id")))
+    assert ids == [1, 2, 3]
+
+
+def test_jobs_that_wait_together_are_committed_together(database: Database) -> None:
+    blocked = threading.Event()
+    first = database.submit(lambda _transaction: blocked.wait(DEADLINE_S))
+    before = database.groups
+    jobs = [database.submit(lambda _transaction: None) for _ in range(50)]
+    blocked.set()
+    for job in [first, *jobs]:
+        job.result(DEADLINE_S)
+    assert database.groups - before <= 2
+    assert database.jobs >= 51
+
+
+def test_what_two_databases_hold_after_the_same_requests_is_the_same(
+    tmp_path: Path, postgresql: Any
+) -> None:
+    def told(directory: Path, url: str) -> Any:
+        with serve(directory, url) as server:
+            server.submit(reproducibility={"experiment_seed": 1})
+            server.add_agent()
+            run_id = server.begin().run_id
+            server.report(run_id, training(1, 0.1), training(2, "NaN"), training(1, 1e300))
+            server.exit(run_id, 1, "first")
+            server.tick(2)
+            server.exit(server.begin().run_id, 0)
+            return [table(server, name) for name in ("points", "rollups", "runs", "trials")]
+
+    def table(server: Server, name: str) -> list[tuple[Any, ...]]:
+        columns = [column.name for column in metadata.tables[name].c if column.name != "spec"]
+        return sorted(server.sql(f"SELECT {', '.join(columns)} FROM {name}"), key=str)
+
+    assert told(tmp_path / "a", "") == told(tmp_path / "b", new_database(postgresql))
+
+
+@pytest.mark.processes
+def test_a_full_disk_and_a_locked_database_lose_nothing(tmp_path: Path) -> None:
+    live = LiveServer(tmp_path / "home")
+    live.start()
+    try:
+        client = live.client()
+        client.create_experiment(experiment_config(), model_archive(tmp_path / "model"))
+        agent_id = client.register_agent(AgentRegistration("a", "h", [SlotInfo(0, "cpu")]))
+        run_id = client.work(agent_id, 0, 0).runs[0].run_id
+
+        def report(step: int) -> int:
+            return client.report(
+                run_id, msgspec.msgpack.encode(ReportBatch(step, [training(step, 1.0)]))
+            )
+
+        assert report(1) == 1
+        process = live._process
+        assert process is not None
+        unlimited = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
+        for _ in range(2):
+            with pytest.raises(UnreachableError, match=r"50[37]"):
+                report(2)
+        assert client.trial(1)["steps_completed"] == 1
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, unlimited)
+        assert report(2) == 2
+
+        locker = sqlite3.connect(live.home / "zerolab.db", isolation_level=None)
+        locker.execute("BEGIN IMMEDIATE")
+        waiting = threading.Thread(target=report, args=(3,))
+        waiting.start()
+        assert client.trial(1)["steps_completed"] == 2
+        locker.execute("ROLLBACK")
+        locker.close()
+        waiting.join(DEADLINE_S)
+        assert client.metrics(1)[0]["points"] == [[1, 1.0], [2, 1.0], [3, 1.0]]
+        assert live.stop() == 0
+        with sqlite3.connect(live.home / "zerolab.db") as database:
+            assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    finally:
+        live.close()
