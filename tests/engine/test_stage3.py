@@ -1,6 +1,7 @@
 """Stage 3 against a plain one-process loop; many cases in one spawn of ranks."""
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -220,6 +221,20 @@ def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
     yield "batch norms compute in fp32", compare(*stages, 2e-3)
 
 
+def offloads() -> Iterator[tuple[str, list[str]]]:
+    batches = make_batches(3, 2, world()[1])
+    with tempfile.TemporaryDirectory() as files:
+        for name, block in (
+            ("parameters to the host", {"offload_param": {"device": "cpu"}}),
+            ("states to the host", {"offload_optimizer": {"device": "cpu"}}),
+            ("states to files", {"offload_optimizer": {"device": "nvme", "nvme_path": files}}),
+        ):
+            config = {"zero_optimization": {"stage": 3, **block}, "bf16": {"enabled": True}}
+            plain = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+            found = train(Language, batches, config), train(Language, batches, plain)
+            yield f"offloading {name} changes nothing", compare(*found, 1e-7)
+
+
 def behaviours() -> Iterator[tuple[str, list[str]]]:
     rank, ranks = world()
     batches = make_batches(3, 2, ranks)
@@ -353,7 +368,7 @@ def every_case() -> Problems:
     found: Problems = {}
     cases = [precisions, cost]
     if world()[1] < 4:  # what the number of ranks does not change
-        cases += [optimizers_and_modules, behaviours, two_engines]
+        cases += [optimizers_and_modules, behaviours, two_engines, offloads]
     for case in cases:
         found.update(case())
     return {name: problems for name, problems in found.items() if problems}
@@ -368,6 +383,20 @@ def test_one_process_trains_as_a_plain_loop() -> None:
 def test_ranks_train_as_one_process(ranks: int) -> None:
     for problems in run_on_ranks(every_case, ranks):
         assert problems == {}
+
+
+def test_a_process_that_is_alone_is_left_as_it_was() -> None:
+    first, second = make_engine(seeded(Language)), make_engine(seeded(Language))
+    assert dist.is_initialized()
+    first.close()
+    (((batch,),),) = make_batches(1, 1, 1)
+    second.backward(second(*batch))
+    second.step()
+    second.close()
+    second.close()
+    assert not dist.is_initialized()
+    make_engine(seeded(Language)).close()
+    assert not dist.is_initialized()
 
 
 def test_what_cannot_be_sharded_is_refused_with_the_stages_that_take_it() -> None:

@@ -24,6 +24,7 @@ from zerolab.errors import TrialError
 from zerotrial.engine.comm import Communicator, connect
 from zerotrial.engine.fsdp_comm import plug_in
 from zerotrial.engine.fsdp_layout import Layout, lay_out, whole_parameter
+from zerotrial.engine.fsdp_mesh import open_mesh
 from zerotrial.engine.fsdp_update import ShardUpdate, Update, WholeUpdate
 from zerotrial.engine.fsdp_wrap import shard_module, start
 from zerotrial.engine.gradients import Averaging
@@ -48,6 +49,7 @@ class Stage3:
         update: Turns gradients into new weights.
         comm: Between the data-parallel ranks.
         rings: Memory of the collectives.
+        leave: Called when the stage is closed.
     """
 
     def __init__(  # noqa: PLR0917 - as above
@@ -57,7 +59,8 @@ class Stage3:
         layout: Layout,
         update: Update,
         comm: Communicator,
-        rings: Sequence[BufferRing] = (),
+        rings: Sequence[BufferRing],
+        leave: Callable[[], None],
     ) -> None:
         self.optimizer = update.updater.optimizer
         self._units = units
@@ -68,6 +71,7 @@ class Stage3:
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
         self._rings = rings
+        self._leave: Callable[[], None] | None = leave
         self._model_group = inputs.model_group
         self._device = inputs.device
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
@@ -170,6 +174,9 @@ class Stage3:
         """Give memory shared with other ranks, files and threads back."""
         self._update.updater.close()
         self._comm.close()
+        if self._leave is not None:
+            self._leave()
+        self._leave = None
 
     def _release(self) -> None:
         """Free gathered weights, which a forward without a backward leaves behind in the root."""
@@ -187,7 +194,8 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         The stage.
     """
     comm = connect(inputs.group, inputs.device)
-    units = shard_module(inputs, comm)
+    mesh, leave = open_mesh(inputs)
+    units = shard_module(inputs, comm, mesh)
     layout = lay_out(inputs, units)
     start(inputs.module)
     config = inputs.config
@@ -212,4 +220,5 @@ def build_stage3(inputs: StageInputs) -> Stage3:
 
         make_updater = elsewhere.build_updater
     kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
-    return Stage3(inputs, units, layout, kind(inputs, layout, comm, make_updater), comm, rings)
+    update = kind(inputs, layout, comm, make_updater)
+    return Stage3(inputs, units, layout, update, comm, rings, leave)

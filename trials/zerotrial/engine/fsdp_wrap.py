@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -35,12 +33,13 @@ if TYPE_CHECKING:
 _REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
 
 
-def shard_module(inputs: StageInputs, comm: Communicator) -> list[FSDPModule]:
+def shard_module(inputs: StageInputs, comm: Communicator, mesh: DeviceMesh) -> list[FSDPModule]:
     """Shard the model in place, from rank 0's values. **Collective**.
 
     Args:
         inputs: The stage's; the model is on ``inputs.device``.
         comm: Between the data-parallel ranks.
+        mesh: The same ranks, in one dimension.
 
     Returns:
         The units, inner ones first and the root last.
@@ -68,7 +67,6 @@ def shard_module(inputs: StageInputs, comm: Communicator) -> list[FSDPModule]:
         apart=in_full,
         ignored=ignored,
     )
-    mesh = _mesh(inputs)
     for unit in units:
         compute = None if unit.module in in_full else inputs.precision.compute
         _shard_unit(unit, mesh, inputs, compute, ignored)
@@ -130,18 +128,6 @@ def _offload(inputs: StageInputs) -> OffloadPolicy:
     if offload.device == "none":
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=offload.pin_memory and torch.cuda.is_available())
-
-
-def _mesh(inputs: StageInputs) -> DeviceMesh:
-    """The data-parallel ranks as a mesh; one process becomes a group of one."""
-    kind = inputs.device.type
-    if inputs.group is not None:
-        return DeviceMesh.from_group(inputs.group, kind)
-    if not dist.is_initialized():
-        backend = "nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    return DeviceMesh.from_group(cast("dist.ProcessGroup", alone), kind)
 
 
 def _check_shardable(module: nn.Module, offload: str) -> None:
