@@ -15,6 +15,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,15 +147,17 @@ def write_file(path: Path, content: bytes) -> FileRecord:
     Raises:
         CheckpointError: If it cannot be written, e.g. because the disk is full.
     """
-    try:
-        with path.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        msg = f"{path}: could not write {len(content):,} bytes: {error.strerror or error}"
-        raise CheckpointError(msg) from error
-    return FileRecord(len(content), hashlib.blake2b(content, digest_size=16).hexdigest())
+    with ThreadPoolExecutor(1) as beside:
+        digest = beside.submit(hashlib.blake2b, content, digest_size=16)
+        try:
+            with path.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            msg = f"{path}: could not write {len(content):,} bytes: {error.strerror or error}"
+            raise CheckpointError(msg) from error
+        return FileRecord(len(content), digest.result().hexdigest())
 
 
 def hash_file(path: Path) -> FileRecord:

@@ -162,7 +162,10 @@ class BackgroundSave:
 
     def _report(self, report: Mapping[str, object]) -> None:
         path = self._report_path(self._job.ranks.rank)
-        replace_text(path, json.dumps(report))
+        try:
+            replace_text(path, json.dumps(report))
+        except CheckpointError:
+            path.touch()  # a full disk still has room for an empty file
 
     def _report_path(self, rank: int) -> Path:
         return self._job.temporary / f"written-{rank:05}.json"
@@ -179,7 +182,7 @@ class BackgroundSave:
                     msg = f"{self._job.final}: rank {rank} has written nothing for {waited:.0f} s"
                     raise CheckpointError(msg)
                 time.sleep(_POLL_S)
-            report = json.loads(path.read_text())
+            report = json.loads(path.read_text() or '{"error": "could not write its part"}')
             if "error" in report:
                 msg = f"rank {rank}: {report['error']}"
                 raise CheckpointError(msg)
