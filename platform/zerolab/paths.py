@@ -40,7 +40,7 @@ class Home:
 
     @property
     def agent_file(self) -> Path:
-        """``{"pid"}`` of the agent while it runs, and ``agent_id`` once the server knows it."""
+        """``{"pid", "master"}`` of the agent while it runs, ``agent_id`` once it has one."""
         return self.path / "agent.json"
 
     @property

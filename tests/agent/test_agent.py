@@ -1,6 +1,7 @@
 """Agents with a real server: what ranks write and how they end arrives, whoever is killed."""
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.installation import Installation, eventually
+from zerolab.files import read_json
 
 pytestmark = pytest.mark.processes
 
@@ -46,6 +48,13 @@ def script(source: str, gate: Path) -> dict[str, str]:
 
 def wait_for_files(gate: Path, *names: str) -> None:
     eventually(lambda: all((gate / name).exists() for name in names))
+
+
+def taken(port: int) -> socket.socket | None:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:  # the kernel has not yet cleared away the process that had it
+        return None
 
 
 def lines_of_rank(installation: Installation, experiment_id: int, rank: int) -> list[str]:
@@ -184,6 +193,21 @@ def test_what_already_runs_is_left_alone_by_up(installation: Installation) -> No
     before = installation.server_pid, installation.agent_pid
     installation.up()
     assert (installation.server_pid, installation.agent_pid) == before
+
+
+def test_when_the_port_of_a_killed_server_is_taken_the_agent_follows_to_another(
+    installation: Installation,
+) -> None:
+    before = installation.client.url
+    installation.kill_server()
+    with eventually(lambda: taken(int(before.rpartition(":")[2]))):
+        after = installation.up()
+    assert after != before
+    assert read_json(installation.home.agent_file) == {
+        "pid": installation.agent_pid,
+        "master": after,
+        "agent_id": 1,
+    }
 
 
 def test_under_a_new_database_numbers_of_runs_begin_again(

@@ -80,7 +80,7 @@ class Agent:
             msg = f"another agent runs with the data directory {self._home.path}"
             raise ConflictError(f"{msg}; stop it with `zerolab down`") from error
         with lock:
-            write_json(self._home.agent_file, {"pid": os.getpid()})
+            self._note()
             try:
                 self._work()
             finally:
@@ -144,9 +144,14 @@ class Agent:
     def _register(self) -> str | int:
         registration = AgentRegistration(self._name, socket.gethostname(), self._slots)
         agent_id = self._client.register_agent(registration)
-        write_json(self._home.agent_file, {"pid": os.getpid(), "agent_id": agent_id})
+        self._note(agent_id=agent_id)
         logger.info("registered as %s (%s) with %d slots", self._name, agent_id, len(self._slots))
         return agent_id
+
+    def _note(self, **known: str | int) -> None:
+        """Tell ``zerolab up`` and ``down`` about us."""
+        noted = {"pid": os.getpid(), "master": self._client.url, **known}
+        write_json(self._home.agent_file, noted)
 
     def _apply(self, work: Work, asked: float) -> None:
         """Begin what is new and stop what is not wanted.

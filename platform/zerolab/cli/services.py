@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerolab.cli.connection import token_of
-from zerolab.contract import ENV_HOME, ENV_MASTER
+from zerolab.contract import ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
 from zerolab.files import read_json
 from zerolab.paths import Home
@@ -173,10 +172,8 @@ def _answers(url: str, home: Home) -> bool:
     from zerolab.client.http import Client
 
     try:
-        with Client(url, token_of(home), timeout_s=10.0) as client:
+        with Client(url, home.ensure_token(), timeout_s=10.0) as client:
             client.info()
-    except UnreachableError:
-        return False
     except ForbiddenError:
         raise
     except ZerolabError:
@@ -188,8 +185,13 @@ def _agent_up(
     home: Home, url: str, slots: int | None, *, cpu: bool, say: Callable[[str], None]
 ) -> None:
     service = agent_of(home)
-    if running(service) is not None:
-        return
+    process = running(service)
+    if process is not None:
+        known = (read_json(service.file) or {}).get("master")
+        if known in (None, url):
+            return
+        say(f"the agent knows only a server at {known}")
+        _stop(service, process, say)
     say(f"starting the agent (log: {service.log})")
     words = ["zerolab", "agent", "start"]
     words += [] if slots is None else ["--slots", str(slots)]
@@ -211,6 +213,8 @@ def _agent_up(
 def _start(
     service: Service, words: Sequence[str], home: Home, environment: dict[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
+    # This installation's own token counts here, whatever another server's may be.
+    inherited = {key: value for key, value in os.environ.items() if key != ENV_TOKEN}
     with service.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", *words],
@@ -218,7 +222,7 @@ def _start(
             stdout=log,
             stderr=log,
             cwd=home.path,
-            env={**os.environ, ENV_HOME: str(home.path), **(environment or {})},
+            env={**inherited, ENV_HOME: str(home.path), **(environment or {})},
             start_new_session=True,
         )
 
