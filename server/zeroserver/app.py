@@ -23,6 +23,7 @@ from zeroserver.orchestrator.retention import leftovers
 from zeroserver.orchestrator.scheduling import tick
 from zeroserver.orchestrator.world import World
 from zeroserver.routes import cluster, events, experiments, trials
+from zeroserver.routes.common import add_errors
 from zeroserver.routes.wire import WIRE_ROUTES, describe
 from zeroserver.security import OPEN_PATHS, Guard, Keys
 from zeroserver.services import Services
@@ -138,20 +139,11 @@ def _add_page(app: FastAPI, static: Path) -> None:
         return FileResponse(index, media_type="text/html")
 
 
-def _own(responses: dict[str, Any]) -> dict[str, Any]:
-    """What a route says of its answers itself: not errors, or errors of its own form."""
-    return {status: each for status, each in responses.items() if status < "400" or "x-own" in each}
-
-
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        sample = document["paths"]["/api/v1/info"]["get"]["responses"]
-        errors = {status: each for status, each in sample.items() if status >= "400"}
-        describe(document, errors)
-        for operations in document["paths"].values():
-            for operation in operations.values():  # whatever a route answers, its errors are JSON
-                operation["responses"] = errors | _own(operation["responses"])
+        describe(document)
+        add_errors(document)
         bearer = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"token": bearer}
         document["security"] = [{"token": []}]

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import RowMapping, delete, select
 
-from zerolab.config import ExperimentConfig
 from zerolab.errors import ConflictError
 from zeroserver.database import Transaction
 from zeroserver.orchestrator import searching
@@ -33,6 +32,9 @@ from zeroserver.schema import (
 )
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState, TrialState
 
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
+
 __all__ = ["Submission", "act", "create", "kill_trial", "remove"]
 
 
@@ -40,7 +42,7 @@ __all__ = ["Submission", "act", "create", "kill_trial", "remove"]
 class Submission:
     """An experiment that has been checked."""
 
-    config: ExperimentConfig
+    config: "ExperimentConfig"
     raw_config: Mapping[str, Any]
     archive: str | None
     """SHA-256 of the model directory's archive."""

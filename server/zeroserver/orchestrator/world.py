@@ -4,21 +4,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from sqlalchemy import RowMapping, Table, select, update
 
-from zerolab.config import ExperimentConfig, load_experiment
 from zerolab.errors import NotFoundError
 from zerolab.paths import Home
-from zerolab.searcher import Searcher
 from zeroserver.database import Change, Transaction
 from zeroserver.janitor import Janitor
 from zeroserver.live import Journal
 from zeroserver.metrics import MetricKeys
 from zeroserver.schema import experiments, logs
 from zeroserver.settings import Settings
+
+if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
+    from zerolab.config import ExperimentConfig
+    from zerolab.searcher import Searcher
 
 __all__ = ["Fields", "World", "checkpoint_root", "find", "log_line", "save", "touch"]
 
@@ -31,18 +33,20 @@ class World:
     home: Home
     journal: Journal
     keys: MetricKeys = field(default_factory=MetricKeys)
-    searchers: dict[int, Searcher] = field(default_factory=dict)
-    configs: dict[int, ExperimentConfig] = field(default_factory=dict)
+    searchers: dict[int, "Searcher"] = field(default_factory=dict)
+    configs: dict[int, "ExperimentConfig"] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     seen: dict[int, float] = field(default_factory=dict)
     """Agent to the monotonic time of its last question; written by the event loop."""
     clock: Callable[[], float] = time.time
     janitor: Janitor = field(default_factory=Janitor)
 
-    def config(self, transaction: Transaction, experiment_id: int) -> ExperimentConfig:
+    def config(self, transaction: Transaction, experiment_id: int) -> "ExperimentConfig":
         """Return an experiment's configuration."""
         known = self.configs.get(experiment_id)
         if known is None:
+            from zerolab.config import load_experiment
+
             row = find(transaction, experiments, experiment_id)
             known = load_experiment(msgspec.json.decode(row["config"]))
             self.configs[experiment_id] = known

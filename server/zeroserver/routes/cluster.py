@@ -17,7 +17,6 @@ from zeroserver.resources import (
     iso,
 )
 from zeroserver.resources import Cluster as ClusterInfo
-from zeroserver.routes.common import ERRORS
 from zeroserver.schema import agents, experiments, runs, trials
 from zeroserver.security import COOKIE
 from zeroserver.services import ReadDep, ServicesDep
@@ -25,7 +24,7 @@ from zeroserver.states import RunState
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["server"], responses=ERRORS)
+router = APIRouter(tags=["server"])
 
 
 @router.get("/api/v1/info")

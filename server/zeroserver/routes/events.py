@@ -11,13 +11,13 @@ from sqlalchemy import Connection, RowMapping, select
 from zeroserver import queries
 from zeroserver.live import ALL, Entry
 from zeroserver.resources import Experiment, Log, Trial
-from zeroserver.routes.common import ERRORS, IdPath
+from zeroserver.routes.common import IdPath
 from zeroserver.schema import checkpoints, experiments, logs, trials
 from zeroserver.services import Services, ServicesDep
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["events"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["events"])
 
 _PAUSE_S = 15.0
 """Silence after which a comment is sent, so that a dead connection is noticed."""

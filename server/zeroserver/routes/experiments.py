@@ -22,15 +22,15 @@ from zeroserver.orchestrator.experiments import Submission
 from zeroserver.orchestrator.world import World, find, save, touch
 from zeroserver.queries import Window
 from zeroserver.resources import Experiment, ExperimentAnswer, ExperimentPage, respond
-from zeroserver.routes.common import ERRORS, After, IdPath, Limit
+from zeroserver.routes.common import After, IdPath, Limit
 from zeroserver.schema import experiments
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import ExperimentState
 
 __all__ = ["imports", "router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], responses=ERRORS)
-imports = APIRouter(prefix="/api/v1", tags=["experiments"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
+imports = APIRouter(prefix="/api/v1", tags=["experiments"])
 
 Sort = Literal[
     "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",

@@ -26,7 +26,6 @@ from zeroserver.resources import (
     respond,
 )
 from zeroserver.routes.common import (
-    ERRORS,
     After,
     IdPath,
     Level,
@@ -41,7 +40,7 @@ from zeroserver.states import TrialState
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["trials"], responses=ERRORS)
+router = APIRouter(prefix="/api/v1", tags=["trials"])
 
 Sort = Literal[
     "id", "-id", "state", "-state", "best_validation", "-best_validation",

@@ -326,13 +326,8 @@ WIRE_ROUTES: Sequence[WireRoute] = (
 )
 
 
-def describe(document: dict[str, Any], errors: dict[str, Any]) -> None:
-    """Add these routes to an OpenAPI document.
-
-    Args:
-        document: Changed in place.
-        errors: The ``responses`` of 400 and above that every route has.
-    """
+def describe(document: dict[str, Any]) -> None:
+    """Add these routes to an OpenAPI document."""
     types = [each for route in WIRE_ROUTES for each in (route.body, route.answer) if each]
     (_, schemas) = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     components = document.setdefault("components", {}).setdefault("schemas", {})
@@ -351,7 +346,6 @@ def describe(document: dict[str, Any], errors: dict[str, Any]) -> None:
                     "description": "Done.",
                     "content": {"application/json": {"schema": answer}},
                 },
-                **errors,
             },
         }
         if route.body is not None:
