@@ -153,8 +153,7 @@ class Controlled:
             controller._train_until(
                 min(schedule.next_stop(controller.steps), controller._agree_at, end)
             )
-            if schedule.report.due(controller.steps):
-                controller._report()
+            controller._report_if_due()
             if controller.steps >= controller._agree_at:
                 controller._agree()
 

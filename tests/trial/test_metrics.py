@@ -212,6 +212,11 @@ def test_functions_and_reducers_see_the_values_of_all_batches(tmp_path: Path) ->
     assert validation["middle"] == 11
     assert "spread" not in validation
 
+    # A validation in between takes nothing from what waits for the next training report.
+    settings = make_settings(6, report_period=Batch(6), validation_period=Batch(2))
+    fit(make_spec(tmp_path / "between"), Trial, settings)
+    assert metrics(tmp_path / "between", "training")[6]["middle"] == 3
+
 
 def test_mistakes_with_reducers_are_told(tmp_path: Path) -> None:
     def reduce_to(result, name):

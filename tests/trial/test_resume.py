@@ -35,7 +35,12 @@ class Killed(BaseException):
 class MortalTrial(LineTrial):
     """Dies at its micro-batch number ``hparams["kill_at"]``, counted in this run."""
 
+    def __init__(self, context):
+        super().__init__(context)
+        self.last_three = context.wrap_reducer(lambda values: sum(values[-3:]), name="last_three")
+
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        self.last_three.update(batch_idx)
         if len(self.seen) == self.context.get_hparams().get("kill_at"):
             raise Killed
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx)

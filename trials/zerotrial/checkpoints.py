@@ -139,6 +139,8 @@ class CheckpointKeeper:
         self._trial.load(context, path)
         if context.warm_start:
             return saved
+        if saved.mine is not None:
+            context.reducers.load_state_dict(saved.user["reducers"])
         for name, callback in self._callbacks.by_name.items():
             if name in saved.user["callbacks"]:
                 callback.load_state_dict(saved.user["callbacks"][name])
@@ -160,7 +162,8 @@ class CheckpointKeeper:
             "callbacks": {
                 name: _checked(callback.state_dict(), f"callback {name!r}")
                 for name, callback in self._callbacks.by_name.items()
-            }
+            },
+            "reducers": _checked(context.reducers.state_dict(), "reducers"),
         }
         _write(path / _USER / f"rank_{rank}.pt", user)
         for engine in context.engines:

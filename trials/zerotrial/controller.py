@@ -21,8 +21,9 @@ from zerotrial.callbacks import CallbackList
 from zerotrial.checkpoints import CheckpointKeeper, SavedState
 from zerotrial.context import ZeroTrialContext
 from zerotrial.feeds import EmptyFeed, Feed, make_feed
-from zerotrial.metrics import Entry, TrainingWindow, average_by_batch, to_numbers
+from zerotrial.metrics import Entry
 from zerotrial.profiling import LoopTimings
+from zerotrial.recorder import Recorder
 from zerotrial.samplers import derive_seed
 from zerotrial.settings import FitSettings
 from zerotrial.system_metrics import SystemMetrics
@@ -84,7 +85,6 @@ class Controller:
         self._trial = trial
         self._context = context
         self._settings = settings
-        self._reporter = reporter
         self._poller = poller
         self._distributed = context.distributed
         self._callbacks = CallbackList(trial.build_callbacks())
@@ -102,19 +102,16 @@ class Controller:
         self._validated_at = -1
         self._checkpointed_at = -1
         self._best: float | None = None
-        self._window = TrainingWindow()
         self._saved_random_state: dict[str, Any] | None = None
 
-        # Clocks, none of which decides what is computed
+        # What is told, and when the ranks agree next; nothing here decides what is computed
         self._agree_at = 1
-        self._train_s = 0.0
-        self._train_s_at_agreement, self._steps_at_agreement = 0.0, 0
         self._timings = LoopTimings(settings.profiling, context.device)
+        self._recorder = Recorder(context, self._callbacks, self._timings, reporter)
         self._system: SystemMetrics | None = None
 
         # One batch
-        self._engines = context.engines
-        self._first = self._engines[0]
+        self._first = context.engines[0]
         self._manual = context.use_pipeline_parallel or not context.auto_grad_accumulation
         self._accumulation = context.get_num_micro_batches_per_slot()
         self._calls_per_batch = 1 if self._manual else self._accumulation
@@ -136,7 +133,7 @@ class Controller:
                 closing.callback(self._system.close)
             self._keeper.sweep()
             if ref is not None:
-                self._state("restoring")
+                self._recorder.state("restoring")
                 self._restore(self._keeper.load(ref))
             for model in self._context.models:
                 model.train()
@@ -152,22 +149,21 @@ class Controller:
         if self._settings.initial_validation and self.steps == 0 and self._validated_at < 0:
             self._validate()
         self._attend()
-        self._state("training")
+        self._recorder.state("training")
         while not self._schedule.finished(self.steps):
             self._train_until(min(self._schedule.next_stop(self.steps), self._agree_at))
-            if self._schedule.report_due(self.steps) and self._reported_at != self.steps:
-                self._report()
+            self._report_if_due()
             if self.steps >= self._agree_at:
                 ending = self._agree()
                 if ending is not Ending.FINISHED:
                     return self._leave(ending)
             self._attend()
-        self._speed()
+        self._recorder.speed(self.steps, self._schedule.max_steps)
         return Ending.FINISHED
 
     def _train_until(self, stop: int) -> None:
         """Train up to ``stop`` batches in all; they lie in one epoch."""
-        schedule, context, window = self._schedule, self._context, self._window
+        schedule, context, window = self._schedule, self._context, self._recorder.window
         train_batch, batches = self._trial.train_batch, self._batches()
         timings = self._timings if self._settings.profiling.enabled else None
         profiler = context.profiler
@@ -190,16 +186,15 @@ class Controller:
                 timings.end()
             if profiler is not None:
                 profiler.step()
-        self._train_s += time.perf_counter() - started
+        self._recorder.trained_s += time.perf_counter() - started
         self._check_micro_steps(counted, stop - first)
         if schedule.epoch_ends(step):
             self._callbacks.call("on_training_epoch_end", epoch)
 
     def _attend(self) -> None:
         """Do what is due after this batch and has not been done yet."""
+        self._report_if_due()
         schedule, steps = self._schedule, self.steps
-        if schedule.report_due(steps) and self._reported_at != steps:
-            self._report()
         if schedule.validation_due(steps) and self._validated_at != steps:
             self._validate()
         if schedule.checkpoint_due(steps) and self._checkpointed_at != steps:
@@ -209,6 +204,9 @@ class Controller:
         if ending is Ending.STALE:
             logger.warning("another run has taken this trial over: this one stops")
             return ending
+        left = self._poller.seconds_left if isinstance(self._poller, DirectivePoller) else None
+        within = f", within {left:.0f} s" if left is not None else ""
+        logger.info("told to end after batch %d (%s)%s", self.steps, ending.name.lower(), within)
         if self._checkpointed_at != self.steps:
             self._checkpoint()
         return ending
@@ -217,12 +215,12 @@ class Controller:
 
     def _agree(self) -> Ending:
         """Decide together whether to go on, and when to ask again. **Collective**."""
-        batch_s = self._speed()
+        self._recorder.speed(self.steps, self._schedule.max_steps)
         system = self._system.take() if self._system is not None else None
-        mine = (int(self._wish()), batch_s, system)
+        mine = (int(self._wish()), self._recorder.batch_s, system)
         operation = f"agreeing to go on after batch {self.steps}"
         wishes, seconds, samples = zip(*self._distributed.allgather(mine, operation), strict=True)
-        self._report_system(samples)
+        self._recorder.machines(self.steps, samples)
         pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
         self._agree_at = self.steps + min(max(1, pause), _MOST_BATCHES_BETWEEN)
         return Ending(max(wishes))
@@ -240,38 +238,13 @@ class Controller:
 
     # What is due
 
-    def _report(self) -> None:
-        """Average training metrics over batches and ranks, and report them. **Collective**."""
-        entries = self._window.entries() if self._context.mpu.should_report_metrics else []
-        self._window.clear()
-        if self._distributed.size > 1:
-            operation = f"reducing training metrics after batch {self.steps}"
-            gathered = self._distributed.allgather(entries, operation)
-            entries = [entry for of_rank in gathered for entry in of_rank]
-        averages, batches = average_by_batch(entries)
-        if reducers := self._context.reducers.active(training=True):
-            averages |= to_numbers(self._context.reducers.reduce(self._distributed, training=True))
-            for one in reducers:
-                one.reducer.reset()
-        if len(self._callbacks):
-            self._callbacks.call("on_training_workload_end", averages, batches)
-        self._reported_at = self.steps
-        if self._reporter is not None:
-            self._send_training(averages)
-
-    def _send_training(self, averages: dict[str, float]) -> None:
-        assert self._reporter is not None
-        metrics: dict[str, float] = {}
-        for index, engine in enumerate(self._engines):
-            suffix = f"_{index}" if index else ""
-            for name, value in engine.numbers().items():
-                metrics[name + suffix] = value
-        metrics |= averages  # the user's names win
-        self._reporter.report_metrics("training", self.steps, metrics)
-        self._context.log_to_tensorboard("training", self.steps, metrics)
+    def _report_if_due(self) -> None:
+        if self._schedule.report_due(self.steps) and self._reported_at != self.steps:
+            self._recorder.training(self.steps, self._schedule.max_steps)
+            self._reported_at = self.steps
 
     def _validate(self) -> None:
-        self._state("validating")
+        self._recorder.state("validating")
         metrics = self._validator.run()
         self._validated_at = self.steps
         value = metrics.get(self._settings.metric or "")
@@ -284,28 +257,23 @@ class Controller:
                 self._settings.metric,
                 ", ".join(sorted(metrics)) or "none",
             )
-        if self._reporter is not None:
-            reported = {"batches": float(self.steps)} | metrics
-            if self._schedule.epoch_length:
-                reported.setdefault("epochs", self.steps / self._schedule.epoch_length)
-            self._reporter.report_metrics("validation", self.steps, reported)
-            self._context.log_to_tensorboard("validation", self.steps, metrics)
-            logger.info("validation after batch %d: %s", self.steps, _line(metrics))
+        length = self._schedule.epoch_length
+        self._recorder.validation(self.steps, self.steps / length if length else None, metrics)
         policy = self._settings.checkpoint_policy
         wanted = policy == "all" or (policy == "best" and (improved or not self._settings.metric))
         if wanted and self.steps > 0 and self._checkpointed_at != self.steps:
             self._checkpoint()
-        self._state("training")
+        self._recorder.state("training")
 
     def _checkpoint(self) -> None:
-        self._state("checkpointing")
+        self._recorder.state("checkpointing")
         before, self._checkpointed_at = self._checkpointed_at, self.steps
         try:
             self._keeper.save(self._state_to_save())
         except BaseException:
             self._checkpointed_at = before
             raise
-        self._state("training")
+        self._recorder.state("training")
 
     # State
 
@@ -318,7 +286,7 @@ class Controller:
             "validated_at": self._validated_at,
             "checkpointed_at": self._checkpointed_at,
             "best": self._best,
-            "window": self._window.state(),
+            "window": self._recorder.window.state(),
             "feed": self._feed.state(),
             "random": random_state.capture(),
         }
@@ -330,7 +298,7 @@ class Controller:
         shared = saved.shared
         self.steps = shared["steps_completed"]
         self._agree_at = self.steps + 1
-        self._steps_at_agreement = self.steps
+        self._recorder.begin(self.steps)
         self._reported_at = shared["reported_at"]
         self._validated_at = shared["validated_at"]
         self._checkpointed_at = self.steps
@@ -339,7 +307,7 @@ class Controller:
         if self._distributed.is_chief:
             for lost in saved.of_lost_ranks(self._distributed.size):
                 entries += lost["window"]
-        self._window.restore(entries)
+        self._recorder.window.restore(entries)
         mine = saved.mine if saved.mine is not None else shared
         self._feed.restore(mine["feed"])
         if saved.mine is not None and saved.world_size == self._distributed.size:
@@ -421,39 +389,3 @@ class Controller:
     def _machine_prefix(self) -> str:
         ranks = self._distributed
         return f"machine{ranks.rank // ranks.local_size}/" if ranks.size > ranks.local_size else ""
-
-    def _speed(self) -> float:
-        """Report progress, and how fast it went since the last call.
-
-        Returns:
-            Seconds of training in one batch.
-        """
-        seconds = self._train_s - self._train_s_at_agreement
-        batches = self.steps - self._steps_at_agreement
-        self._train_s_at_agreement, self._steps_at_agreement = self._train_s, self.steps
-        if self._reporter is not None:
-            self._reporter.report_progress(self.steps / self._schedule.max_steps)
-            if batches and seconds > 0:
-                rate = batches / seconds
-                speed = {
-                    "batches_per_second": rate,
-                    "samples_per_second": rate * self._context.get_global_batch_size(),
-                }
-                speed |= self._timings.take()
-                self._reporter.report_metrics("system", self.steps, speed)
-        return seconds / max(1, batches)
-
-    def _report_system(self, samples: tuple[dict[str, float] | None, ...]) -> None:
-        if self._reporter is None:
-            return
-        for sample in samples:
-            if sample:
-                self._reporter.report_metrics("system", self.steps, sample)
-
-    def _state(self, state: str) -> None:
-        if self._reporter is not None:
-            self._reporter.report_state(state)
-
-
-def _line(metrics: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.6g}" for name, value in metrics.items()) or "no metrics"

@@ -1,10 +1,14 @@
 """How metrics become one number: over batches, and over ranks."""
 
+import copy
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
+
+import torch
 
 from zerolab.errors import TrialError
 from zerotrial.collectives import Distributed
@@ -12,6 +16,8 @@ from zerotrial.collectives import Distributed
 __all__ = ["MetricReducer", "ReducedMetrics", "Reducer", "ReducerSet", "reduce_values"]
 
 ReducedMetrics = dict[str, Any]
+
+_PLAIN = (int, float, str, bool, torch.Tensor)
 
 
 class Reducer(enum.Enum):
@@ -74,6 +80,16 @@ class MetricReducer:
         """
         raise NotImplementedError
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the values since the last report; nothing by default.
+
+        Override it, with :meth:`load_state_dict`, where a restart in between must not lose them.
+        """
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` returned."""
+
 
 class _FunctionReducer(MetricReducer):
     """Calls a function with the flat list of all values that all ranks ``update``-d."""
@@ -91,6 +107,13 @@ class _FunctionReducer(MetricReducer):
 
     def per_slot_reduce(self) -> Any:
         return self._values
+
+    def state_dict(self) -> dict[str, Any]:
+        plain = all(isinstance(value, _PLAIN) for value in self._values)
+        return {"values": list(self._values)} if plain else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._values = list(state_dict.get("values", []))
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
         missing = object()
@@ -161,6 +184,31 @@ class ReducerSet:
         """Those that take part in training, or in validation."""
         return [one for one in self._wrapped if (one.training if training else one.validation)]
 
+    def state_dict(self) -> list[dict[str, Any]]:
+        """What to keep of each one, in the order of wrapping."""
+        return [one.reducer.state_dict() for one in self._wrapped]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Take back what :meth:`state_dict` returned, if as many are wrapped."""
+        if len(states) == len(self._wrapped):
+            for one, state in zip(self._wrapped, states, strict=True):
+                if state:
+                    one.reducer.load_state_dict(state)
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        """Begin empty, and leave to training what it had gathered before."""
+        shared = [one for one in self._wrapped if one.training and one.validation]
+        with _kept(shared):
+            self.reset(training=False)
+            yield
+
+    @contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """Forget what validation gathers meanwhile."""
+        with _kept(self.active(training=False)):
+            yield
+
     def reset(self, *, training: bool) -> None:
         """Empty those that take part."""
         for one in self.active(training=training):
@@ -181,3 +229,12 @@ class ReducerSet:
         for one, values in zip(active, zip(*per_rank, strict=True), strict=True):
             metrics |= one.finish(list(values))
         return metrics
+
+
+@contextmanager
+def _kept(wrapped: Sequence[_Wrapped]) -> Iterator[None]:
+    before = [copy.deepcopy(one.reducer.__dict__) for one in wrapped]
+    yield
+    for one, attributes in zip(wrapped, before, strict=True):
+        one.reducer.__dict__.clear()
+        one.reducer.__dict__.update(attributes)

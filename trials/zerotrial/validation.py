@@ -1,6 +1,5 @@
 """One pass over the validation data on all ranks, and its metrics."""
 
-import copy
 import inspect
 import logging
 import time
@@ -113,16 +112,15 @@ class Validator:
         """
         self._callbacks.call("on_validation_start")
         started = time.monotonic()
-        self._context.reducers.reset(training=False)
-        for model in self._context.models:
+        context = self._context
+        for model in context.models:
             model.eval()
-        with torch.no_grad():
+        with context.reducers.validating(), torch.no_grad():
             metrics = self._evaluate_whole() if self._whole else self._evaluate_batches(started)
-        for model in self._context.models:
+            reduced = context.reducers.reduce(context.distributed, training=False)
+        for model in context.models:
             model.train()
-        metrics |= to_numbers(
-            self._context.reducers.reduce(self._context.distributed, training=False)
-        )
+        metrics |= to_numbers(reduced)
         self._callbacks.call("on_validation_end", metrics)
         return metrics
 
@@ -177,11 +175,8 @@ class Validator:
             raise TrialError(
                 "the validation data are empty on this rank; give it at least one batch"
             )
-        active = self._context.reducers.active(training=False)
-        kept = [copy.deepcopy(one.reducer.__dict__) for one in active]
-        self._evaluate(_Batches(iter([spare] * self._take), None, lambda _: 0), calls)
-        for one, state in zip(active, kept, strict=True):
-            one.reducer.__dict__.update(state)
+        with self._context.reducers.ignoring():
+            self._evaluate(_Batches(iter([spare] * self._take), None, lambda _: 0), calls)
 
     def _more(self, batches: _Batches | None) -> bool:
         """Whether another call is due on this rank. **Collective** in lockstep."""
