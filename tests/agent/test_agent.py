@@ -200,8 +200,8 @@ def test_when_the_port_of_a_killed_server_is_taken_the_agent_follows_to_another(
 ) -> None:
     before = installation.client.url
     installation.kill_server()
-    with eventually(lambda: taken(int(before.rpartition(":")[2]))):
-        after = installation.up()
+    with eventually(lambda: taken(installation.port)):
+        after = installation.up(port=0)
     assert after != before
     assert read_json(installation.home.agent_file) == {
         "pid": installation.agent_pid,

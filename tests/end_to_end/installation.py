@@ -4,7 +4,9 @@ import contextlib
 import io
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +55,7 @@ class Installation:
     def __init__(self, path: Path, slots: int = 2) -> None:
         self.home = Home(path).create()
         self.slots = slots
+        self.port = _free_port()
         self._client: Client | None = None
 
     @classmethod
@@ -119,10 +122,11 @@ class Installation:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("ZEROLAB_")}
         return {**kept, ENV_HOME: str(self.home.path), "CUDA_VISIBLE_DEVICES": ""}
 
-    def up(self) -> str:
-        """Bring server and agent up; return the address."""
+    def up(self, port: int | None = None) -> str:
+        """Bring server and agent up, on its own port unless told another; return the address."""
         self._forget_client()
-        words = ("up", "--port", "0", "--slots", str(self.slots), "--cpu")
+        where = str(self.port if port is None else port)
+        words = ("up", "--port", where, "--slots", str(self.slots), "--cpu")
         return self.cli(*words).stdout.strip()
 
     def down(self) -> None:
@@ -246,3 +250,14 @@ def _kill_and_wait(pid: int) -> None:
     process = psutil.Process(pid)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def _free_port() -> int:
+    """Return a free port that no outgoing connection takes while the server is away."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)  # below the system's own range
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
