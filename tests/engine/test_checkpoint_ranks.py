@@ -1,5 +1,6 @@
 """Saving and loading on several ranks: what one cannot do, all refuse; what one has, it keeps."""
 
+import itertools
 import logging
 import random
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.engine.checkpointing import all_states, make_engine, probe, train
+from tests.engine.checkpointing import Net, all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
 from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.errors import ZerolabError
+from zerotrial.engine import initialize
 
 
 def error_of(action: Any) -> str:
@@ -131,6 +133,47 @@ def parameter_groups_with_options(directory: Path) -> list[bool]:
     return found
 
 
+def loader_engine(stage: int) -> Any:
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.arange(40.0)[:, None].expand(40, 6).contiguous())
+    return initialize(
+        model=Net(),
+        training_data=data,
+        config={
+            "train_batch_size": 8,
+            "optimizer": {"type": "AdamW"},
+            "zero_optimization": {"stage": stage},
+        },
+    )[0]
+
+
+def rows_of(engine: Any, steps: int) -> list[list[float]]:
+    batches = engine.training_dataloader.forever()
+    rows = [[float(v) for v in next(batches)[0][:, 0]] for _ in range(steps)]
+    gathered: list[Any] = [None] * engine.dp_world_size
+    if engine.group is None:
+        return [sorted(row) for row in rows]
+    dist.all_gather_object(gathered, rows)
+    return [sorted(itertools.chain(*parts)) for parts in zip(*gathered, strict=True)]
+
+
+def read_on(directory: str, save: bool) -> list[list[list[float]]]:
+    """Rows after a checkpoint in an epoch's middle, and after one at its end."""
+    found = []
+    for step in (3, 5, 7):  # of 5 in an epoch
+        engine = loader_engine(1)
+        if save:
+            rows_of(engine, step)
+            engine.save_checkpoint(directory, tag=f"{step}")
+        else:
+            engine.load_checkpoint(directory, tag=f"{step}")
+            engine.save_checkpoint(directory, tag=f"{step} again")  # before anything is read
+            engine.load_checkpoint(directory, tag=f"{step} again")
+        found.append(rows_of(engine, 6))
+        engine.close()
+    return found
+
+
 def on_two_ranks(directory: str) -> dict[str, Any]:
     base = Path(directory)
     return {
@@ -143,6 +186,7 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
         "damaged": one_file_is_missing(base / "damaged"),
         "own": [own_buffers_and_generators(base / f"own{stage}", stage) for stage in range(4)],
         "groups": parameter_groups_with_options(base / "groups"),
+        "rows": (str(base / "rows"), read_on(str(base / "rows"), save=True)),
     }
 
 
@@ -204,3 +248,11 @@ def test_learning_rates_set_by_hand_come_back_at_another_stage(
 ) -> None:
     for answer in answers:
         assert answer["groups"] == [True, True, True]
+
+
+@pytest.mark.processes
+def test_the_loader_goes_on_at_the_next_sample_at_another_world_size(
+    answers: list[dict[str, Any]],
+) -> None:
+    path, expected = answers[0]["rows"]
+    assert read_on(path, save=False) == expected

@@ -48,6 +48,7 @@ def make_checkpointer(engine: "Engine") -> Checkpointer:
         "counters": _Counters(engine),
         "loss_scaler": engine.scaler,
         "lr_scheduler": engine.lr_scheduler,
+        "loader": engine.training_dataloader,
     }
     state = TrainingState(
         module=engine.module,

@@ -1,6 +1,7 @@
 """The loader that ``initialize(training_data=...)`` returns."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
@@ -17,14 +18,19 @@ class EngineLoader:
     Args:
         loader: Over one epoch.
         sampler: Whose ``set_epoch`` chooses the order; None for iterable datasets.
+        samples: Of one micro-batch, over all ranks.
     """
 
-    def __init__(
-        self, loader: "DataLoader[Any]", sampler: "DistributedSampler[Any] | None"
-    ) -> None:
+    def __init__(self, loader: "DataLoader[Any]", sampler: "_Sampler | None", samples: int) -> None:
         self.epoch = 0
+        """The next one."""
+
         self._loader = loader
         self._sampler = sampler
+        self._samples = samples
+        self._running = False
+        self._taken = 0  # micro-batches of the running epoch
+        self._skip = 0  # micro-batches that a checkpoint has seen of the next epoch
 
     def __len__(self) -> int:
         """Micro-batches of an epoch."""
@@ -32,10 +38,16 @@ class EngineLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Run through the next epoch."""
+        self._running, self._taken, self._skip = True, self._skip, 0
+        skipped = self._taken
         if self._sampler is not None:
             self._sampler.set_epoch(self.epoch)
+            self._sampler.skip = skipped * (self._loader.batch_size or 1)
+            skipped = 0
         self.epoch += 1
-        yield from self._loader
+        for batch in islice(self._loader, skipped, None):
+            self._taken += 1
+            yield batch
 
     def forever(self) -> Iterator[Any]:
         """One iterator over epoch after epoch, the same at each call."""
@@ -43,9 +55,33 @@ class EngineLoader:
             self._endless = self._repeat()
         return self._endless
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the running epoch is; counted in samples, so that other ranks may go on."""
+        taken = self._taken if self._running else self._skip
+        return {"epoch": self.epoch - self._running, "samples": taken * self._samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at the next sample; iterators that were begun before are done with."""
+        self.epoch = int(state["epoch"])
+        self._skip = int(state["samples"]) // self._samples
+        self._running = False
+        if self._sampler is not None and self._skip >= len(self):
+            self.epoch, self._skip = self.epoch + 1, 0
+        vars(self).pop("_endless", None)
+
     def _repeat(self) -> Iterator[Any]:
         while True:
             yield from self
+
+
+class _Sampler(DistributedSampler[Any]):
+    """May begin in the middle of an epoch, without reading what was before."""
+
+    skip = 0
+    """Samples of this rank."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(super().__iter__(), self.skip, None)
 
 
 def build_loader(
@@ -56,9 +92,9 @@ def build_loader(
     collate_fn: Callable[[Any], Any] | None,
 ) -> EngineLoader:
     """Divide a dataset over the ranks and shuffle it anew each epoch."""
-    sampler: DistributedSampler[Any] | None = None
+    sampler: _Sampler | None = None
     if not isinstance(data, IterableDataset):
-        sampler = DistributedSampler(
+        sampler = _Sampler(
             data,
             num_replicas=batch.dp_world_size,
             rank=rank,
@@ -72,4 +108,4 @@ def build_loader(
         drop_last=config.dataloader_drop_last,
         collate_fn=collate_fn,
     )
-    return EngineLoader(loader, sampler)
+    return EngineLoader(loader, sampler, batch.micro * batch.dp_world_size)
