@@ -12,6 +12,7 @@ from zeroserver.database import Transaction
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.trials import (
+    cancel_idle_trials,
     carry_out,
     direct_run,
     move_experiment,
@@ -138,6 +139,7 @@ def _stop(
 ) -> None:
     move_experiment(transaction, experiment, state)
     why = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
+    cancel_idle_trials(world, transaction, experiment["id"], why)
     for trial in _open_trials(transaction, experiment["id"]):
         stop_trial(world, transaction, trial, why)
     settle_experiment(world, transaction, experiment["id"])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, func, select
 
 from zerolab import scheduler
 from zerolab.contract import EXIT_PREEMPTED
@@ -53,6 +53,9 @@ def _living(transaction: Transaction) -> list[AgentSlots]:
     return found
 
 
+_NEXT_TRIALS = 64
+"""Trials of one experiment that are looked at in one round; its others come in the next."""
+
 _REQUEST = (
     trials.c.id,
     trials.c.experiment_id,
@@ -79,8 +82,9 @@ def _request(row: RowMapping) -> Request:
 
 
 def _waiting(world: World, transaction: Transaction) -> list[Request]:
-    query = (
-        select(*_REQUEST)
+    turn = func.row_number().over(partition_by=trials.c.experiment_id, order_by=trials.c.id)
+    found = (
+        select(*_REQUEST, turn.label("turn"))
         .join(experiments, experiments.c.id == trials.c.experiment_id)
         .where(
             trials.c.state == TrialState.QUEUED,
@@ -88,9 +92,9 @@ def _waiting(world: World, transaction: Transaction) -> list[Request]:
             experiments.c.state == ExperimentState.ACTIVE,
             (trials.c.restart_at.is_(None)) | (trials.c.restart_at <= world.clock()),
         )
-        .order_by(experiments.c.priority, trials.c.id)
-        .limit(1000)
+        .subquery()
     )
+    query = select(found).where(found.c.turn <= _NEXT_TRIALS)
     return [_request(row) for row in transaction.connection.execute(query).mappings()]
 
 

@@ -20,6 +20,9 @@ from zeroserver.schema import experiments, searcher_events
 __all__ = ["Event", "first_operations", "progress", "tell"]
 
 
+_INSERT = searcher_events.insert()
+
+
 class Event(NamedTuple):
     """Something that the searcher must know."""
 
@@ -49,7 +52,7 @@ def tell(
     """Store an event, tell it to the searcher and return what the searcher wants."""
     searcher = _find(world, transaction, experiment_id)
     row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
-    transaction.connection.execute(searcher_events.insert().values(row))
+    transaction.connection.execute(_INSERT, row)
     return _apply(searcher, event)
 
 

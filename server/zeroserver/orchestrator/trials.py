@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import RowMapping, func, select, update
 
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.database import Change, Transaction
@@ -25,6 +25,7 @@ from zeroserver.states import (
 )
 
 __all__ = [
+    "cancel_idle_trials",
     "carry_out",
     "direct_run",
     "end_trial",
@@ -35,6 +36,8 @@ __all__ = [
     "stop_trial",
     "tell_searcher",
 ]
+
+_INSERT_TRIAL = trials.insert().returning(trials.c.id)
 
 _STOPPING = {
     ExperimentState.STOPPING_CANCELED,
@@ -84,10 +87,12 @@ def carry_out(
 ) -> None:
     """Do what the searcher wants, and what it wants in consequence."""
     waiting = deque(operations)
+    created = 0
     while waiting:
         operation = waiting.popleft()
         if isinstance(operation, Create):
             _create(world, transaction, experiment_id, operation)
+            created += 1
             event = Event("created", operation.trial_id)
             waiting.extend(searching.tell(world, transaction, experiment_id, event))
         elif isinstance(operation, Stop):
@@ -98,15 +103,19 @@ def carry_out(
             _continue(transaction, experiment_id, operation)
         elif isinstance(operation, Shutdown):
             save(transaction, experiments, experiment_id, searcher_done=1)
-    if not find(transaction, experiments, experiment_id)["searcher_done"]:
+    experiment = find(transaction, experiments, experiment_id)
+    values: dict[str, Any] = {"num_trials": experiment["num_trials"] + created}
+    if not experiment["searcher_done"]:  # else what it was before the end stays
         done = searching.progress(world, transaction, experiment_id)
-        save(transaction, experiments, experiment_id, progress=done)
+        values["progress"] = max(experiment["progress"], done)
+    save(transaction, experiments, experiment_id, **values)
     touch(transaction, "experiment", experiment_id, experiment_id)
 
 
 def _create(world: World, transaction: Transaction, experiment_id: int, operation: Create) -> None:
-    experiment = find(transaction, experiments, experiment_id)
-    paused = experiment["state"] == ExperimentState.PAUSED
+    query = "SELECT state FROM experiments WHERE id = ?"
+    ((experiment_state,),) = transaction.raw(query, (experiment_id,))
+    paused = experiment_state == ExperimentState.PAUSED
     row = {
         "experiment_id": experiment_id,
         "request_id": operation.trial_id,
@@ -115,10 +124,8 @@ def _create(world: World, transaction: Transaction, experiment_id: int, operatio
         "seed": operation.trial_seed,
         "created_at": world.clock(),
     }
-    made = transaction.connection.execute(trials.insert().values(row).returning(trials.c.id))
+    made = transaction.connection.execute(_INSERT_TRIAL, row)
     touch(transaction, "trial", experiment_id, made.scalar_one())
-    number = experiment["num_trials"] + 1
-    save(transaction, experiments, experiment_id, num_trials=number)
 
 
 def _requested(transaction: Transaction, experiment_id: int, request_id: int) -> RowMapping:
@@ -156,6 +163,28 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         kill_run(world, transaction, trial["run_id"])
     else:
         direct_run(world, transaction, trial["run_id"], "stop")
+
+
+def cancel_idle_trials(
+    world: World, transaction: Transaction, experiment_id: int, why: str
+) -> None:
+    """End all trials without a run, of an experiment that is stopping; there may be thousands."""
+    idle = (
+        trials.c.experiment_id == experiment_id,
+        trials.c.run_id.is_(None),
+        trials.c.state.in_([TrialState.QUEUED, TrialState.PAUSED]),
+    )
+    query = select(trials.c.id, trials.c.latest_checkpoint).where(*idle)
+    rows = transaction.connection.execute(query).all()
+    transaction.connection.execute(
+        update(trials)
+        .where(*idle)
+        .values(state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=world.clock())
+    )
+    for trial_id, checkpoint in rows:
+        touch(transaction, "trial", experiment_id, trial_id)
+        if checkpoint is not None:
+            apply_retention(world, transaction, trial_id)
 
 
 def direct_run(world: World, transaction: Transaction, run_id: int, directive: str) -> None:
