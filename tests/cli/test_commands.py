@@ -29,11 +29,11 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def finished(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> subprocess.CompletedProcess[str]:
-    """What ``zerolab run`` says of experiment 1, which all tests here may look at."""
+    """What ``zerolab run`` says of experiment 1, the first of all: any test may look at it."""
     model = tmp_path_factory.mktemp("model")
     (model / "model_def.py").write_text(MODEL)
     (model / "experiment.yaml").write_text(yaml.safe_dump(experiment(20)))
@@ -62,7 +62,6 @@ def test_run_shows_progress_and_ends_with_what_came_out(
         assert page.status == 200
 
 
-@pytest.mark.usefixtures("finished")
 def test_an_experiment_is_listed_and_described_for_people_and_programs(
     installation: Installation,
 ) -> None:
@@ -82,7 +81,6 @@ def test_an_experiment_is_listed_and_described_for_people_and_programs(
     assert "COMPLETED" in installation.quick("trial", "list", "1").stdout
 
 
-@pytest.mark.usefixtures("finished")
 def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: Path) -> None:
     curves = installation.json("trial", "metrics", "1", "--name", "loss")
     assert [curve["name"] for curve in curves] == ["loss"]
@@ -95,7 +93,6 @@ def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: 
     assert sum(",loss," in line for line in printed.splitlines()) == 4
 
 
-@pytest.mark.usefixtures("finished")
 def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_path: Path) -> None:
     found = installation.json("checkpoint", "list", "1", "--trial", "1")
     uuid = found[-1]["uuid"]
@@ -113,7 +110,6 @@ def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_pa
     )
 
 
-@pytest.mark.usefixtures("finished")
 def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> None:
     whole = installation.quick("experiment", "logs", "1").stdout.splitlines()
     followed = installation.quick("trial", "logs", "1", "--follow").stdout.splitlines()
@@ -128,7 +124,6 @@ def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> N
     assert ranks == [line for line in whole if "[rank 0]" in line]
 
 
-@pytest.mark.usefixtures("finished")
 def test_an_experiment_is_changed_forked_archived_and_deleted(installation: Installation) -> None:
     fork = installation.quick("experiment", "fork", "1").stdout.strip()
     assert installation.quick("experiment", "wait", fork).stdout.strip() == "COMPLETED"
