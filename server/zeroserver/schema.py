@@ -97,7 +97,8 @@ trials = Table(
     Column("seed", BigInteger, nullable=False),
     Column("restarts", Integer, nullable=False, default=0),
     Column("run_id", Id, nullable=True),  # the run that holds slots for it now
-    Column("until", BigInteger, nullable=True),  # batches at which the searcher wants it to pause
+    Column("until", BigInteger, nullable=True),  # length at which the searcher wants it to pause
+    Column("waits", Integer, nullable=False, default=0),  # it is there, and waits for the searcher
     Column("stop", String(16), nullable=True),  # why it shall end: searcher, cancel, kill
     Column("restart_at", Double, nullable=True),  # not before, after a failure
     Column("steps_completed", BigInteger, nullable=False, default=0),

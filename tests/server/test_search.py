@@ -8,6 +8,8 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, serve, validation
 from zerolab.contract import EXIT_INVALID_HP, EXIT_PREEMPTED
+from zerolab.searcher import Continue, Operation, Stop
+from zeroserver.orchestrator.trials import carry_out
 
 SPACE = {
     "deepspeed_config": "ds_config.json",
@@ -121,3 +123,55 @@ def test_a_trial_that_was_told_to_stop_creates_nothing(sqlite_server: Server) ->
     server.act("cancel")
     server.report(spec.run_id, validation(5, 0.5))
     assert server.sql("SELECT kind FROM searcher_events") == [("created",)]
+
+
+class Rungs:
+    """A searcher that lets the better of two trials go on, as promotion ASHA does."""
+
+    def __init__(self) -> None:
+        self.reported: dict[int, float] = {}
+
+    def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
+        self.reported[trial_id] = metric
+        if length < 10 or len(self.reported) < 2:
+            return []
+        best = min(self.reported, key=lambda each: self.reported[each])
+        return [Continue(best, 20), *(Stop(each) for each in self.reported if each != best)]
+
+    def trial_exited(self, trial_id: int) -> list[Operation]:
+        del trial_id
+        return []
+
+    def progress(self) -> float:
+        return 0.5
+
+
+def test_a_trial_waits_at_its_rung_until_the_searcher_lets_it_go_on(server: Server) -> None:
+    searcher = {**SEARCHER, "max_trials": 2, "max_concurrent_trials": 2}
+    server.submit(hyperparameters=SPACE, searcher=searcher)
+    server.services.world.searchers[1] = Rungs()  # type: ignore[assignment]
+    server.services.write_now(
+        lambda world, transaction: carry_out(
+            world, transaction, 1, [Continue(1, 10), Continue(2, 10)]
+        )
+    )
+    server.add_agent(slots=1)
+    first = server.begin(1)
+    server.report(first.run_id, validation(5, 0.2))
+    assert server.directive(first.run_id) == "train"
+    server.report(first.run_id, validation(10, 0.1), checkpoint(10, "1"))
+    assert server.directive(first.run_id) == "preempt"
+    server.exit(first.run_id, EXIT_PREEMPTED)
+    assert server.trial(1)["state"] == "PAUSED"
+
+    second = server.begin(2)
+    server.report(second.run_id, validation(10, 0.3), checkpoint(10, "2"))
+    assert server.directive(second.run_id) == "stop"
+    assert (server.trial(1)["state"], server.trial(2)["state"]) == ("QUEUED", "STOPPING")
+    server.exit(second.run_id, EXIT_PREEMPTED)
+    assert server.trial(2)["state"] == "COMPLETED"
+    again = server.begin(1)
+    assert again.latest_checkpoint is not None
+    assert again.latest_checkpoint.steps_completed == 10
+    server.report(again.run_id, validation(15, 0.1))
+    assert server.directive(again.run_id) == "train"

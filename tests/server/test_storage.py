@@ -22,7 +22,7 @@ from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zerolab.wire import AgentRegistration, ReportBatch, SlotInfo
 from zeroserver import migrations
 from zeroserver.database import Database, Transaction, sqlite_url
-from zeroserver.migrate import migrate
+from zeroserver.migrate import migrate, upgrade
 from zeroserver.schema import HEAD, metadata
 
 
@@ -48,11 +48,38 @@ def database(url: str) -> Iterator[Database]:
     database.close()
 
 
-def test_the_migrations_make_the_tables_that_the_code_uses(database: Database) -> None:
+def test_the_migrations_make_the_tables_that_the_code_uses(url: str) -> None:
+    database = opened(url)
     with database.writer_engine.begin() as connection:
+        upgrade(connection)
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
+        assert context.get_current_revision() == HEAD
     migrate(database)
+    database.close()
+
+
+def test_new_tables_are_those_of_the_migrations(tmp_path: Path) -> None:
+    found = []
+    for way in (migrate, _upgraded):
+        database = opened(sqlite_url(tmp_path / f"{len(found)}.db"))
+        way(database)
+        with database.read() as connection:
+            statements = connection.scalars(text("SELECT sql FROM sqlite_master WHERE sql <> ''"))
+            found.append({" ".join(sql.split()) for sql in statements})
+        database.close()
+    named = [{sql for sql in each if "alembic_version" not in sql} for each in found]
+    assert {_words(sql) for sql in named[0]} == {_words(sql) for sql in named[1]}
+
+
+def _words(sql: str) -> str:
+    """The parts of a table, in no order: the two ways list its constraints in their own."""
+    return " ".join(sorted(sql.replace(",", " ").replace("(", " ").replace(")", " ").split()))
+
+
+def _upgraded(database: Database) -> None:
+    with database.writer_engine.begin() as connection:
+        upgrade(connection)
 
 
 def test_the_newest_migration_is_the_one_that_the_server_expects() -> None:

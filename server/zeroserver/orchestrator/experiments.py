@@ -129,8 +129,8 @@ def _pause(world: World, transaction: Transaction, experiment: RowMapping) -> No
 def _activate(_world: World, transaction: Transaction, experiment: RowMapping) -> None:
     move_experiment(transaction, experiment, ExperimentState.ACTIVE)
     for trial in _open_trials(transaction, experiment["id"]):
-        waits = trial["until"] is not None and trial["searcher_steps"] >= trial["until"]
-        if trial["state"] == TrialState.PAUSED and trial["run_id"] is None and not waits:
+        idle = trial["state"] == TrialState.PAUSED and trial["run_id"] is None
+        if idle and not trial["waits"]:
             move_trial(transaction, trial, TrialState.QUEUED)
 
 

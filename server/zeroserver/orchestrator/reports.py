@@ -241,6 +241,7 @@ def _validated(
     tell_searcher(world, transaction, experiment["id"], event)
     told = find(transaction, trials, trial["id"])
     if told["stop"] is None and told["until"] is not None and length >= told["until"]:
+        save(transaction, trials, trial["id"], waits=1)
         direct_run(world, transaction, run["id"], "preempt")
 
 

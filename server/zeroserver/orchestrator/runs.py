@@ -171,8 +171,7 @@ def _wait_again(transaction: Transaction, trial: RowMapping) -> None:
     """Queue a trial that gave its slots back, unless something has it wait."""
     experiment = find(transaction, experiments, trial["experiment_id"])
     active = experiment["state"] == ExperimentState.ACTIVE
-    reached = trial["until"] is not None and trial["searcher_steps"] >= trial["until"]
-    state = TrialState.QUEUED if active and not reached else TrialState.PAUSED
+    state = TrialState.QUEUED if active and not trial["waits"] else TrialState.PAUSED
     move_trial(transaction, trial, state)
 
 

@@ -137,7 +137,7 @@ def _requested(transaction: Transaction, experiment_id: int, request_id: int) ->
 
 def _continue(transaction: Transaction, experiment_id: int, operation: Continue) -> None:
     trial = _requested(transaction, experiment_id, operation.trial_id)
-    save(transaction, trials, trial["id"], until=operation.until)
+    save(transaction, trials, trial["id"], until=operation.until, waits=0)
     experiment = find(transaction, experiments, experiment_id)
     active = experiment["state"] == ExperimentState.ACTIVE
     if active and trial["state"] == TrialState.PAUSED and trial["run_id"] is None:

@@ -145,6 +145,7 @@ def upgrade() -> None:
         sa.Column("restarts", sa.Integer(), nullable=False),
         sa.Column("run_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
         sa.Column("until", sa.BigInteger(), nullable=True),
+        sa.Column("waits", sa.Integer(), nullable=False),
         sa.Column("stop", sa.String(length=16), nullable=True),
         sa.Column("restart_at", sa.Double(), nullable=True),
         sa.Column("steps_completed", sa.BigInteger(), nullable=False),
