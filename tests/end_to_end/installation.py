@@ -123,11 +123,13 @@ class Installation:
         return {**kept, ENV_HOME: str(self.home.path), "CUDA_VISIBLE_DEVICES": ""}
 
     def up(self, port: int | None = None) -> str:
-        """Bring server and agent up, on its own port unless told another; return the address."""
+        """Bring server and agent up, where they were or on ``port``; return the address."""
         self._forget_client()
         where = str(self.port if port is None else port)
         words = ("up", "--port", where, "--slots", str(self.slots), "--cpu")
-        return self.cli(*words).stdout.strip()
+        url = self.cli(*words).stdout.strip()
+        self.port = int(url.rpartition(":")[2])
+        return url
 
     def down(self) -> None:
         """Stop agent and server."""
