@@ -1,7 +1,9 @@
 """What users return becomes numbers; numbers become metrics."""
 
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from zerolab.errors import TrialError
 from zerotrial import Batch, Reducer
 from zerotrial.metrics import TrainingWindow, average_by_batch, to_numbers
 from zerotrial.reducers import reduce_values
-from zerotrial.system_metrics import SystemMetrics
+from zerotrial.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 
 
 def test_a_bare_tensor_is_the_loss_and_micro_batches_are_averaged() -> None:
@@ -273,6 +275,42 @@ def test_the_machine_is_watched() -> None:
         "machine1/network_sent_bytes_per_second",
     }
     assert sample["machine1/memory_used_bytes"] > 0
+
+
+class Gpus:
+    """Stands in for NVIDIA's library: two GPUs, one of which hides its power."""
+
+    class NVMLError(Exception): ...
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(used=10 + gpu)
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=50 + gpu)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
+        if gpu == 1:
+            raise self.NVMLError
+        return 300_000
+
+
+def test_gpus_are_watched_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Gpus())
+    assert _gpu_sample(_open_gpus()) == {
+        "gpu0_memory_used_bytes": 10,
+        "gpu0_percent": 50,
+        "gpu0_power_watts": 300,
+        "gpu1_memory_used_bytes": 11,
+        "gpu1_percent": 51,
+    }
 
 
 def test_the_profiling_block_times_the_batches_it_names(tmp_path: Path) -> None:

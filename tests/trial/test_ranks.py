@@ -21,6 +21,7 @@ from tests.trial.helpers import (
     make_settings,
     make_spec,
     metrics,
+    records,
 )
 from zerolab.wire import Directive
 from zerotrial import Batch, Epoch, Reducer
@@ -123,6 +124,21 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
     found["sigterm"] = (controller.run().name, controller.steps)
     session.close(None)
 
+    apart = Distributed(ranks.rank, 2, 0, 1)  # as on two machines
+    spec = make_spec(path / "machines", slots=2)
+    controller, session = build(spec, settings=make_settings(2), distributed=apart)
+    train_batch = controller._trial.train_batch
+
+    def when_sampled(*arguments: Any) -> Any:
+        assert controller._system is not None
+        deadline = time.monotonic() + 60
+        while not controller._system._sums and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return train_batch(*arguments)
+
+    controller._trial.train_batch = when_sampled
+    session.close(controller.run())
+
     found["gathered"] = (ranks.allgather(ranks.rank), ranks.gather(ranks.rank))
     found["broadcast"] = ranks.broadcast({"from": ranks.rank})
     ranks.barrier()
@@ -192,6 +208,12 @@ def test_all_ranks_leave_after_the_same_batch_whoever_was_told(two) -> None:
         assert zero[case][0] == name
         assert zero[case][1] < 1_000_000
     assert last_checkpoint(path / "stop").steps_completed == zero["stop"][1]
+
+
+def test_every_machine_is_reported_by_the_chief(two) -> None:
+    path, _ = two
+    system = [set(r["values"]) for r in records(path / "machines") if r["group"] == "system"]
+    assert {"machine0/cpu_percent", "machine1/cpu_percent"} <= set.union(*system)
 
 
 def test_small_values_are_exchanged(two) -> None:

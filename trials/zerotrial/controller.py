@@ -158,7 +158,7 @@ class Controller:
                 if ending is not Ending.FINISHED:
                     return self._leave(ending)
             self._attend()
-        self._recorder.speed(self.steps, self._schedule.max_steps)
+        self._agree(last=True)
         return Ending.FINISHED
 
     def _train_until(self, stop: int) -> None:
@@ -213,10 +213,14 @@ class Controller:
 
     # Agreement
 
-    def _agree(self) -> Ending:
-        """Decide together whether to go on, and when to ask again. **Collective**."""
+    def _agree(self, *, last: bool = False) -> Ending:
+        """Decide together whether to go on, and when to ask again. **Collective**.
+
+        Args:
+            last: There is nothing to go on with; only tell what is left to tell.
+        """
         self._recorder.speed(self.steps, self._schedule.max_steps)
-        system = self._system.take() if self._system is not None else None
+        system = self._system.take(now=last) if self._system is not None else None
         mine = (int(self._wish()), self._recorder.batch_s, system)
         operation = f"agreeing to go on after batch {self.steps}"
         wishes, seconds, samples = zip(*self._distributed.allgather(mine, operation), strict=True)
