@@ -3,8 +3,8 @@
     python -m benchmarks.engine                                    everything, about an hour
     python -m benchmarks.engine --sizes 10m --ranks 2 --precisions fp32 --stages 1 2
 
-Every case is a fresh world of processes; the peers of a case take turns, ``--rounds`` times, so that
-a disturbance of the machine meets all of them. The figure is the median step over all rounds;
+Every case is a fresh world of processes; the peers of a case take turns, ``--rounds`` times, so
+that a disturbance of the machine meets all of them. The figure is the median step over all rounds;
 "CPU ms" is the processor time of a step, over all ranks, which a busy machine disturbs less. The
 limit is the same ranks training with no collective at all.
 

@@ -145,7 +145,7 @@ def fsdp2(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
 
 
 def limit(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
-    """Every rank by itself: a plain loop with nothing sent, fp32 masters where the model is bf16."""
+    """Every rank by itself: a plain loop with nothing sent; fp32 masters of a bf16 model."""
     del stage
     model.to(device)
     if case.precision == "fp32":

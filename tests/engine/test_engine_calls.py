@@ -466,6 +466,24 @@ def test_without_a_size_the_model_is_cut_so_that_reduction_overlaps_with_backwar
     assert len(make(model, **zero(1, overlap_comm=False)).stage.buckets) == 1
 
 
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_reduction_begins_while_backward_runs_unless_told_otherwise(
+    stage: int, overlap: bool
+) -> None:
+    model = nn.Sequential(*[nn.Linear(20, 20) for _ in range(4)])
+    engine = make(model, **zero(stage, reduce_bucket_size=500, overlap_comm=overlap))
+    gradients = engine.stage.gradients
+    sent_when_first_layer_is_reached = []
+    model[1].register_full_backward_hook(
+        lambda *_: sent_when_first_layer_is_reached.append(gradients._next)
+    )
+    engine.backward(engine(torch.ones(2, 20)).mean())
+    assert gradients._next == 4
+    assert sent_when_first_layer_is_reached[0] == (2 if overlap else 0)
+    engine.step()
+
+
 def test_the_arguments_of_initialize_are_checked_all_at_once(tmp_path: Path) -> None:
     args = argparse.Namespace(deepspeed_config="ds.json")
     with pytest.raises(ConfigError) as both:

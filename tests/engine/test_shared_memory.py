@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def check_copies(comm: Communicator) -> None:
         assert not tensor.any()
 
 
-def check_all() -> list[str]:
+def check_every_communicator() -> list[str]:
     group = dist.group.WORLD
     assert group is not None
     comms: list[Communicator] = [connect(group, CPU), GroupCommunicator(group, CPU)]
@@ -95,78 +94,37 @@ def check_all() -> list[str]:
         comm.all_reduce(buffer, 1.0).wait()
         comm.fence()
         assert comm.traffic.total == 4 * 100 * comm.size
-    shared = [
-        line for line in Path("/proc/self/maps").read_text().splitlines() if "zerolab" in line
-    ]
-    assert all("memfd" in line for line in shared)
-    names = [type(comm).__name__ for comm in comms]
-    for comm in comms:
-        comm.close()
-    return names
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    assert all("memfd" in line for line in lines if "zerolab" in line)
+    return [type(comm).__name__ for comm in comms]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_every_communicator_gives_the_same_results(ranks: int) -> None:
-    before = names_in_shared_memory()
-    names = run_on_ranks(check_all, ranks)
-    assert names == [["SharedMemoryCommunicator", "GroupCommunicator"]] * ranks
-    assert not [name for name in names_in_shared_memory() - before if "zerolab" in name]
-
-
-def test_one_rank_needs_nobody() -> None:
-    comm = connect(None, CPU)
-    assert isinstance(comm, SoloCommunicator)
-    check_reductions(comm)
-    check_copies(comm)
-
-
-def die_in_a_collective(directory: str) -> Any:
-    """Rank 1 is killed while the others wait for it; what each of them is told, and how soon."""
+def come_late(directory: Path) -> str:
+    """Rank 2 does not come to a collective whose timeout is a second."""
     group = dist.group.WORLD
     assert group is not None
     comm = connect(group, CPU)
-    buffer = comm.allocate(400 * comm.size, torch.float32, CPU)
-    comm.fence()
-    if comm.rank == 1:
-        waited = Path(directory)
-        while len(list(waited.iterdir())) < comm.size - 1:
+    assert isinstance(comm, SharedMemoryCommunicator)
+    assert comm._wires._timeout_s == 120.0  # the group's
+    comm._wires._timeout_s = 1.0
+    if comm.rank == 2:
+        while len(list(directory.glob("given up *"))) < comm.size - 1:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGKILL)
-    work = comm.reduce_scatter(buffer, torch.empty(400), 1.0, add=False)
-    Path(directory, str(comm.rank)).touch()
-    started = time.monotonic()
+        return ""
     try:
-        work.wait()
+        comm.fence()
     except PeerError as error:
-        seconds = time.monotonic() - started
-        return _leave((str(error), seconds))
-    return _leave(("no error", 0.0))
-
-
-def _leave(answer: tuple[str, float]) -> tuple[str, float]:
-    """The world is broken: skip the barrier that ends a healthy one."""
-    dist.barrier = lambda *_, **__: None  # type: ignore[assignment]
-    dist.destroy_process_group = lambda *_, **__: None  # type: ignore[assignment]
-    return answer
-
-
-@pytest.mark.processes
-def test_a_killed_rank_is_named_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    before = names_in_shared_memory()
-    first, dead, third = run_on_ranks(die_in_a_collective, 3, str(tmp_path), expect_deaths=True)
-    assert dead is None
-    for message, seconds in (first, third):
-        assert "reduce_scatter of 1200 elements: rank 1 has ended" in message
-        assert seconds < 60.0  # the group's own timeout is 120
-    assert not [name for name in names_in_shared_memory() - before if "zerolab" in name]
+        (directory / f"given up {comm.rank}").touch()
+        return str(error)
+    return "no error"
 
 
 def disagree() -> str:
+    """Rank 0 calls another collective than the others."""
     group = dist.group.WORLD
     assert group is not None
     comm = connect(group, CPU)
-    buffer = comm.allocate(40, torch.float32, CPU)
+    buffer = comm.allocate(60, torch.float32, CPU)
     try:
         if comm.rank == 0:
             comm.all_gather(buffer).wait()
@@ -174,34 +132,93 @@ def disagree() -> str:
             comm.reduce_scatter(buffer, torch.empty(20), 1.0, add=False).wait()
             comm.fence()
     except PeerError as error:
-        return _leave((str(error), 0.0))[0]
-    return _leave(("no error", 0.0))[0]
-
-
-def come_late(directory: str) -> str:
-    group = dist.new_group(timeout=timedelta(seconds=1))
-    assert group is not None
-    comm = connect(group, CPU)
-    if comm.rank == 1:
-        while not Path(directory, "given up").exists():
-            time.sleep(0.01)
-        return ""
-    try:
-        comm.fence()
-    except PeerError as error:
-        Path(directory, "given up").touch()
+        comm.close()
         return str(error)
     return "no error"
 
 
-@pytest.mark.processes
-def test_ranks_that_call_different_collectives_are_told_so() -> None:
-    first, second = run_on_ranks(disagree, 2)
-    assert "all_gather of 40 elements: rank 1 called reduce_scatter of 40 elements" in first
-    assert "rank 0" in second
+def die(directory: Path) -> tuple[str, float]:
+    """Rank 1 is killed while the others wait for it; what they are told, and how soon."""
+    group = dist.group.WORLD
+    assert group is not None
+    comm = connect(group, CPU)
+    buffer = comm.allocate(400 * comm.size, torch.float32, CPU)
+    comm.fence()
+    if comm.rank == 1:
+        while len(list(directory.glob("waiting *"))) < comm.size - 1:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = comm.reduce_scatter(buffer, torch.empty(400), 1.0, add=False)
+    (directory / f"waiting {comm.rank}").touch()
+    started = time.monotonic()
+    try:
+        work.wait()
+    except PeerError as error:
+        return str(error), time.monotonic() - started
+    return "no error", 0.0
+
+
+def run_all(directory: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"names": check_every_communicator()}
+    found["late"] = come_late(Path(directory))
+    found["disagreement"] = disagree()
+    found["death"] = die(Path(directory))
+    # The world is broken now: skip the barrier that ends a healthy one.
+    dist.barrier = lambda *_, **__: None  # type: ignore[assignment]
+    dist.destroy_process_group = lambda *_, **__: None  # type: ignore[assignment]
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], set[str]]:
+    """What three ranks saw, and what is new in /dev/shm after the second was killed."""
+    before = names_in_shared_memory()
+    directory = tmp_path_factory.mktemp("ranks")
+    found = run_on_ranks(run_all, 3, str(directory), expect_deaths=True)
+    return found, {name for name in names_in_shared_memory() - before if "zerolab" in name}
+
+
+Outcome = tuple[list[Any], set[str]]
 
 
 @pytest.mark.processes
-def test_a_rank_that_does_not_come_is_named_after_the_timeout(tmp_path: Path) -> None:
-    first, _ = run_on_ranks(come_late, 2, str(tmp_path))
-    assert "rank 1 has not called it within 1 s" in first
+def test_every_communicator_gives_the_same_results(outcome: Outcome) -> None:
+    (first, dead, third), _ = outcome
+    assert dead is None
+    names = ["SharedMemoryCommunicator", "GroupCommunicator"]
+    assert first["names"] == third["names"] == names
+
+
+@pytest.mark.processes
+def test_a_killed_rank_is_named_at_once(outcome: Outcome) -> None:
+    (first, _, third), _ = outcome
+    for rank in (first, third):
+        message, seconds = rank["death"]
+        assert "reduce_scatter of 1200 elements: rank 1 has ended" in message
+        assert seconds < 60.0  # the group's own timeout is 120
+
+
+@pytest.mark.processes
+def test_a_killed_rank_leaves_nothing_in_shared_memory(outcome: Outcome) -> None:
+    assert outcome[1] == set()
+
+
+@pytest.mark.processes
+def test_ranks_that_call_different_collectives_are_told_so(outcome: Outcome) -> None:
+    (first, _, third), _ = outcome
+    assert "all_gather of 60 elements: rank" in first["disagreement"]
+    assert "called reduce_scatter of 60 elements instead" in first["disagreement"]
+    assert third["disagreement"] != "no error"
+
+
+@pytest.mark.processes
+def test_a_rank_that_does_not_come_is_named_after_the_timeout(outcome: Outcome) -> None:
+    (first, _, _), _ = outcome
+    assert "2 has not called it within 1 s" in first["late"]
+
+
+def test_one_rank_needs_nobody() -> None:
+    comm = connect(None, CPU)
+    assert isinstance(comm, SoloCommunicator)
+    check_reductions(comm)
+    check_copies(comm)

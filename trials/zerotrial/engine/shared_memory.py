@@ -281,7 +281,7 @@ class _Wires:
             try:
                 self._send(wire, token)
             except (BrokenPipeError, ConnectionResetError):
-                raise self._death(peer, number) from None
+                self._gone.add(peer)  # what it said before may explain why: see await_all
 
     def _send(self, wire: socket.socket, data: bytes) -> None:
         while data:
@@ -304,19 +304,22 @@ class _Wires:
             PeerError: If one died, or did not come within the timeout.
         """
         deadline = time.monotonic() + self._timeout_s
-        while missing := self._missing(phase, number):
+        while self._missing(phase, number):
+            self._listen(0)
+            missing = self._missing(phase, number)
             for peer in missing:
                 if peer in self._gone:
                     raise self._death(peer, number)
             left = deadline - time.monotonic()
-            if left <= 0:
+            if missing and left <= 0:
                 who = ", ".join(str(peer) for peer in missing)
                 msg = (
                     f"{self._describe(number)}: rank {who} has not called it within "
                     f"{self._timeout_s:g} s; this is rank {self._rank}"
                 )
                 raise PeerError(msg)
-            self._listen(left)
+            if missing:
+                self._listen(left)
 
     def _missing(self, phase: int, number: int) -> list[int]:
         return [peer for peer, reached in self._reached.items() if reached[phase] < number]

@@ -107,24 +107,40 @@ class ElementwiseUpdater(_InMemory):
     def __init__(self, inputs: UpdaterInputs) -> None:
         parameters = [[nn.Parameter(master, requires_grad=True)] for master in inputs.masters]
         self._build(inputs, parameters, [[slice(0, m.numel())] for m in inputs.masters])
-        self._takes_scale = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        self._fused: Any = self.optimizer if _scales(self.optimizer) else None
+        """The optimizer, if it multiplies gradients itself, without another pass over them."""
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """See :class:`~zerotrial.engine.parts.Updater`."""
         (parameter,) = self._parameters[index]
-        gradient = gradient.to(parameter.dtype)
-        if scale != 1.0:
-            gradient.mul_(scale)
-        parameter.grad = gradient
-        self.optimizer.step()
+        parameter.grad = gradient.to(parameter.dtype)
+        if scale == 1.0:
+            self.optimizer.step()
+        elif self._fused is None:
+            parameter.grad.mul_(scale)
+            self.optimizer.step()
+        else:
+            self._step_fused(parameter.device, scale)
         parameter.grad = None
         master = self._masters[index]
         if publish.data_ptr() != master.data_ptr():
             publish.copy_(master)
         return True
 
+    def _step_fused(self, device: torch.device, scale: float) -> None:
+        """Step through the attributes by which torch's own GradScaler reaches a fused kernel."""
+        self._fused.grad_scale = torch.tensor(1.0 / scale, device=device)
+        self._fused.found_inf = torch.zeros((), device=device)
+        self._fused.step()
+        del self._fused.grad_scale, self._fused.found_inf
+
     def finish(self) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
+
+
+def _scales(optimizer: torch.optim.Optimizer) -> bool:
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 class WholeUpdater(_InMemory):
