@@ -57,7 +57,7 @@ def die_at_byte(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (number, hard))
 
 
-def kill_and_load(directory: str, tag: str) -> tuple[list[str], int, set[int]]:
+def kill_and_load(directory: str, tag: str, in_background: bool) -> tuple[list[str], int, set[int]]:
     """Save step 2 over step 1, killed at ever later points; load after each.
 
     Returns:
@@ -77,7 +77,8 @@ def kill_and_load(directory: str, tag: str) -> tuple[list[str], int, set[int]]:
     def killed(arm: Callable[[], None]) -> bool:
         def save() -> None:
             arm()
-            engine.save_checkpoint(directory, tag=tag)
+            engine.save_checkpoint(directory, tag=tag, async_save=in_background)
+            engine.wait_for_checkpoint()
 
         died = in_a_child(save) != 0
         other.load_checkpoint(directory)
@@ -104,8 +105,13 @@ def kill_and_load(directory: str, tag: str) -> tuple[list[str], int, set[int]]:
 def test_a_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context) as pool:
-        for tag in ("second", "first"):  # a new checkpoint, and one in the place of another
-            answer = pool.submit(kill_and_load, str(tmp_path / tag), tag)
+        for tag, in_background in (
+            ("second", False),  # beside the first
+            ("first", False),  # in its place
+            ("second", True),
+        ):
+            directory = str(tmp_path / f"{tag} {in_background}")
+            answer = pool.submit(kill_and_load, directory, tag, in_background)
             problems, kills, steps = answer.result(timeout=240)
             assert problems == []
             assert kills > 10
