@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,8 +190,11 @@ print(child.pid, flush=True)
 
 def test_nothing_of_others_is_killed_when_a_process_id_is_used_again(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", WAIT)
-    write_json(folder.launcher, {"pid": os.getpgrp()})
-    assert kill_leftovers(folder) == 0
+    with subprocess.Popen(["sleep", "10000"], start_new_session=True) as other:
+        write_json(folder.launcher, {"pid": other.pid})
+        assert kill_leftovers(folder) == 0
+        assert other.poll() is None
+        other.kill()
 
 
 def test_a_fork_server_that_dies_takes_its_runs_along_and_the_next_starts_afresh(
