@@ -20,6 +20,8 @@ __all__ = ["ForkServer"]
 logger = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1 << 20
+_ANSWER_S = 600.0
+"""For a server that is ready to fork: it may be importing something, on a busy machine."""
 _SERVER_DIED = -9  # its children die with it, by SIGKILL
 
 
@@ -89,7 +91,7 @@ class ForkServer:
                 except OSError:
                     self._closed = True
                 self._changed.wait_for(
-                    lambda: spec_file in self._started or self._closed, timeout_s
+                    lambda: spec_file in self._started or self._closed, _ANSWER_S
                 )
                 if spec_file not in self._started:
                     self._process.kill()  # lest it starts the run a second time, later
