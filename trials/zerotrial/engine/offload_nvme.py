@@ -24,6 +24,7 @@ from zerotrial.engine.optimizer_states import (
     write_scalars,
 )
 from zerotrial.engine.parts import UpdaterInputs
+from zerotrial.engine.updater import step_scaled
 
 __all__ = ["NvmeUpdater"]
 
@@ -110,11 +111,9 @@ class NvmeUpdater:
         master = bucket.records["master"]
         assert master.tensor is not None
         gradient = gradient.to(master.tensor.device, master.dtype)
-        if scale != 1.0:
-            gradient.mul_(scale)
         for member, span, shape in zip(bucket.members, bucket.spans, bucket.shapes, strict=True):
             member.grad = gradient[span].view(shape)
-        self.optimizer.step()
+        step_scaled(self.optimizer, bucket.members, scale)
         for member in bucket.members:
             member.grad = None
         master.stays = publish.data_ptr() == master.tensor.data_ptr()

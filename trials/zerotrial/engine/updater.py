@@ -1,6 +1,6 @@
 """Master weights and optimizer states in memory, stepped bucket by bucket."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from zerotrial.engine.optimizer_states import (
 )
 from zerotrial.engine.parts import UpdaterInputs
 
-__all__ = ["ElementwiseUpdater", "WholeUpdater", "build_updater"]
+__all__ = ["ElementwiseUpdater", "WholeUpdater", "build_updater", "step_scaled"]
 
 
 def build_updater(inputs: UpdaterInputs) -> "ElementwiseUpdater | WholeUpdater":
@@ -107,35 +107,49 @@ class ElementwiseUpdater(_InMemory):
     def __init__(self, inputs: UpdaterInputs) -> None:
         parameters = [[nn.Parameter(master, requires_grad=True)] for master in inputs.masters]
         self._build(inputs, parameters, [[slice(0, m.numel())] for m in inputs.masters])
-        self._fused: Any = self.optimizer if _scales(self.optimizer) else None
-        """The optimizer, if it multiplies gradients itself, without another pass over them."""
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """See :class:`~zerotrial.engine.parts.Updater`."""
         (parameter,) = self._parameters[index]
         parameter.grad = gradient.to(parameter.dtype)
-        if scale == 1.0:
-            self.optimizer.step()
-        elif self._fused is None:
-            parameter.grad.mul_(scale)
-            self.optimizer.step()
-        else:
-            self._step_fused(parameter.device, scale)
+        step_scaled(self.optimizer, [parameter], scale)
         parameter.grad = None
         master = self._masters[index]
         if publish.data_ptr() != master.data_ptr():
             publish.copy_(master)
         return True
 
-    def _step_fused(self, device: torch.device, scale: float) -> None:
-        """Step through the attributes by which torch's own GradScaler reaches a fused kernel."""
-        self._fused.grad_scale = torch.tensor(1.0 / scale, device=device)
-        self._fused.found_inf = torch.zeros((), device=device)
-        self._fused.step()
-        del self._fused.grad_scale, self._fused.found_inf
-
     def finish(self) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
+
+
+def step_scaled(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], scale: float
+) -> None:
+    """Step on gradients multiplied by ``scale``.
+
+    A fused kernel does that by itself, without another pass over the gradients; it is reached
+    through the attributes that torch's own GradScaler uses.
+
+    Args:
+        optimizer: Any.
+        parameters: Those that have a gradient, which may be overwritten.
+        scale: Applied to the gradients.
+    """
+    fused: Any = optimizer
+    if scale == 1.0:
+        optimizer.step()
+    elif not parameters or not _scales(optimizer):
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(scale)
+        optimizer.step()
+    else:
+        device = parameters[0].device
+        fused.grad_scale = torch.tensor(1.0 / scale, device=device)
+        fused.found_inf = torch.zeros((), device=device)
+        fused.step()
+        del fused.grad_scale, fused.found_inf
 
 
 def _scales(optimizer: torch.optim.Optimizer) -> bool:
