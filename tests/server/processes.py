@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -35,15 +36,22 @@ class LiveServer:
     def start(self) -> None:
         """Start it, on the port it had before, and wait until it listens."""
         (self.home / "server.json").unlink(missing_ok=True)
-        self._process = self.spawn("--port", str(self.port), *self._arguments)
         deadline = time.monotonic() + DEADLINE_S
-        while not (self.home / "server.json").exists():
-            assert self._process.poll() is None, self.log.read_text()
+        restarted = self.port != 0
+        while True:
+            # Not a port that the system gives away: someone might have it when we come back, even
+            # one of our own clients that tries to connect to it.
+            self.port = self.port if restarted else random.randint(20_000, 30_000)
+            self._process = self.spawn("--port", str(self.port), *self._arguments)
+            while not (self.home / "server.json").exists() and self._process.poll() is None:
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.01)
+            if self._process.poll() is None:
+                break
+            assert "cannot listen" in self.log.read_text(), self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.01)
         said = json.loads((self.home / "server.json").read_text())
-        assert said["pid"] == self._process.pid
-        self.port = int(said["url"].rpartition(":")[2])
+        assert said == {"url": self.url, "pid": self._process.pid}
 
     def spawn(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "zeroserver", "--home", str(self.home), *arguments]

