@@ -124,6 +124,7 @@ class LineTrial(zerotrial.ZeroTrial):
                 "gradient_clipping": 1.0,
                 "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
                 "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}},
+                "checkpoint": {"writer": {"decoupled": hparams.get("background", False)}},
             }
             engine: Any = zerotrial.initialize(model=model, config=config)[0]
         else:

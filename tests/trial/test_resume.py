@@ -22,6 +22,7 @@ from tests.trial.helpers import (
     records,
 )
 from zerolab.contract import RunSpec
+from zerolab.core.store import CheckpointStore
 from zerotrial import Batch
 from zerotrial.collectives import Distributed
 
@@ -57,6 +58,7 @@ class Case:
     checkpoint: int = 3
     kills: tuple[int, ...] = ()
     stage: int | None = None
+    background: bool = False
     bf16: bool = False
 
     def hparams(self, kill_at: int | None) -> dict[str, Any]:
@@ -65,6 +67,7 @@ class Case:
             "samples": self.samples,
             "kill_at": kill_at,
             "bf16": self.bf16,
+            "background": self.background,
         }
         return found if self.stage is None else found | {"stage": self.stage}
 
@@ -147,11 +150,27 @@ def test_a_trial_killed_anywhere_goes_on_as_if_nothing_had_happened(case: Case) 
         check(Path(directory), case)
 
 
-@pytest.mark.parametrize(("stage", "bf16"), [(0, False), (1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("stage", "bf16", "background"), [(0, False, False), (1, True, True), (2, False, False)]
+)
 def test_an_engine_killed_in_mid_accumulation_goes_on_as_if_nothing_had_happened(
-    tmp_path: Path, stage: int, bf16: bool
+    tmp_path: Path, stage: int, bf16: bool, background: bool
 ) -> None:
-    check(tmp_path, Case(4, 23, 5, 4, 3, kills=(17, 0, 9), stage=stage, bf16=bf16))
+    kills = (17, 0, 9)
+    check(tmp_path, Case(4, 23, 5, 4, 3, kills, stage=stage, bf16=bf16, background=background))
+
+
+def test_a_checkpoint_written_in_the_background_is_told_of_when_it_is_complete(
+    tmp_path: Path,
+) -> None:
+    settings = make_settings(6, checkpoint_period=Batch(2))
+    fit(make_spec(tmp_path, {"stage": 1, "background": True}), settings=settings)
+    saved = records(tmp_path, "checkpoint")
+    assert [one["steps_completed"] for one in saved] == [2, 4, 6]
+    store = CheckpointStore(tmp_path / "checkpoints")
+    for one in saved:
+        assert store.describe(one["uuid"]).resources == one["resources"]
+        assert any(name.startswith("model0/") for name in one["resources"])
 
 
 def on_two_ranks(directory: str, drawn: list[Case]) -> dict[str, Any]:
@@ -183,6 +202,7 @@ def test_two_ranks_killed_or_resized_go_on_with_the_same_samples(tmp_path: Path)
             checkpoint=draw.randint(2, 5),
             kills=tuple(draw.randint(0, 2 * BATCHES) for _ in range(2)),
             stage=stage,
+            background=stage == 2,
             bf16=stage == 1,
         )
         for stage in (None, 0, 1, 1, 2)

@@ -83,23 +83,22 @@ class CheckpointKeeper:
         self._callbacks = callbacks
         self._reporter = reporter
         self._store = CheckpointStore(spec.checkpoint_dir, owner=f"trial-{spec.trial_id}")
+        self._unfinished: tuple[str, int, Path] | None = None  # uuid, batches, directory
 
-    def save(self, state: Mapping[str, Any]) -> str:
+    def save(self, state: Mapping[str, Any]) -> None:
         """Save a checkpoint. **Collective**.
+
+        Where an engine writes in the background, it is complete after :meth:`finish` alone.
 
         Args:
             state: This rank's part of the loop's state; plain data with ``steps_completed``.
-
-        Returns:
-            Its uuid.
 
         Raises:
             StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
             TrialError: If a callback's state cannot be loaded safely.
         """
-        distributed = self._context.distributed
-        steps = state["steps_completed"]
-        uuid = distributed.broadcast(new_uuid(), "naming a checkpoint")
+        self.finish()
+        uuid = self._context.distributed.broadcast(new_uuid(), "naming a checkpoint")
         self._callbacks.call("on_checkpoint_save_start", dict(state))
         path = self._store.begin(uuid)
         try:
@@ -107,6 +106,22 @@ class CheckpointKeeper:
         except BaseException:
             self._store.abort(uuid)
             raise
+        self._unfinished = uuid, state["steps_completed"], path
+        if not any(engine.saves_in_background for engine in self._context.engines):
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until what :meth:`save` began is written, and publish it. **Collective**.
+
+        Raises:
+            StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
+        """
+        if self._unfinished is None:
+            return
+        (uuid, steps, path), self._unfinished = self._unfinished, None
+        distributed = self._context.distributed
+        for engine in self._context.engines:
+            engine.wait_for_checkpoint()
         self._callbacks.call("on_checkpoint_write_end", str(path))
         distributed.barrier(f"finishing the checkpoint after batch {steps}")
         stale = False
@@ -115,7 +130,6 @@ class CheckpointKeeper:
         if distributed.broadcast(stale, "publishing a checkpoint"):
             raise StaleRunError("another run has taken this trial over; its checkpoint is dropped")
         self._callbacks.call("on_checkpoint_upload_end", uuid)
-        return uuid
 
     def load(self, ref: CheckpointRef) -> SavedState:
         """Put back the engines and the user's state. **Collective**.
@@ -166,8 +180,6 @@ class CheckpointKeeper:
             "reducers": _checked(context.reducers.state_dict(), "reducers"),
         }
         _write(path / _USER / f"rank_{rank}.pt", user)
-        for engine in context.engines:
-            engine.wait_for_checkpoint()
 
     def _publish(self, uuid: str, steps: int) -> bool:
         """Make the checkpoint appear, unless this run is stale.

@@ -209,6 +209,7 @@ class Controller:
         logger.info("told to end after batch %d (%s)%s", self.steps, ending.name.lower(), within)
         if self._checkpointed_at != self.steps:
             self._checkpoint()
+        self._keeper.finish()
         return ending
 
     # Agreement
@@ -219,6 +220,7 @@ class Controller:
         Args:
             last: There is nothing to go on with; only tell what is left to tell.
         """
+        self._keeper.finish()
         self._recorder.speed(self.steps, self._schedule.max_steps)
         system = self._system.take(now=last) if self._system is not None else None
         mine = (int(self._wish()), self._recorder.batch_s, system)

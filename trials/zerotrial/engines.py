@@ -92,6 +92,12 @@ class EngineView:
             name: number for name, value in found.items() if (number := _number(value)) is not None
         }
 
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether ``save_checkpoint`` returns before everything is written."""
+        options = getattr(getattr(self.engine, "config", None), "checkpoint", None)
+        return getattr(getattr(options, "writer", None), "decoupled", False) is True
+
     def wait_for_checkpoint(self) -> None:
         """Wait until a checkpoint that is written in the background is complete."""
         wait = getattr(self.engine, "wait_for_checkpoint", None)
