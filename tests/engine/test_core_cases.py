@@ -353,6 +353,68 @@ def pieces_cover_everything(stage: int) -> list[tuple[str, int, int]]:
         return found
 
 
+class OneReplica:
+    """A model over two ranks, of which there is one copy: no data parallelism."""
+
+    def __init__(self) -> None:
+        groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        self._mine = groups[dist.get_rank()]
+
+    def get_data_parallel_group(self) -> Any:
+        return self._mine
+
+    def get_model_parallel_group(self) -> Any:
+        return dist.group.WORLD
+
+
+def model_parallel(stage: int) -> dict[str, list[float]]:
+    """Clipped weights where each rank is a pipeline stage, and where a layer is cut over both."""
+    rank = dist.get_rank()
+    found = {}
+    for name in ("pipeline", "tensor"):
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        if name == "tensor":
+            model.weight.model_parallel = True  # the bias is whole on both
+        engine, *_ = zerotrial.initialize(
+            model=model,
+            mpu=OneReplica(),
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_clipping": 1.0,
+                "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+                "zero_optimization": {"stage": stage},
+            },
+        )
+        with closing(engine):
+            engine.backward(engine(torch.full((1, 4), 2.0 + rank)).sum())
+            found[name] = [engine.step().grad_norm, model.bias.item()]
+    return found
+
+
+def over_gloo(stage: int) -> bool:
+    """gloo's collectives, which ranks of several hosts use, give what shared memory gives."""
+    from zerotrial.engine import build
+    from zerotrial.engine.comm import GroupCommunicator, connect
+
+    weights = []
+    for link in (connect, GroupCommunicator):
+        build.connect = link
+        try:
+            engine = make(mlp(), stage, "AdamW", zero={"reduce_bucket_size": 60})
+        finally:
+            build.connect = connect
+        with closing(engine):
+            for step in range(4):
+                engine.backward(engine(inputs(step, 2)[dist.get_rank()]).pow(2).mean())
+                engine.step()
+            weights.append([p.detach().clone() for p in engine.parameters()])
+    for first, second in zip(*weights, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
+    return True
+
+
 CASES: list[Callable[[int], Any]] = [
     unequal_branches,
     two_backwards,
@@ -368,6 +430,8 @@ CASES: list[Callable[[int], Any]] = [
     first_weights,
     loaded_masters_are_published,
     pieces_cover_everything,
+    model_parallel,
+    over_gloo,
 ]
 
 
@@ -513,3 +577,21 @@ def test_the_pieces_of_all_ranks_cover_each_parameter_once(of: Find, stage: int)
         for name, start, stop in found:
             covered[name] = covered.get(name, 0) + stop - start
     assert covered == {name: p.numel() for name, p in mlp().named_parameters()}
+
+
+@each_stage
+def test_the_norm_covers_every_part_of_a_model_that_is_spread_over_ranks(
+    of: Find, stage: int
+) -> None:
+    """DeepSpeed clips by the norm of the first pipeline stage alone."""
+    first, second = of(model_parallel, stage)
+    whole = (4 * 2.0**2 + 1 + 4 * 3.0**2 + 1) ** 0.5
+    shared = (4 * 2.0**2 + 1 + 4 * 3.0**2) ** 0.5
+    for found in (first, second):
+        assert found["pipeline"] == pytest.approx([whole, -1 / whole], rel=1e-5)
+        assert found["tensor"] == pytest.approx([shared, -1 / shared], rel=1e-5)
+
+
+@each_stage
+def test_gloo_gives_what_shared_memory_gives(of: Find, stage: int) -> None:
+    assert of(over_gloo, stage) == [True, True]

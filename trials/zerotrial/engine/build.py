@@ -62,8 +62,9 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the engine's.
         distributed_port: Not used; ranks find each other through the environment.
         mpu: Gives ``get_data_parallel_group()`` where the world holds more than data parallelism,
-            and ``get_model_parallel_group()``, over which the gradient norm is summed (parameters
-            whose attribute ``model_parallel`` is true are this rank's part, all others are whole).
+            and ``get_model_parallel_group()``, over which the gradient norm is summed. Where
+            parameters have the attribute ``model_parallel``, all others are taken to be whole on
+            each of its ranks, and count once.
         dist_init_required: False: torch.distributed is left alone.
         collate_fn: Of the loader.
         config: File name, mapping, or a configuration that was read already.
@@ -102,6 +103,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         accumulation_steps=batch.accumulation_steps,
         device=where,
         group=group,
+        model_group=_model_group(mpu),
         observer=make_observer(resolved, where, rank),
     )
     stage = _build_stage(inputs)

@@ -23,6 +23,7 @@ import socket
 import struct
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -261,6 +262,7 @@ class _Wires:
         for wire in self._sockets.values():
             wire.settimeout(0)
             self._poll.register(wire, select.POLLIN)
+        _OPEN.add(self)
         self._by_fd = {wire.fileno(): peer for peer, wire in self._sockets.items()}
 
     def begin(self, kind: str, elements: int) -> int:
@@ -387,6 +389,18 @@ class _Wires:
     def close(self) -> None:
         for wire in (*self._sockets.values(), *self._controls.values()):
             wire.close()
+
+
+_OPEN: "weakref.WeakSet[_Wires]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked data-loading worker must not keep a dead rank's sockets open."""
+    for wires in list(_OPEN):
+        wires.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _shard(tensor: Tensor, rank: int, size: int) -> Tensor:

@@ -73,6 +73,7 @@ class FlatStage:
             refuse_unused=not zero.ignore_unused_parameters,
         )
         self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
+        self._counts_marked_only = self._shares_parameters()
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -102,18 +103,14 @@ class FlatStage:
         return float(squares.sqrt()) / loss_scale
 
     def _counted(self, bucket: Bucket) -> list[Tensor]:
-        """Parts of this rank's gradient whose squares it adds to the norm.
-
-        Where a model is spread over ranks, a parameter that each of them holds whole counts once.
-        """
+        """Parts of this rank's gradient whose squares it adds to the norm."""
         part = self.gradients.norm_part(bucket.index)
-        group = self._inputs.model_group
-        if group is None or dist.get_rank(group) == 0:
+        if not self._counts_marked_only:
             return [part]
         own = bucket.shard(self._comm.rank)
         parts = []
         for slot in bucket.slots:
-            if getattr(slot.parameter, "model_parallel", False):
+            if _is_marked(slot.parameter):
                 start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
                 parts.append(part[start - own.start : max(start, stop) - own.start])
         return parts
@@ -286,6 +283,21 @@ class FlatStage:
     def _slot_parameters(self) -> set[nn.Parameter]:
         return {slot.parameter for bucket in self.buckets for slot in bucket.slots}
 
+    def _shares_parameters(self) -> bool:
+        """Whether another rank counts this one's unmarked parameters in the norm.
+
+        Where any parameter of the model is marked as cut over the ranks of the model group (tensor
+        parallelism), all others are whole on each of them, and count on the first. Where none is
+        marked, every rank has parameters of its own (pipeline stages), and all count.
+        """
+        group = self._inputs.model_group
+        if group is None:
+            return False
+        marked = any(_is_marked(slot.parameter) for b in self.buckets for slot in b.slots)
+        anywhere = torch.tensor(float(marked), device=self._inputs.device)
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
+        return bool(anywhere) and dist.get_rank(group) != 0
+
     def _updater_inputs(self) -> UpdaterInputs:
         inputs = self._inputs
         shapes: list[list[tuple[int, int, torch.Size]]] | None = None
@@ -391,6 +403,11 @@ class Stage2(FlatStage):
             overlap=overlap,
             refuse_unused=refuse_unused,
         )
+
+
+def _is_marked(parameter: nn.Parameter) -> bool:
+    names = ("model_parallel", "tensor_model_parallel")
+    return any(getattr(parameter, name, False) for name in names)
 
 
 def _sent(accumulate: Sequence[torch.dtype], wanted: torch.dtype | None) -> list[torch.dtype]:
