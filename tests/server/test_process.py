@@ -97,7 +97,7 @@ def test_sigterm_ends_long_polls_and_streams_and_the_process_cleanly(
 
     def poll() -> None:
         try:
-            ended.append(client.work(agent_id, version, 60).version)
+            ended.append(client.work(agent_id, version, 30).version)
         except UnreachableError:
             ended.append(version)
 
@@ -127,7 +127,10 @@ def test_long_polls_answer_as_soon_as_something_changes(mortal: LiveServer, tmp_
     answers: list[Any] = []
 
     def wait_for_work() -> None:
-        answers.append(client.work(agent_id, empty.version, 60))
+        work = empty
+        while not work.runs:
+            work = client.work(agent_id, empty.version, 30)
+        answers.append(work)
 
     thread = threading.Thread(target=wait_for_work)
     thread.start()
@@ -140,7 +143,10 @@ def test_long_polls_answer_as_soon_as_something_changes(mortal: LiveServer, tmp_
     now = run.directive(item.run_id, None, 0)
 
     def wait_for_directive() -> None:
-        answers.append(run.directive(item.run_id, now.version, 60))
+        directive = now
+        while directive.version == now.version:
+            directive = run.directive(item.run_id, now.version, 30)
+        answers.append(directive)
 
     thread = threading.Thread(target=wait_for_directive)
     thread.start()

@@ -41,7 +41,8 @@ __all__ = ["WIRE_ROUTES", "WireRoute", "describe"]
 
 T = TypeVar("T")
 
-MAX_WAIT_S = 60.0
+MAX_WAIT_S = 30.0
+"""Longest wait of a poll: half of what makes an agent dead."""
 _MAX_ID = 2**53
 
 
@@ -312,7 +313,7 @@ def _directive(connection: Connection, services: Services, run_id: int) -> Direc
 
 _POLL = (
     ("version", "integer", "Version of the last answer."),
-    ("wait_s", "number", "Longest wait in seconds, at most 60."),
+    ("wait_s", "number", "Longest wait in seconds, at most 30."),
 )
 
 WIRE_ROUTES: Sequence[WireRoute] = (
