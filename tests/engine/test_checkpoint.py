@@ -6,13 +6,14 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.engine.checkpointing import all_states, make_engine, probe, train
+from tests.engine.checkpointing import Net, all_states, make_engine, probe, train
 from zerolab.errors import NotFoundError, ZerolabError
 from zerotrial.engine import initialize
 from zerotrial.engine.checkpoint_files import CheckpointError, CheckpointNotFoundError, Manifest
@@ -348,3 +349,50 @@ def test_frozen_parameters_may_be_left_out(tmp_path: Path) -> None:
         again.module.frozen.fill_(3.0)
     again.load_checkpoint(tmp_path)
     assert again.module.frozen.tolist() == [3.0] * 6
+
+
+def engine_with(frozen: set[str], seed: int) -> Any:
+    torch.manual_seed(seed)
+    model = Net()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    config = {
+        "train_batch_size": 8,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "zero_optimization": {"stage": STAGE},
+    }
+    return initialize(model=model, config=config)[0]
+
+
+@pytest.mark.parametrize("module_only", [False, True])
+def test_parameters_may_be_frozen_or_set_free_between_save_and_load(
+    tmp_path: Path, module_only: bool
+) -> None:
+    engine = engine_with({"frozen"}, seed=0)
+    train(engine, 2)
+    engine.save_checkpoint(tmp_path / "free")
+    states = all_states(engine)
+    tuned = engine_with({"frozen", "first.weight", "blocks.0.bias"}, seed=1)
+    tuned.load_checkpoint(tmp_path / "free", load_module_only=module_only)
+    assert probe(tuned) == probe(engine)
+    for key, state in all_states(tuned).items():
+        assert torch.equal(state, states[key])
+    train(tuned, 1)
+    tuned.save_checkpoint(tmp_path / "tuned")
+
+    again = engine_with({"frozen"}, seed=2)
+    again.load_checkpoint(tmp_path / "tuned", load_module_only=module_only)
+    assert probe(again) == probe(tuned)
+    train(again, 1)
+
+
+def test_names_that_differ_are_an_error_unless_that_is_allowed(saved: Path) -> None:
+    engine = make_engine(STAGE)
+    engine.module.register_buffer("extra", torch.ones(2))
+    before = probe(engine)
+    with pytest.raises(CheckpointError, match=r"not in the checkpoint: extra \(load_module_strict"):
+        engine.load_checkpoint(saved)
+    assert probe(engine) == before
+    engine.load_checkpoint(saved, load_module_strict=False)
+    assert probe(engine) != before
+    assert engine.module.extra.tolist() == [1.0, 1.0]

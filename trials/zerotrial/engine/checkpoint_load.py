@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from zerotrial.engine.checkpoint_files import (
@@ -150,11 +151,12 @@ class Loader:
                 plan = self._plan()
             kinds = set().union(*self._ranks.gather({k for wish in plan for k in wish.kinds}))
             with self._ranks.together():
-                self._check(manifest, whole, engine_state)
-                self._check_plan(plan, kinds, manifest, reader)
+                self._check(manifest, reader, whole, engine_state)
+                self._check_plan(plan, kinds, manifest, reader, whole)
             with self._ranks.together():
-                self._fill(manifest, reader)
-            self._set_module(whole | own.get("buffers", {}))
+                self._fill(manifest, reader, whole)
+                rest = {**self._frozen_since(manifest, reader), **whole, **own.get("buffers", {})}
+            self._set_module(rest)
             self._set_rest(engine_state)
         self._state.stage.weights_changed()
         if "random" in own and not self._selection.module_only:
@@ -212,23 +214,37 @@ class Loader:
         ]
 
     def _check(
-        self, manifest: Manifest, whole: Mapping[str, Tensor], engine_state: Mapping[str, Any]
+        self,
+        manifest: Manifest,
+        reader: ShardReader,
+        whole: Mapping[str, Tensor],
+        engine_state: Mapping[str, Any],
     ) -> None:
-        strict = self._selection.strict
-        trainable = set(self._state.trainable)
-        _check_names("parameters", trainable, set(manifest.shapes), strict=strict)
-        targets = module_targets(self._state.module, trainable)
-        wanted = set(targets) - set(manifest.excluded)
-        _check_names("buffers and frozen parameters", wanted, set(whole), strict=strict)
+        # A parameter may have been frozen, or set free, since the checkpoint was made.
+        targets = self._targets()
+        model = (set(self._state.trainable) | set(targets)) - set(manifest.excluded)
+        saved = {name: list(value.shape) for name, value in whole.items()} | dict(manifest.shapes)
+        _check_names(model, set(saved), strict=self._selection.strict)
         problems = [
-            f"{name}: shape must be {list(targets[name].shape)}, got {list(value.shape)}"
-            for name, value in whole.items()
-            if name in targets and targets[name].shape != value.shape
+            f"{name}: shape must be {list(target.shape)}, got {saved[name]}"
+            for name, target in targets.items()
+            if name in saved and list(target.shape) != saved[name]
         ]
+        for name in targets.keys() & manifest.shapes.keys():
+            wish = _Wish(name, saved[name], 0, targets[name].numel(), frozenset({"master"}))
+            problems += _gaps(wish, reader)
         self._complain(problems + self._misfitting_parts(engine_state))
 
+    def _targets(self) -> dict[str, Tensor]:
+        return module_targets(self._state.module, set(self._state.trainable))
+
     def _check_plan(
-        self, plan: list[_Wish], kinds: set[str], manifest: Manifest, reader: ShardReader
+        self,
+        plan: list[_Wish],
+        kinds: set[str],
+        manifest: Manifest,
+        reader: ShardReader,
+        whole: Mapping[str, Tensor],
     ) -> None:
         problems = []
         if self._selection.with_states and kinds != reader.all_kinds:
@@ -237,7 +253,9 @@ class Loader:
                 f"{_listed(reader.all_kinds)}; load_optimizer_states=False starts it afresh"
             )
         for wish in plan:
-            shape = manifest.shapes.get(wish.name, wish.shape)
+            shape = manifest.shapes.get(wish.name)
+            if shape is None:
+                shape = list(whole[wish.name].shape) if wish.name in whole else wish.shape
             if wish.shape != shape:
                 problems.append(f"{wish.name}: shape must be {wish.shape}, got {shape}")
             elif wish.name in manifest.shapes:
@@ -268,9 +286,12 @@ class Loader:
 
     # -- changes --------------------------------------------------------------------------------
 
-    def _fill(self, manifest: Manifest, reader: ShardReader) -> None:
+    def _fill(self, manifest: Manifest, reader: ShardReader, whole: Mapping[str, Tensor]) -> None:
         for piece in self._state.stage.pieces(write=True):
             if piece.name not in manifest.shapes:
+                if piece.name in whole:
+                    part = whole[piece.name].reshape(-1)[piece.start : piece.stop]
+                    piece.tensors["master"].copy_(part)
                 continue
             for kind, tensor in piece.tensors.items():
                 wanted = kind == "master" or self._selection.with_states
@@ -279,11 +300,20 @@ class Loader:
                 if wanted and kind in reader.kinds(piece.name):
                     reader.read_into(piece.name, kind, piece.start, tensor)
 
+    def _frozen_since(self, manifest: Manifest, reader: ShardReader) -> dict[str, Tensor]:
+        """Read parameters whole that were trained then, and are frozen now."""
+        found = {}
+        for name, target in self._targets().items():
+            if name in manifest.shapes:
+                value = torch.empty(target.shape)
+                reader.read_into(name, "master", 0, value.view(-1))
+                found[name] = value
+        return found
+
     def _set_module(self, whole: Mapping[str, Tensor]) -> None:
-        targets = module_targets(self._state.module, set(self._state.trainable))
-        for name, value in whole.items():
-            if name in targets:
-                set_module_tensor(targets[name], value)
+        for name, target in self._targets().items():
+            if name in whole:
+                set_module_tensor(target, whole[name])
 
     def _set_rest(self, engine_state: Mapping[str, Any]) -> None:
         set_module_extra_state(self._state.module, engine_state["module"])
@@ -325,7 +355,7 @@ def _listed(kinds: set[str]) -> str:
     return ", ".join(states) if states else "no states"
 
 
-def _check_names(what: str, model: set[str], saved: set[str], *, strict: bool) -> None:
+def _check_names(model: set[str], saved: set[str], *, strict: bool) -> None:
     problems = []
     if missing := sorted(model - saved):
         problems.append(f"not in the checkpoint: {', '.join(missing)}")
@@ -333,7 +363,7 @@ def _check_names(what: str, model: set[str], saved: set[str], *, strict: bool) -
         problems.append(f"not in the model: {', '.join(unexpected)}")
     if not problems:
         return
-    text = f"{what}: {'; '.join(problems)}"
+    text = f"parameters and buffers: {'; '.join(problems)}"
     if strict:
         msg = f"{text} (load_module_strict=False ignores this)"
         raise CheckpointError(msg)
