@@ -106,7 +106,7 @@ def _run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         "OMP_NUM_THREADS": str(options.threads or max(1, (os.cpu_count() or 1) // case.ranks)),
         "WORLD_SIZE": str(case.ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
     if options.device == "cpu":
         environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}

@@ -128,6 +128,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             group=group,
             observer=inputs.observer,
+            model_group=inputs.model_group,
         )
     )
     if isinstance(inputs.observer, Reporter):

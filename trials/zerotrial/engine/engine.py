@@ -47,6 +47,7 @@ class EngineParts:
     local_rank: int
     group: "dist.ProcessGroup | None"
     observer: Observer
+    model_group: "dist.ProcessGroup | None" = None
 
 
 class Engine:
@@ -69,6 +70,7 @@ class Engine:
         self.device = parts.device
         self.local_rank = parts.local_rank
         self.group = parts.group
+        self.model_group = parts.model_group
         # counters
         self.global_steps = 0
         """Accumulation boundaries passed, skipped steps included."""

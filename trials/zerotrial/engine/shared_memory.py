@@ -17,38 +17,31 @@ goes on when all peers have said so:
 
 import contextlib
 import os
-import secrets
-import select
 import socket
-import struct
-import sys
-import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from zerotrial.engine.comm import Buffer, Traffic, Work
+from zerotrial.engine.wires import (
+    READY,
+    SUMMED,
+    PeerError,
+    Wires,
+    connect_all,
+    host_name,
+    open_listener,
+)
 
 __all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
 
-_TOKEN = struct.Struct("<BBHIQ")  # phase, collective, unused, sequence number, elements
-_HELLO = struct.Struct("<II")  # rank, channel
-_READY, _SUMMED = 0, 1
-_KINDS = ("fence", "sum", "reduce_scatter", "all_reduce", "all_gather", "broadcast", "allocate")
 _CHUNK = 1 << 16  # elements: 256 KB of fp32 stay in a core's cache
 _BOARD = 64  # fp64 numbers that `sum` can add up
-_PATIENCE_S = 60.0  # for the others to call connect_shared_memory
 
 _Step = Callable[[], None]  # what a collective does after a phase
-
-
-class PeerError(RuntimeError):
-    """Another rank died, stopped answering, or called another collective."""
 
 
 class SharedMemoryCommunicator:
@@ -73,7 +66,7 @@ class SharedMemoryCommunicator:
         self.rank = rank
         self.size = size
         self.traffic = Traffic()
-        self._wires = _Wires(rank, wires, controls, timeout_s)
+        self._wires = Wires(rank, wires, controls, timeout_s)
         self._rounds = 0
         self._boards = self.allocate(2 * _BOARD, torch.float64, torch.device("cpu"))
 
@@ -105,9 +98,9 @@ class SharedMemoryCommunicator:
 
         def finish() -> None:
             self._sum_shard(buffer, out, factor, add=add)
-            self._wires.tell(_SUMMED, number)
+            self._wires.tell(SUMMED, number)
 
-        return self._start(number, [(_READY, finish)])
+        return self._start(number, [(READY, finish)])
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
         """See :class:`~zerotrial.engine.comm.Communicator`."""
@@ -117,15 +110,15 @@ class SharedMemoryCommunicator:
         def add_up() -> None:
             own = _shard(buffer.tensor, self.rank, self.size)
             self._sum_shard(buffer, own, factor, add=False)
-            self._wires.tell(_SUMMED, number)
+            self._wires.tell(SUMMED, number)
 
-        return self._start(number, [(_READY, add_up), (_SUMMED, lambda: self._copy(buffer))])
+        return self._start(number, [(READY, add_up), (SUMMED, lambda: self._copy(buffer))])
 
     def all_gather(self, buffer: Buffer) -> Work:
         """See :class:`~zerotrial.engine.comm.Communicator`."""
         self.traffic.add("all_gather", buffer.tensor.numel())
         number = self._wires.begin("all_gather", buffer.tensor.numel())
-        return self._start(number, [(_READY, lambda: self._copy(buffer))])
+        return self._start(number, [(READY, lambda: self._copy(buffer))])
 
     def sum(self, values: Tensor) -> Tensor:
         """See :class:`~zerotrial.engine.comm.Communicator`."""
@@ -161,11 +154,11 @@ class SharedMemoryCommunicator:
 
     def _meet(self, kind: str, elements: int) -> None:
         number = self._wires.begin(kind, elements)
-        self._wires.tell(_READY, number)
-        self._wires.await_all(_READY, number)
+        self._wires.tell(READY, number)
+        self._wires.await_all(READY, number)
 
     def _start(self, number: int, steps: list[tuple[int, _Step]]) -> Work:
-        self._wires.tell(_READY, number)
+        self._wires.tell(READY, number)
         return _SharedWork(self._wires, number, deque(steps))
 
     def _sum_shard(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> None:
@@ -211,7 +204,7 @@ def _sum_chunk(
 class _SharedWork:
     """A collective under way: phases still to be awaited, each with what follows it."""
 
-    def __init__(self, wires: "_Wires", number: int, steps: deque[tuple[int, _Step]]) -> None:
+    def __init__(self, wires: "Wires", number: int, steps: deque[tuple[int, _Step]]) -> None:
         self._wires = wires
         self._number = number
         self._steps = steps
@@ -232,175 +225,7 @@ class _SharedWork:
             then()
 
     def release(self) -> None:
-        self._wires.await_all(_SUMMED, self._number)
-
-
-class _Wires:
-    """Sockets to all peers, and the book of who has reached which phase of which collective."""
-
-    def __init__(
-        self,
-        rank: int,
-        sockets: dict[int, socket.socket],
-        controls: dict[int, socket.socket],
-        timeout_s: float,
-    ) -> None:
-        self._rank = rank
-        self._sockets = sockets
-        self._controls = controls
-        self._timeout_s = timeout_s
-        self._began = 0
-        self._names: dict[int, tuple[int, int]] = {}  # number -> kind, elements; of late ones
-        # The number of the last collective in which a peer reached a phase. Phases of one kind
-        # come in the order of the collectives, so one number says it all; a phase that a
-        # collective does not have is passed with the next one that has it.
-        self._reached = {peer: [0, 0] for peer in self._sockets}
-        self._heard: dict[int, deque[tuple[int, int, int]]] = {p: deque() for p in self._sockets}
-        self._partial = dict.fromkeys(self._sockets, b"")
-        self._gone: set[int] = set()
-        self._poll = select.poll()
-        for wire in self._sockets.values():
-            wire.settimeout(0)
-            self._poll.register(wire, select.POLLIN)
-        _OPEN.add(self)
-        self._by_fd = {wire.fileno(): peer for peer, wire in self._sockets.items()}
-
-    def begin(self, kind: str, elements: int) -> int:
-        """Open the book for the next collective; its number."""
-        self._began += 1
-        self._names[self._began] = (_KINDS.index(kind), elements)
-        self._names.pop(self._began - 256, None)
-        for peer, heard in self._heard.items():
-            while heard and heard[0][0] <= self._began:
-                self._compare(peer, *heard.popleft())
-        return self._began
-
-    def tell(self, phase: int, number: int) -> None:
-        """Tell every peer that this rank has reached a phase."""
-        kind, elements = self._names[number]
-        token = _TOKEN.pack(phase, kind, 0, number, elements)
-        for peer, wire in self._sockets.items():
-            try:
-                self._send(wire, token)
-            except (BrokenPipeError, ConnectionResetError):
-                self._gone.add(peer)  # what it said before may explain why: see await_all
-
-    def _send(self, wire: socket.socket, data: bytes) -> None:
-        while data:
-            try:
-                data = data[wire.send(data) :]
-            except BlockingIOError:  # the peer is thousands of tokens behind
-                select.select([], [wire], [], self._timeout_s)
-
-    def all_there(self, phase: int, number: int) -> bool:
-        """Whether every peer has reached a phase; never waits."""
-        if self._missing(phase, number):
-            self._listen(0)
-            return not self._missing(phase, number)
-        return True
-
-    def await_all(self, phase: int, number: int) -> None:
-        """Wait until every peer has reached a phase.
-
-        Raises:
-            PeerError: If one died, or did not come within the timeout.
-        """
-        deadline = time.monotonic() + self._timeout_s
-        while self._missing(phase, number):
-            self._listen(0)
-            missing = self._missing(phase, number)
-            for peer in missing:
-                if peer in self._gone:
-                    raise self._death(peer, number)
-            left = deadline - time.monotonic()
-            if missing and left <= 0:
-                who = ", ".join(str(peer) for peer in missing)
-                msg = (
-                    f"{self._describe(number)}: rank {who} has not called it within "
-                    f"{self._timeout_s:g} s; this is rank {self._rank}"
-                )
-                raise PeerError(msg)
-            if missing:
-                self._listen(left)
-
-    def _missing(self, phase: int, number: int) -> list[int]:
-        return [peer for peer, reached in self._reached.items() if reached[phase] < number]
-
-    def _listen(self, wait_s: float) -> None:
-        for fd, _ in self._poll.poll(wait_s * 1000):
-            peer = self._by_fd[fd]
-            try:
-                data = self._sockets[peer].recv(1 << 14)
-            except BlockingIOError:
-                continue
-            except ConnectionResetError:
-                data = b""
-            if not data:
-                self._gone.add(peer)
-                self._poll.unregister(fd)
-                continue
-            self._read(peer, self._partial[peer] + data)
-
-    def _read(self, peer: int, data: bytes) -> None:
-        whole = len(data) - len(data) % _TOKEN.size
-        for phase, kind, _, number, elements in _TOKEN.iter_unpack(data[:whole]):
-            self._reached[peer][phase] = number
-            if number <= self._began:
-                self._compare(peer, number, kind, elements)
-            else:
-                self._heard[peer].append((number, kind, elements))
-        self._partial[peer] = data[whole:]
-
-    def _compare(self, peer: int, number: int, kind: int, elements: int) -> None:
-        mine = self._names.get(number)
-        if mine is not None and mine != (kind, elements):
-            msg = (
-                f"{self._describe(number)}: rank {peer} called {_KINDS[kind]} of {elements} "
-                "elements instead; all ranks must make the same engine calls in the same order"
-            )
-            raise PeerError(msg)
-
-    def _describe(self, number: int) -> str:
-        kind, elements = self._names[number]
-        return f"collective {number}, {_KINDS[kind]} of {elements} elements"
-
-    def _death(self, peer: int, number: int) -> PeerError:
-        return PeerError(
-            f"{self._describe(number)}: rank {peer} has ended or closed its engine; "
-            f"this is rank {self._rank}"
-        )
-
-    def swap_descriptors(self, fd: int, nbytes: int) -> dict[int, int]:
-        """Give every peer a file descriptor and take theirs."""
-        number = self.begin("allocate", nbytes)
-        self.tell(_READY, number)
-        self.await_all(_READY, number)
-        for control in self._controls.values():
-            socket.send_fds(control, [b"f"], [fd])
-        taken: dict[int, int] = {}
-        for peer, control in self._controls.items():
-            control.settimeout(self._timeout_s)
-            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
-            if not descriptors:
-                raise self._death(peer, number)
-            taken[peer] = descriptors[0]
-        return taken
-
-    def close(self) -> None:
-        for wire in (*self._sockets.values(), *self._controls.values()):
-            wire.close()
-
-
-_OPEN: "weakref.WeakSet[_Wires]" = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """A forked data-loading worker must not keep a dead rank's sockets open."""
-    for wires in list(_OPEN):
-        wires.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+        self._wires.await_all(SUMMED, self._number)
 
 
 def _shard(tensor: Tensor, rank: int, size: int) -> Tensor:
@@ -423,9 +248,9 @@ def connect_shared_memory(group: dist.ProcessGroup) -> SharedMemoryCommunicator 
         sandbox that forbids it.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    listener, name = _listen()
+    listener, name = open_listener()
     names: list[tuple[str, str]] = [("", "")] * size
-    dist.all_gather_object(names, (_host(), name), group=group)
+    dist.all_gather_object(names, (host_name(), name), group=group)
     possible = listener is not None and len({host for host, _ in names}) == 1
     wires: dict[int, socket.socket] = {}
     controls: dict[int, socket.socket] = {}
@@ -433,7 +258,7 @@ def connect_shared_memory(group: dist.ProcessGroup) -> SharedMemoryCommunicator 
     if possible and all(address for _, address in names):
         assert listener is not None
         with contextlib.suppress(OSError):
-            _mesh(rank, [address for _, address in names], listener, (wires, controls))
+            connect_all(rank, [address for _, address in names], listener, (wires, controls))
             connected = True
     if listener is not None:
         listener.close()
@@ -444,52 +269,6 @@ def connect_shared_memory(group: dist.ProcessGroup) -> SharedMemoryCommunicator 
             wire.close()
         return None
     return SharedMemoryCommunicator(rank, size, wires, controls, _timeout_of(group))
-
-
-def _listen() -> tuple["socket.socket | None", str]:
-    """Open a socket under a name that only the group is told; no file is made."""
-    if sys.platform != "linux" or not Path("/proc/self/fd").is_dir():
-        return None, ""
-    name = f"\0zerolab-{secrets.token_hex(16)}"
-    try:
-        os.close(os.memfd_create("zerolab"))
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(name)
-        listener.listen(64)
-        listener.settimeout(_PATIENCE_S)
-    except OSError:
-        return None, ""
-    return listener, name
-
-
-def _host() -> str:
-    """Name the kernel and the network namespace, within which abstract sockets are seen."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
-    except OSError:
-        return secrets.token_hex(8)  # unknown: unlike any other
-
-
-def _mesh(
-    rank: int,
-    names: Sequence[str],
-    listener: socket.socket,
-    channels: Sequence[dict[int, socket.socket]],
-) -> None:
-    """Connect every channel to every rank below, accept every rank above."""
-    for peer in range(rank):
-        for channel, sockets in enumerate(channels):
-            wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sockets[peer] = wire
-            wire.settimeout(_PATIENCE_S)
-            wire.connect(names[peer])
-            wire.sendall(_HELLO.pack(rank, channel))
-    for _ in range((len(names) - 1 - rank) * len(channels)):
-        wire, _address = listener.accept()
-        wire.settimeout(_PATIENCE_S)
-        peer, channel = _HELLO.unpack(wire.recv(_HELLO.size, socket.MSG_WAITALL))
-        channels[channel][peer] = wire
 
 
 def _timeout_of(group: dist.ProcessGroup) -> float:
