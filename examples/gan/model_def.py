@@ -41,7 +41,8 @@ class GANTrial(zerotrial.ZeroTrial):
     def draw(self, count: int) -> torch.Tensor:
         """Let the generator draw."""
         noise = torch.randn(count, NOISE, device=self.context.device)
-        return self.generator(noise)
+        pictures: torch.Tensor = self.generator(noise)
+        return pictures
 
     def says_real(self, pixels: torch.Tensor, *, real: bool) -> torch.Tensor:
         """How far the discriminator is from saying ``real`` of these pictures."""

@@ -65,7 +65,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, context, width))
-        return x + self.feed_forward(self.norm_2(x))
+        further: torch.Tensor = self.feed_forward(self.norm_2(x))
+        return x + further
 
 
 class GPT(nn.Module):
@@ -86,7 +87,8 @@ class GPT(nn.Module):
         hidden = self.bytes(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
-        return self.scores(self.norm(hidden))
+        scores: torch.Tensor = self.scores(self.norm(hidden))
+        return scores
 
 
 class StdlibTrial(zerotrial.ZeroTrial):

@@ -1,7 +1,7 @@
 """The class that a user writes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,16 +34,14 @@ class ZeroTrial(ABC):
     def __init__(self, context: "ZeroTrialContext") -> None: ...
 
     @abstractmethod
-    def train_batch(
-        self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int
-    ) -> Any:
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
         """Train on one micro-batch: ``next(dataloader_iter)``, forward, backward, step.
 
         Called ``gradient_accumulation_steps`` times for each batch; once for a pipeline engine, or
         after ``context.disable_auto_grad_accumulation()``.
 
         Args:
-            dataloader_iter: Endless; ``None`` on ranks that read no data.
+            dataloader_iter: An endless iterator; ``None`` on ranks that read no data.
             epoch_idx: Epochs completed.
             batch_idx: Batches completed since the trial began, restarts included.
 
@@ -51,8 +49,14 @@ class ZeroTrial(ABC):
             The loss as a tensor (reported as ``loss``), or a dict of metrics.
         """
 
-    def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> Any:
-        """Evaluate one micro-batch; override it with or without ``batch_idx``.
+    def evaluate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate one micro-batch.
+
+        Override it as ``evaluate_batch(self, dataloader_iter, batch_idx)``, or without the index.
+
+        Args:
+            args: The iterator, and the index of the call in this validation.
+            kwargs: None.
 
         Returns:
             A dict of metrics; they are reduced as :meth:`evaluation_reducer` says.

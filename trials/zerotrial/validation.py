@@ -158,7 +158,7 @@ class Validator:
             if self._with_index:
                 output = self._trial.evaluate_batch(batches, calls)
             else:
-                output = self._trial.evaluate_batch(batches)  # type: ignore[call-arg]
+                output = self._trial.evaluate_batch(batches)
         except StopIteration:
             raise TrialError(
                 f"evaluate_batch: must take {self._take} micro-batch(es) in one call with "
