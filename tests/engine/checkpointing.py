@@ -40,8 +40,14 @@ class Net(nn.Module):
 class Ranks:
     """Stands for an ``mpu``: the data-parallel ranks are a part of the world."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, model_group: dist.ProcessGroup | None = None
+    ) -> None:
         self.group = group
+        self.model_group = model_group
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup | None:
+        return self.model_group
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         return self.group

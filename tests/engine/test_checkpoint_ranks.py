@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.engine.checkpointing import Net, all_states, make_engine, probe, train
+from tests.engine.checkpointing import Net, Ranks, all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
 from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.errors import ZerolabError
@@ -174,6 +174,23 @@ def read_on(directory: str, save: bool) -> list[list[list[float]]]:
     return found
 
 
+def two_parts_of_a_model(directory: Path) -> list[str]:
+    """Each rank alone holds one part of the model."""
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    mpu = Ranks(alone, dist.group.WORLD)
+    engine = make_engine(1, mpu=mpu, seed=dist.get_rank())
+    train(engine, 1)
+    together = error_of(lambda: engine.save_checkpoint(directory))
+    own = directory / f"part{dist.get_rank()}"
+    engine.save_checkpoint(own)
+    loss = probe(engine)
+    train(engine, 1)
+    engine.load_checkpoint(own)
+    apart = "the same" if probe(engine) == loss else "another"
+    engine.close()
+    return [together, apart]
+
+
 def on_two_ranks(directory: str) -> dict[str, Any]:
     base = Path(directory)
     return {
@@ -186,6 +203,7 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
         "damaged": one_file_is_missing(base / "damaged"),
         "own": [own_buffers_and_generators(base / f"own{stage}", stage) for stage in range(4)],
         "groups": parameter_groups_with_options(base / "groups"),
+        "parts": two_parts_of_a_model(base / "parts"),
         "rows": (str(base / "rows"), read_on(str(base / "rows"), save=True)),
     }
 
@@ -248,6 +266,14 @@ def test_learning_rates_set_by_hand_come_back_at_another_stage(
 ) -> None:
     for answer in answers:
         assert answer["groups"] == [True, True, True]
+
+
+@pytest.mark.processes
+def test_parts_of_a_model_may_not_share_a_directory(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        together, apart = answer["parts"]
+        assert "save_dir: must be another directory for each part" in together
+        assert apart == "the same"
 
 
 @pytest.mark.processes

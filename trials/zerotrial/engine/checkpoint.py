@@ -53,6 +53,9 @@ class TrainingState:
     group: dist.ProcessGroup | None
     """Data-parallel ranks; None for one process."""
 
+    model_group: dist.ProcessGroup | None = None
+    """Ranks that hold the other parts of this model replica (``mpu``)."""
+
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by the name they are saved under."""
 
@@ -116,6 +119,7 @@ class Checkpointer:
             )
             raise CheckpointError(msg)
         tag = self._agree_on(tag)
+        self._refuse_shared_directory(str(Path(directory).absolute()))
         objects = self._objects(client_state or {})
         names = module_tensors(
             self._state.module, set(self._state.trainable), frozen=not exclude_frozen_parameters
@@ -190,6 +194,16 @@ class Checkpointer:
             if self._tag_validation == "Warn":
                 logger.warning("%s; rank 0's is used", msg)
         return check_tag(tags[0])
+
+    def _refuse_shared_directory(self, directory: str) -> None:
+        """Make sure that no other part of the model is saved in the same place."""
+        others = Ranks(self._state.model_group).gather(directory)
+        if others.count(directory) > 1:
+            msg = (
+                f"save_dir: must be another directory for each part of a model that an mpu spreads "
+                f"over ranks, got {directory} for {others.count(directory)} parts"
+            )
+            raise CheckpointError(msg)
 
     def _manifest(self, tag: str, *, exclude_frozen: bool) -> Manifest:
         trainable = self._state.trainable

@@ -56,6 +56,7 @@ def make_checkpointer(engine: "Engine") -> Checkpointer:
         zero_stage=engine.zero_optimization_stage(),
         trainable={name: trainable[name] for name in sorted(trainable)},
         group=engine.group,
+        model_group=engine.model_group,
         stateful={name: part for name, part in stateful.items() if hasattr(part, "state_dict")},
         unfinished=lambda: engine.waiting_micro_batches,
     )
