@@ -415,6 +415,29 @@ def over_gloo(stage: int) -> bool:
     return True
 
 
+class Many(nn.Module):
+    """More parameters than signals fit between two ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.full((2,), float(i)) for i in range(300))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(list(self.parts)).mul(x).mean()
+
+
+def a_bucket_for_each_parameter(stage: int) -> int:
+    model = Many()
+    engine = make(model, stage, lr=600.0, zero={"reduce_bucket_size": 1})
+    with closing(engine):
+        for _ in range(2):
+            engine.backward(engine(torch.tensor(1.0 + dist.get_rank())))
+            engine.step()
+        for index, part in enumerate(model.parts):
+            torch.testing.assert_close(part.detach(), torch.full((2,), index - 2 * 1.5))
+        return len(engine.stage.buckets)
+
+
 CASES: list[Callable[[int], Any]] = [
     unequal_branches,
     two_backwards,
@@ -432,6 +455,7 @@ CASES: list[Callable[[int], Any]] = [
     pieces_cover_everything,
     model_parallel,
     over_gloo,
+    a_bucket_for_each_parameter,
 ]
 
 
@@ -595,3 +619,8 @@ def test_the_norm_covers_every_part_of_a_model_that_is_spread_over_ranks(
 @each_stage
 def test_gloo_gives_what_shared_memory_gives(of: Find, stage: int) -> None:
     assert of(over_gloo, stage) == [True, True]
+
+
+@each_stage
+def test_hundreds_of_buckets_may_be_under_way(of: Find, stage: int) -> None:
+    assert of(a_bucket_for_each_parameter, stage) == [300, 300]

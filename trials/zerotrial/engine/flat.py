@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from zerotrial.engine.comm import Buffer, Communicator
 from zerotrial.engine.parts import ParamGroup
 
-__all__ = ["Bucket", "Slot", "cut_into_buckets"]
+__all__ = ["Bucket", "Slot", "allocate_for", "cut_into_buckets"]
 
 _ALIGN = 32  # elements: a cache line in 16 bits, two in 32
 
@@ -52,9 +53,6 @@ class Bucket:
 
     numel: int
     """N * S."""
-
-    offset: int
-    """Where the bucket begins among the buckets of its type, in elements."""
 
     def gaps(self) -> list[slice]:
         """Elements that belong to no parameter."""
@@ -125,18 +123,40 @@ def cut_into_buckets(
             draft.numel += parameter.numel()
             draft.last = max(draft.last, place[named.name])
     drafts.sort(key=lambda draft: draft.last)
-    offsets: dict[torch.dtype, int] = {}
     buckets: list[Bucket] = []
     for draft in drafts:
         place_all = _slots_whole if whole_parameters else _slots_in_a_row
         slots, shard_numel = place_all(draft, ranks)
-        offset = offsets.get(draft.dtype, 0)
         numel = shard_numel * ranks
-        offsets[draft.dtype] = offset + numel
         buckets.append(
-            Bucket(len(buckets), draft.group_index, draft.dtype, slots, shard_numel, numel, offset)
+            Bucket(len(buckets), draft.group_index, draft.dtype, slots, shard_numel, numel)
         )
     return buckets
+
+
+def allocate_for(
+    buckets: Sequence[Bucket],
+    dtypes: Sequence[torch.dtype],
+    comm: Communicator,
+    device: torch.device,
+) -> list[Buffer]:
+    """Make a buffer for each bucket, all of one type in one piece of memory. **Collective**.
+
+    Args:
+        buckets: In order.
+        dtypes: Of each one's buffer.
+        comm: Allocates.
+        device: Of the buffers.
+    """
+    starts, totals = [], dict.fromkeys(dtypes, 0)
+    for bucket, dtype in zip(buckets, dtypes, strict=True):
+        starts.append(totals[dtype])
+        totals[dtype] = _round_up(totals[dtype] + bucket.numel, _ALIGN)
+    whole = {dtype: comm.allocate(total, dtype, device) for dtype, total in totals.items()}
+    return [
+        whole[dtype].part(start, start + bucket.numel)
+        for bucket, dtype, start in zip(buckets, dtypes, starts, strict=True)
+    ]
 
 
 def _round_up(numel: int, unit: int) -> int:

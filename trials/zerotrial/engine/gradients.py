@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from zerolab.errors import ZerolabError
-from zerotrial.engine.comm import Buffer, Communicator, Work
-from zerotrial.engine.flat import Bucket
+from zerotrial.engine.comm import Communicator, Work
+from zerotrial.engine.flat import Bucket, allocate_for
 
 __all__ = ["Averaging", "Gradients", "ShardedGradients", "WholeGradients"]
 
@@ -209,14 +209,13 @@ class WholeGradients(Gradients):
     ) -> None:
         super().__init__(buckets, comm, averaging, overlap=overlap, refuse_unused=refuse_unused)
         self._everywhere = everywhere
-        self._transport: list[Buffer] = []
-        self._store: list[Tensor] = []
-        for bucket, kept, sent in zip(buckets, accumulate, communicate, strict=True):
-            buffer = comm.allocate(bucket.numel, sent, device)
-            self._transport.append(buffer)
-            same = kept == sent
-            store = buffer.tensor if same else torch.zeros(bucket.numel, dtype=kept, device=device)
-            self._store.append(store)
+        self._transport = allocate_for(buckets, communicate, comm, device)
+        self._store = [
+            buffer.tensor
+            if kept == buffer.tensor.dtype
+            else torch.zeros(bucket.numel, dtype=kept, device=device)
+            for bucket, kept, buffer in zip(buckets, accumulate, self._transport, strict=True)
+        ]
         self._views = [
             [store[slot.start : slot.stop].view(slot.parameter.shape) for slot in bucket.slots]
             for bucket, store in zip(buckets, self._store, strict=True)

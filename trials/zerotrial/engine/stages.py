@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm import Buffer, Communicator, Work
-from zerotrial.engine.flat import Bucket, cut_into_buckets
+from zerotrial.engine.flat import Bucket, allocate_for, cut_into_buckets
 from zerotrial.engine.gradients import Averaging, Gradients, ShardedGradients, WholeGradients
 from zerotrial.engine.hooks import GradientHooks
 from zerotrial.engine.norm import squared_norm
@@ -240,10 +240,10 @@ class FlatStage:
     def _flatten_parameters(self) -> list[Buffer]:
         """Lay the parameters into buffers, from rank 0's values; keep fp32 masters of the rest."""
         device = self._inputs.device
-        weights = []
+        dtypes = [bucket.dtype for bucket in self.buckets]
+        weights = allocate_for(self.buckets, dtypes, self._comm, device)
         self._masters: list[Tensor] = []
-        for bucket in self.buckets:
-            buffer = self._comm.allocate(bucket.numel, bucket.dtype, device)
+        for bucket, buffer in zip(self.buckets, weights, strict=True):
             wide = torch.promote_types(bucket.dtype, bucket.slots[0].parameter.dtype)
             if bucket.dtype in {torch.float16, torch.bfloat16} and self._inputs.precision.compute:
                 wide = self._inputs.precision.master
@@ -258,7 +258,6 @@ class FlatStage:
             own = self._owned(bucket)
             same = wide == bucket.dtype
             self._masters.append(buffer.tensor[own] if same else flat[own].clone())
-            weights.append(buffer)
         self._spread_the_rest()
         return weights
 

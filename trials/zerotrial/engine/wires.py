@@ -22,6 +22,7 @@ __all__ = ["READY", "SUMMED", "PeerError", "Wires", "connect_all", "host_name", 
 _TOKEN = struct.Struct("<BBHIQ")  # phase, collective, unused, sequence number, elements
 _HELLO = struct.Struct("<II")  # rank, channel
 _KINDS = ("fence", "sum", "reduce_scatter", "all_reduce", "all_gather", "broadcast", "allocate")
+_REMEMBERED = 1 << 14  # collectives; more than can be under way at a time
 _PATIENCE_S = 60.0  # for the others to connect
 
 READY, SUMMED = 0, 1
@@ -73,7 +74,7 @@ class Wires:
         """Open the book for the next collective; its number."""
         self._began += 1
         self._names[self._began] = (_KINDS.index(kind), elements)
-        self._names.pop(self._began - 256, None)
+        self._names.pop(self._began - _REMEMBERED, None)
         for peer, heard in self._heard.items():
             while heard and heard[0][0] <= self._began:
                 self._compare(peer, *heard.popleft())
@@ -83,18 +84,24 @@ class Wires:
         """Tell every peer that this rank has reached a phase."""
         kind, elements = self._names[number]
         token = _TOKEN.pack(phase, kind, 0, number, elements)
-        for peer, wire in self._sockets.items():
+        for peer in self._sockets:
             try:
-                self._send(wire, token)
+                self._send(peer, number, token)
             except (BrokenPipeError, ConnectionResetError):
                 self._gone.add(peer)  # what it said before may explain why: see await_all
 
-    def _send(self, wire: socket.socket, data: bytes) -> None:
+    def _send(self, peer: int, number: int, data: bytes) -> None:
+        wire = self._sockets[peer]
+        deadline = time.monotonic() + self._timeout_s
         while data:
             try:
                 data = data[wire.send(data) :]
-            except BlockingIOError:  # the peer is thousands of tokens behind
-                select.select([], [wire], [], self._timeout_s)
+            except BlockingIOError:  # the peer is hundreds of tokens behind
+                if time.monotonic() > deadline:
+                    msg = f"{self._describe(number)}: rank {peer} takes no signals; it may hang"
+                    raise PeerError(msg) from None
+                select.select([], [wire], [], 0.01)
+                self._listen(0)  # it may be waiting for room here, too
 
     def all_there(self, phase: int, number: int) -> bool:
         """Whether every peer has reached a phase; never waits."""
