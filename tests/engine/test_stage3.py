@@ -272,6 +272,14 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
         engine.step()
     yield "evaluation sees the newest weights", problems
 
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.data.mul_(0.5)
+        plain.load_state_dict(dict(engine.stage.full_weights()), strict=False)
+        a, b = engine(*batches[1][0][rank]).item(), plain(*batches[1][0][rank]).item()
+    good = math.isclose(a, b, rel_tol=1e-6)
+    yield "weights that the user writes to are seen by all", [] if good else [f"{a} not {b}"]
+
     covered: dict[str, list[tuple[int, int]]] = {}
     mine = [(p.name, p.start, p.stop, sorted(p.tensors)) for p in engine.stage.pieces()]
     everyone: list[Any] = [mine] * ranks
@@ -342,6 +350,7 @@ def cost() -> Iterator[tuple[str, list[str]]]:
     for precision, width in (("fp32", 4), ("bf16", 2)):
         model = Language(width=32, blocks=8)
         numel = sum(p.numel() for p in model.parameters())
+        block = sum(p.numel() for p in model.blocks[0].parameters())
         config = {} if precision == "fp32" else {precision: {"enabled": True}}
         engine = make_engine(model, config)
         for step in make_batches(2, 1, ranks):
@@ -356,11 +365,10 @@ def cost() -> Iterator[tuple[str, list[str]]]:
         states = sum(held[kind] for kind in ("parameters", "master", "gradients", "optimizer"))
         right = abs(states - 16 * numel / ranks) <= 0.02 * 16 * numel / ranks
         yield f"{precision}: a rank holds 16/N bytes", [] if right else [f"{held}, {numel}"]
-        largest = sum(p.numel() for p in model.blocks[0].parameters()) * 4 * (width == 4)
-        room = 3 * 1.05 * (largest + numel * 4 / 7) if ranks > 1 else 0
+        # Three buffers of the largest block, and the shards as the other ranks read them.
+        room = 1.05 * (3 * 4 * block + width * numel / ranks) if ranks > 1 else 0
         fits = held["buckets"] <= room
         yield f"{precision}: buckets are a few blocks", [] if fits else [f"{held}, {room}"]
-        del width
         engine.close()
 
 

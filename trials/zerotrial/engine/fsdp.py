@@ -22,7 +22,7 @@ from torch import Tensor
 
 from zerolab.errors import TrialError
 from zerotrial.engine.comm import Communicator, connect
-from zerotrial.engine.fsdp_comm import plug_in
+from zerotrial.engine.fsdp_comm import Plugged, plug_in
 from zerotrial.engine.fsdp_layout import Layout, lay_out, whole_parameter
 from zerotrial.engine.fsdp_mesh import open_mesh
 from zerotrial.engine.fsdp_update import ShardUpdate, Update, WholeUpdate
@@ -35,7 +35,6 @@ from zerotrial.engine.updater import build_updater
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerotrial.engine.fsdp_comm import BufferRing
     from zerotrial.engine.parts import StageInputs
 
 
@@ -48,7 +47,7 @@ class Stage3:
         layout: Where this rank's shards lie.
         update: Turns gradients into new weights.
         comm: Between the data-parallel ranks.
-        rings: Memory of the collectives.
+        plugged: Our collectives, where ``fully_shard`` uses them.
         leave: Called when the stage is closed.
     """
 
@@ -59,7 +58,7 @@ class Stage3:
         layout: Layout,
         update: Update,
         comm: Communicator,
-        rings: Sequence[BufferRing],
+        plugged: Plugged | None,
         leave: Callable[[], None],
     ) -> None:
         self.optimizer = update.updater.optimizer
@@ -70,7 +69,7 @@ class Stage3:
         self._gradients: list[Tensor | None] = [None] * len(layout.buckets)
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
-        self._rings = rings
+        self._plugged = plugged
         self._leave: Callable[[], None] | None = leave
         self._model_group = inputs.model_group
         self._device = inputs.device
@@ -127,6 +126,9 @@ class Stage3:
         gradients, self._gradients = self._gradients, [None] * len(self._buckets)
         self._update.apply(gradients, scale)
         self._release()
+        # All ranks have summed the norm since they last read weights: no one reads now.
+        if self._plugged is not None:
+            self._plugged.publish()
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered so far."""
@@ -150,8 +152,11 @@ class Stage3:
 
     def weights_changed(self) -> None:
         """Publish loaded masters. **Collective**."""
+        self._comm.fence()
         self._update.publish()
         self._release()
+        if self._plugged is not None:
+            self._plugged.publish()
 
     def held(self) -> dict[str, list[Tensor]]:
         """Tensors by kind; the shards are the master weights."""
@@ -161,7 +166,7 @@ class Stage3:
             "master": [*(bucket.master for bucket in self._buckets), *states.get("master", [])],
             "gradients": [gradient for gradient in self._gradients if gradient is not None],
             "optimizer": states.get("optimizer", []),
-            "buckets": [tensor for ring in self._rings for tensor in ring.tensors],
+            "buckets": [] if self._plugged is None else self._plugged.tensors,
         }
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -199,7 +204,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     layout = lay_out(inputs, units)
     start(inputs.module)
     config = inputs.config
-    rings: Sequence[BufferRing] = ()
+    plugged = None
     if comm.size > 1 and inputs.device.type == "cpu":
         averaging = Averaging.of(
             comm.size,
@@ -208,7 +213,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
             predivide=config.gradient_predivide_factor,
         )
         factor = averaging.before * averaging.after
-        rings = plug_in(units, comm, inputs.device, factor, inputs.observer)
+        plugged = plug_in(units, comm, inputs.device, factor, inputs.observer)
     elif config.gradient_allreduce_op == "sum":
         for unit in units:
             unit.set_gradient_divide_factor(1.0)
@@ -221,4 +226,4 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         make_updater = elsewhere.build_updater
     kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
     update = kind(inputs, layout, comm, make_updater)
-    return Stage3(inputs, units, layout, update, comm, rings, leave)
+    return Stage3(inputs, units, layout, update, comm, plugged, leave)

@@ -1,32 +1,39 @@
 """Stage 3's collectives on CPU, in place of those that ``fully_shard`` comes with.
 
 As shipped it calls gloo, whose reduce-scatter is an all-reduce inside and whose data pass through
-sockets. Here a unit is gathered and reduced in memory that the ranks share, or through the
-engine's own all-to-all where they are on different hosts.
+sockets. Here ranks of one host share memory; on different hosts they use the engine's own
+all-to-all.
 
 N ranks, S elements of a unit on each: what is gathered or reduced has N * S elements, and rank r's
 part is the r-th S, exactly as in a :class:`~zerotrial.engine.comm.Buffer`.
 
-A buffer may be filled again when no rank reads it any more. Every rank finishes one collective
-before it begins the next but one, so a ring of three buffers is enough, unless ``fully_shard``
-still holds what was gathered into the next one: then the ring grows.
+**Gathering** waits for nobody: weights change only when the optimizer steps. After it each rank
+publishes its shards, in the type that forward computes in, and all meet once; from then on a gather
+copies what the others have published. When a rank publishes again, the norm of the gradient has
+been summed in between, so that no other rank is still in a forward or backward that reads. User
+code may write to weights as well (to clip them, say): the ranks ask each other once for each
+forward of the model, and publish again if any shard is not what it was.
+
+**Reducing** goes through buffers in turn. One may be filled again when no rank reads it any more;
+every rank finishes one collective before it begins the next, so that three are more than enough.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from zerotrial.engine.comm import Buffer, Communicator
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.parts import Observer
@@ -46,7 +53,6 @@ class BufferRing:
         self._comm = comm
         self._device = device
         self._slots: list[Buffer] = []  # as bytes
-        self._lent: list[weakref.ref[Tensor] | None] = []
         self._next = 0
 
     @property
@@ -66,39 +72,61 @@ class BufferRing:
         """
         nbytes = numel * dtype.itemsize
         index = self._next
-        if index < len(self._slots):
-            lent = self._lent[index]
-            if lent is not None and lent() is not None:
-                self._slots.insert(index, self._allocate(nbytes))
-                self._lent.insert(index, None)
-            elif self._slots[index].tensor.numel() < nbytes:
-                self._slots[index] = self._allocate(nbytes)
-        else:
-            self._slots.append(self._allocate(nbytes))
-            self._lent.append(None)
-        self._next = (index + 1) % max(_RING, len(self._slots))
-        buffer = self._slots[index].part(0, nbytes).cast(dtype)
-        self._lent[index] = weakref.ref(buffer.tensor)
-        return buffer
+        self._next = (index + 1) % _RING
+        if index == len(self._slots):
+            self._slots.append(self._comm.allocate(nbytes, torch.uint8, self._device))
+        elif self._slots[index].tensor.numel() < nbytes:
+            self._slots[index] = self._comm.allocate(nbytes, torch.uint8, self._device)
+        return self._slots[index].part(0, nbytes).cast(dtype)
 
-    def _allocate(self, nbytes: int) -> Buffer:
-        return self._comm.allocate(nbytes, torch.uint8, self._device)
+
+class PublishedShards:
+    """One unit's shards as the other ranks read them.
+
+    Args:
+        owner: The unit's parameter group inside ``fully_shard``.
+        comm: Between the ranks.
+        device: Of the shards.
+    """
+
+    def __init__(self, owner: Any, comm: Communicator, device: torch.device) -> None:
+        self._shards: list[Tensor] = [p._sharded_param_data for p in owner.fsdp_params]  # noqa: SLF001 - no public way
+        sizes = [shard.numel() for shard in self._shards]
+        kinds = {p.param_dtype or p.orig_dtype for p in owner.fsdp_params}
+        self.buffer: Buffer | None = None
+        self._homes: list[Tensor] = []
+        if len(kinds) == 1:
+            self.buffer = comm.allocate(sum(sizes), kinds.pop(), device)
+            self._homes = list(torch.split(self.buffer.tensor, sizes))
+
+    def is_current(self) -> bool:
+        """Whether the shards are still what was published."""
+        pairs = zip(self._homes, self._shards, strict=bool(self._homes))
+        return all(torch.equal(home, shard.to(home.dtype)) for home, shard in pairs)
+
+    def write(self) -> None:
+        """Put the shards where the others read them; nobody may be reading."""
+        if self._homes:
+            torch._foreach_copy_(self._homes, self._shards)
 
 
 class SharedAllGather(AllGather):
-    """Gathers a unit's parameters; see ``FSDPModule.set_custom_all_gather``."""
+    """Gathers a unit's parameters; see ``FSDPModule.set_custom_all_gather``.
 
-    def __init__(self, comm: Communicator, ring: BufferRing) -> None:
+    Args:
+        comm: Between the ranks.
+        published: The unit's shards.
+    """
+
+    def __init__(self, comm: Communicator, published: PublishedShards) -> None:
         self._comm = comm
-        self._ring = ring
-        self._buffer: Buffer | None = None
+        self._published = published
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Lend the memory into which a unit is gathered; each rank fills its own part."""
-        self._buffer = self._ring.lend(math.prod(int(length) for length in size), dtype)
-        return self._buffer.tensor
+        """Make the memory into which a unit is gathered."""
+        return torch.empty(math.prod(int(length) for length in size), dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -107,11 +135,24 @@ class SharedAllGather(AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
     ) -> None:
-        """Fill the other ranks' parts. **Collective**."""
-        buffer, self._buffer = self._buffer, None
-        if buffer is None or buffer.tensor.data_ptr() != output_tensor.data_ptr():
-            raise RuntimeError("all-gather into memory that was not allocated for it")
-        self._comm.all_gather(buffer).wait()
+        """Fill the other ranks' parts. **Collective** only where ranks share no memory."""
+        source = self._published.buffer
+        rows = output_tensor.view(self._comm.size, -1)
+        if source is None or not source.peers:
+            self._gather_through_group(output_tensor, input_tensor, group)
+            return
+        self._comm.traffic.add("all_gather", output_tensor.numel())
+        for step in range(1, self._comm.size):  # each rank starts elsewhere, to spread the load
+            rank = (self._comm.rank + step) % self._comm.size
+            rows[rank].copy_(source.peers[rank])
+
+    def _gather_through_group(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup
+    ) -> None:
+        self._comm.traffic.add("all_gather", output_tensor.numel())
+        own = input_tensor.clone()  # gloo copies the input into the output
+        call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        call(output_tensor, own, group=group)
 
 
 class SharedReduceScatter(ReduceScatter):
@@ -159,30 +200,66 @@ class SharedReduceScatter(ReduceScatter):
             self._comm.reduce_scatter(buffer, output_tensor, self._factor, add=False).wait()
 
 
+@dataclass(frozen=True)
+class Plugged:
+    """What :func:`plug_in` leaves behind."""
+
+    comm: Communicator
+    ring: BufferRing
+    published: Sequence[PublishedShards]
+
+    def publish(self) -> None:
+        """Show the other ranks this rank's new shards. **Collective**; nobody may be reading."""
+        for unit in self.published:
+            unit.write()
+        self.comm.fence()
+
+    def refresh(self) -> None:
+        """Publish again if user code has written to a shard of any rank. **Collective**."""
+        stale = not all(unit.is_current() for unit in self.published)
+        if float(self.comm.sum(torch.tensor([stale], dtype=torch.float64))) > 0:
+            self.publish()  # all ranks are here, so that nobody reads
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """This rank's memory."""
+        buffers = [unit.buffer.tensor for unit in self.published if unit.buffer is not None]
+        return [*self.ring.tensors, *buffers]
+
+
 def plug_in(
     units: Sequence[FSDPModule],
     comm: Communicator,
     device: torch.device,
     factor: float,
     observer: Observer,
-) -> list[BufferRing]:
+) -> Plugged:
     """Make ``fully_shard`` use our collectives. **Collective**.
 
     Args:
-        units: All of them, the root last.
+        units: All of them, the root last, laid out and started.
         comm: Over the ranks that the units are sharded over.
         device: Of the gathered parameters.
         factor: What the sum of the ranks' gradients is multiplied by.
         observer: Is told when gradients are reduced.
 
     Returns:
-        The rings of buffers, which hold the memory of the collectives.
+        The memory of the collectives.
     """
-    gathered, summed = BufferRing(comm, device), BufferRing(comm, device)
+    ring = BufferRing(comm, device)
+    published = []
     for unit in units:
-        unit.set_custom_all_gather(SharedAllGather(comm, gathered))
-        unit.set_custom_reduce_scatter(SharedReduceScatter(comm, summed, factor, observer))
+        state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
+        if (owner := state._fsdp_param_group) is not None:  # noqa: SLF001 - no public way
+            published.append(PublishedShards(owner, comm, device))
+            unit.set_custom_all_gather(SharedAllGather(comm, published[-1]))
+        unit.set_custom_reduce_scatter(SharedReduceScatter(comm, ring, factor, observer))
         # The factor is applied here, once; these two keep fully_shard from dividing as well.
         unit.set_force_sum_reduction_for_comms(True)
         unit.set_gradient_divide_factor(1.0)
-    return [gathered, summed]
+    plugged = Plugged(comm, ring, published)
+    plugged.publish()
+    # Before the hook in which fully_shard begins to gather.
+    root = cast("nn.Module", units[-1])
+    root.register_forward_pre_hook(lambda *_: plugged.refresh(), prepend=True)
+    return plugged
