@@ -27,6 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpt import SIZES
 from benchmarks.peers import Case, make_step, shared_memory_of_deepspeed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +52,7 @@ def main() -> int:
                 answer = _run(case, options)
                 times[case.peer] += answer.pop("seconds", [])
                 notes[case.peer] = answer
-        results += [_row(case, times[case.peer], notes[case.peer]) for case in cases]
+        results += [_row(case, times[case.peer], notes[case.peer], options) for case in cases]
         _relate(results)
         _save(results, options)
         _print_table([r for r in results if _same_case(r, size, precision, ranks)])
@@ -73,6 +74,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--micro", type=int, default=0, help="samples of a micro-batch; 0: 16 / 2N")
     parser.add_argument("--accumulation", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--peak-tflops", type=float, help="of one device, for MFU: H100 989")
     parser.add_argument("--offload", action="store_true", help="optimizer states in host memory")
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/engine.json"))
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one world")
@@ -149,7 +151,7 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.gpt import SIZES, batches
+    from benchmarks.gpt import batches
 
     device = torch.device(options.device)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -201,13 +203,22 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def _row(case: Case, seconds: list[float], note: dict[str, Any]) -> dict[str, Any]:
+def _row(
+    case: Case, seconds: list[float], note: dict[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
     row: dict[str, Any] = {**asdict(case), **note}
     if seconds:
         samples = case.micro * case.ranks * case.accumulation
         row["samples_per_s"] = samples / statistics.median(seconds)
         row["best_samples_per_s"] = samples / min(seconds)
         row["seconds"] = seconds
+        size = SIZES[case.size]
+        # 6 operations a parameter and token, and 6 for each pair of positions that causal
+        # attention compares, forward and backward together
+        operations = 6 * note["parameters"] + 6 * size.layers * size.width * size.sequence
+        row["tflops"] = row["samples_per_s"] * size.sequence * operations / 1e12
+        if options.peak_tflops:
+            row["mfu"] = row["tflops"] / options.peak_tflops / case.ranks
     return row
 
 
@@ -249,7 +260,10 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         f"{first['ranks']} rank(s), {first['accumulation']} x {first['micro']} samples a rank"
     )
     names = ("limit", "ddp", "fsdp2", "deepspeed")
-    print(f"{'':14}{'samples/s':>10}{'best':>8}{'CPU ms':>8}{'MiB':>7}{'loss':>8}", end="")
+    print(
+        f"{'':14}{'samples/s':>10}{'best':>8}{'CPU ms':>8}{'TFLOP/s':>9}{'MiB':>7}{'loss':>8}",
+        end="",
+    )
     print("".join(f"{'/ ' + name:>12}" for name in names))
     for row in rows:
         if "samples_per_s" not in row:
@@ -257,7 +271,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             continue
         print(
             f"{row['peer']:14}{row['samples_per_s']:10.1f}{row['best_samples_per_s']:8.1f}"
-            f"{row['cpu_seconds'] * 1e3:8.0f}{row['peak_bytes'] / 2**20:7.0f}{row['loss']:8.4f}",
+            f"{row['cpu_seconds'] * 1e3:8.0f}{row['tflops']:9.3f}"
+            f"{row['peak_bytes'] / 2**20:7.0f}{row['loss']:8.4f}",
             end="",
         )
         ratios = [row.get(f"to_{name}") for name in names]

@@ -471,7 +471,7 @@ def run_cases() -> dict[tuple[str, int], Any]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[tuple[str, int], Any]]:
-    return run_on_ranks(run_cases, 2, group_timeout=60.0)
+    return run_on_ranks(run_cases, 2)
 
 
 @pytest.fixture
