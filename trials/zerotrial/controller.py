@@ -112,7 +112,8 @@ class Controller:
 
         # One batch
         self._first = context.engines[0]
-        self._manual = context.use_pipeline_parallel or not context.auto_grad_accumulation
+        self._pipeline = context.use_pipeline_parallel
+        self._manual = self._pipeline or not context.auto_grad_accumulation
         self._accumulation = context.get_num_micro_batches_per_slot()
         self._calls_per_batch = 1 if self._manual else self._accumulation
 
@@ -364,9 +365,7 @@ class Controller:
         return self._feed
 
     def _micro_steps(self) -> int | None:
-        if self._context.use_pipeline_parallel:
-            return None
-        return self._first.micro_steps
+        return None if self._pipeline else self._first.micro_steps
 
     def _check_micro_steps(self, before: int | None, batches: int) -> None:
         after = self._micro_steps()

@@ -105,7 +105,11 @@ class _TrainingStream(Sampler[Any]):
         while True:
             order = self._order(epoch)
             for number in range(micro_batch, plan.micro_batches):
-                items = [order[place % plan.items] for place in plan.span(self._rank, number)]
+                span = plan.span(self._rank, number)
+                if span.stop <= plan.items:
+                    items = list(order[span.start : span.stop])
+                else:
+                    items = [order[place % plan.items] for place in span]
                 draw = Draw(items[0] if self._whole else items)
                 draw.number = (epoch * plan.micro_batches + number) * plan.replicas + self._rank
                 yield draw

@@ -1,5 +1,7 @@
 """An engine as the trial loop sees it: ours, DeepSpeed's, or anything of that shape."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from zerolab.errors import TrialError
@@ -82,15 +84,31 @@ class EngineView:
 
     def numbers(self) -> dict[str, float]:
         """What is recorded of each engine without being asked for."""
-        found = {
-            "learning_rate": _learning_rate(self.engine),
-            "grad_norm": _call(self.engine, "get_global_grad_norm"),
-            "loss_scale": _loss_scale(self.engine),
-            "skipped_steps": getattr(self.engine, "skipped_steps", None),
-        }
-        return {
-            name: number for name, value in found.items() if (number := _number(value)) is not None
-        }
+        numbers = {}
+        for name, read in self._readers:
+            number = _number(read())
+            if number is not None:
+                numbers[name] = number
+        return numbers
+
+    @cached_property
+    def _readers(self) -> list[tuple[str, Callable[[], Any]]]:
+        """What there is to read is looked up once; a report may come with every batch."""
+        engine = self.engine
+        readers: list[tuple[str, Callable[[], Any]]] = []
+        if callable(getattr(engine, "get_lr", None)):
+            readers.append(("learning_rate", lambda: _first(engine.get_lr())))
+        if callable(getattr(engine, "get_global_grad_norm", None)):
+            readers.append(("grad_norm", engine.get_global_grad_norm))
+        if hasattr(getattr(engine, "optimizer", None), "cur_scale"):  # DeepSpeed's
+            readers.append(("loss_scale", lambda: engine.optimizer.cur_scale))
+        elif callable(getattr(engine, "loss_scale", None)):
+            readers.append(("loss_scale", engine.loss_scale))
+        elif hasattr(engine, "loss_scale"):
+            readers.append(("loss_scale", lambda: engine.loss_scale))
+        if hasattr(engine, "skipped_steps"):
+            readers.append(("skipped_steps", lambda: engine.skipped_steps))
+        return readers
 
     @property
     def saves_in_background(self) -> bool:
@@ -105,25 +123,10 @@ class EngineView:
             wait()
 
 
-def _learning_rate(engine: Any) -> Any:
-    rates = _call(engine, "get_lr")
+def _first(rates: Any) -> Any:
     if isinstance(rates, list | tuple):
         return rates[0] if rates else None
     return rates
-
-
-def _loss_scale(engine: Any) -> Any:
-    """DeepSpeed keeps it on its optimizer; its engine's ``loss_scale()`` is the configured one."""
-    for owner, name in ((getattr(engine, "optimizer", None), "cur_scale"), (engine, "loss_scale")):
-        value = getattr(owner, name, None)
-        if value is not None:
-            return value() if callable(value) else value
-    return None
-
-
-def _call(engine: Any, method: str) -> Any:
-    function = getattr(engine, method, None)
-    return function() if callable(function) else None
 
 
 def _number(value: Any) -> float | None:
