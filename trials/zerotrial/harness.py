@@ -43,12 +43,11 @@ def main() -> int:
         return 2
     faulthandler.enable()
     spec = read_run_spec(Path(os.environ[ENV_RUN_SPEC]))
-    rank = os.environ.get("RANK", "0")
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
         force=True,
-        format=f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s",
+        format="%(levelname)s %(name)s: %(message)s",  # rank and time are told beside each line
     )
     code = run(spec)
     _end_for_certain(code)
