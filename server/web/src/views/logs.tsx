@@ -9,8 +9,8 @@ import { Problem } from "../parts";
 
 const LINES = 1000;
 
-/** What our own processes write before a message; time, level and rank stand in their columns. */
-const PREFIX = /^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+ (?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:rank \d+ )?/;
+/** The level that our own processes write before a message; it stands in its column. */
+const PREFIX = /^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) /;
 
 export function Logs({ path, tick, trials }: { path: string; tick: number; trials: Trial[] }) {
   const [level, setLevel] = useState("");
