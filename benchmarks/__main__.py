@@ -1,0 +1,30 @@
+"""The benchmarks, one after the other, short: ``python -m benchmarks``, about half an hour.
+
+Each can be run alone, with ``--help`` for its options. Figures count only on an idle machine.
+"""
+
+import subprocess
+import sys
+
+SHORT = [
+    ["cli"],
+    ["submit", "--rounds", "5"],
+    ["reporting"],
+    ["controller"],
+    ["server", "--quick"],
+    ["offload", "--size", "1m"],
+    ["engine", "--sizes", "10m", "--precisions", "fp32", "--ranks", "1", "2", "4", "--rounds", "3"],
+]
+
+
+def main() -> int:
+    """Run them in turn; a failure of one does not keep the others from running."""
+    codes = []
+    for name, *options in SHORT:
+        print(f"\n== benchmarks.{name} {' '.join(options)}", flush=True)
+        codes.append(subprocess.call([sys.executable, "-m", f"benchmarks.{name}", *options]))
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
