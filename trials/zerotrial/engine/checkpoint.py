@@ -1,7 +1,7 @@
 """Checkpoints that any stage and any number of ranks can load.
 
 See :mod:`zerotrial.engine.checkpoint_save` for the files and
-:mod:`zerotrial.engine.checkpoint_load` for how they are read; docs/decisions/003 says why they are
+:mod:`zerotrial.engine.checkpoint_load` for how they are read; docs/decisions/001 says why they are
 so.
 """
 
