@@ -7,6 +7,7 @@ that the loop never waits for a device. NaN and infinities are values like any o
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class TrainingWindow:
     def entries(self) -> list[Entry]:
         """One entry for each batch since the last report: the mean over its micro-batches."""
         self._fold()
-        if len(self._entries) == 1:
+        if _one_each(self._entries):
             return list(self._entries)
         grouped: dict[int, list[dict[str, float]]] = {}
         for batch, values in self._entries:
@@ -104,7 +105,8 @@ class TrainingWindow:
 def _values(scalars: list[torch.Tensor]) -> list[float]:
     if len(scalars) < _STACK_FROM:
         return [value.item() for value in scalars]
-    stacked: list[float] = torch.stack([value.reshape(()) for value in scalars]).double().tolist()
+    flat = [value if value.dim() == 0 else value.reshape(()) for value in scalars]
+    stacked: list[float] = torch.stack(flat).double().tolist()
     return stacked
 
 
@@ -118,16 +120,18 @@ def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[d
         The mean of each metric over all batches of all ranks, and the means of each batch over the
         ranks, in the order of batches.
     """
-    if len(entries) == 1:
-        return dict(entries[0][1]), [entries[0][1]]
-    values: dict[str, list[float]] = {}
+    averages = dict(_mean_of([metrics for _, metrics in entries]))
+    if _one_each(entries):
+        return averages, [metrics for _, metrics in entries]
     batches: dict[int, list[dict[str, float]]] = {}
     for batch, metrics in entries:
         batches.setdefault(batch, []).append(metrics)
-        for name, value in metrics.items():
-            values.setdefault(name, []).append(value)
-    averages = {name: mean(found) for name, found in values.items()}
     return averages, [_mean_of(batches[batch]) for batch in sorted(batches)]
+
+
+def _one_each(entries: Sequence[Entry]) -> bool:
+    """Whether there is one entry a batch, in the order of batches: the common case."""
+    return all(one[0] < two[0] for one, two in pairwise(entries))
 
 
 def mean(values: Sequence[float]) -> float:
