@@ -1,31 +1,5 @@
-"""A real server for each test, from a process that has imported it already."""
+"""A real server for each test."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.faults.fixtures import client, nursery, server
 
-import pytest
-
-from tests.faults.helpers import KillableServer
-from tests.faults.nursery import Nursery
-from zerolab.client.http import Client
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    log: Path = tmp_path_factory.mktemp("nursery") / "nursery.log"
-    with Nursery("zeroserver.__main__", "tests.faults.helpers", log=log) as nursery:
-        yield nursery
-
-
-@pytest.fixture
-def server(nursery: Nursery, tmp_path: Path) -> Iterator[KillableServer]:
-    server = KillableServer(nursery, tmp_path / "home")
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def client(server: KillableServer) -> Iterator[Client]:
-    with server.client as client:
-        yield client
+__all__ = ["client", "nursery", "server"]
