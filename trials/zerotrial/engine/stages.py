@@ -219,7 +219,19 @@ class FlatStage:
     def _build_gradients(
         self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
     ) -> Gradients:
-        raise NotImplementedError
+        precision = self._inputs.precision
+        accumulate = self._types(precision.accumulate)
+        return WholeGradients(
+            self.buckets,
+            self._comm,
+            averaging,
+            device=self._inputs.device,
+            accumulate=accumulate,
+            communicate=_sent(accumulate, precision.communicate),
+            everywhere=not self.shards_states,
+            overlap=overlap,
+            refuse_unused=refuse_unused,
+        )
 
     # -- construction ---------------------------------------------------------------------------
 
@@ -342,45 +354,11 @@ class Stage0(FlatStage):
 
     shards_states = False
 
-    def _build_gradients(
-        self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
-    ) -> Gradients:
-        precision = self._inputs.precision
-        accumulate = self._types(precision.accumulate)
-        return WholeGradients(
-            self.buckets,
-            self._comm,
-            averaging,
-            device=self._inputs.device,
-            accumulate=accumulate,
-            communicate=_sent(accumulate, precision.communicate),
-            everywhere=True,
-            overlap=overlap,
-            refuse_unused=refuse_unused,
-        )
-
 
 class Stage1(FlatStage):
     """Optimizer states and master weights are sharded; gradients are reduced at the boundary."""
 
     shards_states = True
-
-    def _build_gradients(
-        self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
-    ) -> Gradients:
-        precision = self._inputs.precision
-        accumulate = self._types(precision.accumulate)
-        return WholeGradients(
-            self.buckets,
-            self._comm,
-            averaging,
-            device=self._inputs.device,
-            accumulate=accumulate,
-            communicate=_sent(accumulate, precision.communicate),
-            everywhere=False,
-            overlap=overlap,
-            refuse_unused=refuse_unused,
-        )
 
 
 class Stage2(FlatStage):
