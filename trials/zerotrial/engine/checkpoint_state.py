@@ -8,14 +8,16 @@ import io
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from zerotrial.engine.checkpoint_files import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "CLIENT_STATE",
@@ -166,8 +168,13 @@ def module_tensors(
     """Copy what :func:`module_targets` finds to host memory. **Collective** at stage 3."""
     for name, tensor in module_targets(module, trainable, frozen=frozen).items():
         value = tensor.detach()
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        whole = value.full_tensor() if _is_sharded(value) else value
         yield name, whole.to("cpu", copy=True).contiguous()
+
+
+def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor; importing that class takes most of a second, at every stage."""
+    return hasattr(tensor, "_local_tensor")
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
@@ -179,7 +186,9 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 def set_module_tensor(target: Tensor, value: Tensor) -> None:
     """Put a whole value into a tensor of the model, sharded or not."""
     with torch.no_grad():
-        if isinstance(target, DTensor):
+        if _is_sharded(target):
+            from torch.distributed.tensor import distribute_tensor
+
             placed = value.to(device=target.device, dtype=target.dtype)
             # Every rank has the whole value, so nothing needs to be sent.
             part = distribute_tensor(
