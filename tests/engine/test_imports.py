@@ -1,0 +1,72 @@
+"""What a run at stages 0 to 2 does not import: each of these packages takes most of a second.
+
+torch's own optimizers import ``torch._dynamo`` when they are built, and with it much of
+torch.distributed; that costs 1 to 2 seconds in any torch program, and an agent's fork server has
+done it before a trial asks. What is checked is that nothing of ours asks for more.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import builtins, json, sys, tempfile
+
+imported, asked = builtins.__import__, set()
+
+def note(name, globals=None, locals=None, fromlist=(), level=0):
+    who = (globals or {}).get("__name__", "")
+    if who.startswith(("zerotrial", "zerolab")):
+        asked.update([(who, name), *((who, f"{name}.{part}") for part in fromlist or ())])
+    return imported(name, globals, locals, fromlist, level)
+
+builtins.__import__ = note
+import torch
+import zerotrial
+
+for stage in range(3):
+    config = {
+        "train_batch_size": 1,
+        "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": stage},
+    }
+    engine, *_ = zerotrial.initialize(model=torch.nn.Linear(4, 4), config=config)
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+    with tempfile.TemporaryDirectory() as directory:
+        engine.save_checkpoint(directory)
+        engine.load_checkpoint(directory)
+    engine.close()
+print(json.dumps([sorted(asked), sorted(sys.modules)]))
+"""
+
+SLOW = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor",
+)
+OF_OTHER_STAGES = ("fsdp", "offload", "pipeline", "tensor_parallel", "deepspeed_import")
+
+
+@pytest.mark.processes
+def test_training_and_checkpoints_below_stage_3_import_nothing_slow() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    asked, modules = json.loads(done.stdout.splitlines()[-1])
+    assert ["zerotrial.engine.stages", "torch"] in asked  # imports are seen at all
+    assert [pair for pair in asked if pair[1].startswith(SLOW)] == []
+    ours = tuple(f"zerotrial.engine.{name}" for name in OF_OTHER_STAGES)
+    unwanted = (*ours, "torch.distributed.checkpoint", "torch.distributed.pipelining")
+    assert [name for name in modules if name.startswith(unwanted)] == []
