@@ -145,6 +145,37 @@ class Gradients:
         self._next = 0
         self._sending = sending
 
+    # Between two boundaries, for checkpoints: what earlier passes have left averaged, and what is
+    # this rank's own still.
+
+    share_factor: float | None = None
+    """Turns the sum of the ranks' :meth:`shares` into the average; None: all is averaged."""
+
+    def settle(self) -> None:
+        """Finish the averaging under way, before one of the following. **Collective**."""
+        raise NotImplementedError
+
+    def averaged(self, bucket: int) -> Tensor | None:
+        """What is averaged, laid out like :meth:`result`; None when nothing is."""
+        raise NotImplementedError
+
+    def average_room(self, bucket: int) -> Tensor:
+        """Zeros to be filled: from now on the bucket's average so far. To be called for all."""
+        raise NotImplementedError
+
+    def shares(self, bucket: int) -> dict[int, Tensor]:
+        """By slot, (numel,): gradients that are not averaged, multiplied by the factor before."""
+        del bucket
+        return {}
+
+    def share_room(self, bucket: int, slot: int) -> Tensor:
+        """Where :meth:`shares` has a parameter's; (numel,), of any value until kept."""
+        raise NotImplementedError
+
+    def keep_share(self, bucket: int, slot: int) -> None:
+        """Count what was put into :meth:`share_room`."""
+        raise NotImplementedError
+
     def _check_unused(self) -> None:
         unused = [
             slot.name
@@ -221,7 +252,10 @@ class WholeGradients(Gradients):
             for bucket, store in zip(buckets, self._store, strict=True)
         ]
         self._written: list[set[int]] = [set() for _ in buckets]
-        self._carried: list[Tensor] | None = None
+        self._carried: dict[int, Tensor] = {}
+        """By bucket: averages of earlier passes, to which the next ones are added."""
+
+        self.share_factor = averaging.after
 
     def begin(self, *, boundary: bool) -> None:
         """See :class:`Gradients`."""
@@ -237,11 +271,11 @@ class WholeGradients(Gradients):
             for store, buffer in zip(self._store, self._transport, strict=True):
                 if store is not buffer.tensor:
                     store.copy_(buffer.tensor)
-        if self._carried is not None:
+        if self._carried:
             self._comm.fence()  # others may still copy what is changed here
-            for index, carried in enumerate(self._carried):
+            for index, carried in self._carried.items():
                 self.result(index).add_(carried)
-            self._carried = None
+            self._carried = {}
 
     def result(self, bucket: int) -> Tensor:
         """See :class:`Gradients`."""
@@ -255,7 +289,7 @@ class WholeGradients(Gradients):
         """See :class:`Gradients`."""
         for written in self._written:
             written.clear()
-        self._carried = None
+        self._carried = {}
         self._start_pass(sending=False)
 
     def held(self) -> dict[str, list[Tensor]]:
@@ -293,9 +327,37 @@ class WholeGradients(Gradients):
     def _carry(self) -> None:
         self.finish()
         self._comm.fence()  # all ranks have read this rank's buckets
-        self._carried = [self.result(index).clone() for index in range(len(self._buckets))]
+        self._carried = {index: self.result(index).clone() for index in range(len(self._buckets))}
         for written in self._written:
             written.clear()
+
+    def settle(self) -> None:
+        """See :class:`Gradients`."""
+        if self._next:
+            self.send_rest()
+            self._carry()
+            self._start_pass(sending=False)
+
+    def averaged(self, bucket: int) -> Tensor | None:
+        """See :class:`Gradients`."""
+        return self._carried.get(bucket)
+
+    def average_room(self, bucket: int) -> Tensor:
+        """See :class:`Gradients`."""
+        self._carried[bucket] = torch.zeros_like(self.result(bucket))
+        return self._carried[bucket]
+
+    def shares(self, bucket: int) -> dict[int, Tensor]:
+        """See :class:`Gradients`."""
+        return {slot: self.share_room(bucket, slot) for slot in sorted(self._written[bucket])}
+
+    def share_room(self, bucket: int, slot: int) -> Tensor:
+        """See :class:`Gradients`."""
+        return self._views[bucket][slot].view(-1)
+
+    def keep_share(self, bucket: int, slot: int) -> None:
+        """See :class:`Gradients`."""
+        self._written[bucket].add(slot)
 
 
 class ShardedGradients(Gradients):
@@ -395,3 +457,16 @@ class ShardedGradients(Gradients):
         )
         self._users[turn] = work
         return work
+
+    def settle(self) -> None:
+        """See :class:`Gradients`."""
+        self.finish()
+
+    def averaged(self, bucket: int) -> Tensor | None:
+        """See :class:`Gradients`."""
+        return self._shards[bucket] if self._begun or self._next else None
+
+    def average_room(self, bucket: int) -> Tensor:
+        """See :class:`Gradients`."""
+        self._begun = True
+        return self._shards[bucket].zero_()
