@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,9 +14,11 @@ from zerolab.config import (
     overwrite_deepspeed_config,
     resolve,
 )
+from zerolab.config.describe import rows
 from zerolab.config.engine import EngineConfig
 from zerolab.config.hints import hints_of
 from zerolab.config.refused import REFUSED
+from zerolab.config.resolved import format_entries
 from zerolab.errors import ConfigError
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
@@ -291,6 +294,48 @@ def test_every_hint_has_a_reason() -> None:
     hints = hints_of(EngineConfig)
     assert "zero_optimization.contiguous_gradients" in hints
     assert all(len(reason.split()) > 3 for reason in hints.values())
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys as a file has them."""
+    content: dict[str, Any] = {}
+    for key, value in values.items():
+        *blocks, last = key.split(".")
+        place = content
+        for block in blocks:
+            place = place.setdefault(block, {})
+        place[last] = value
+    return content
+
+
+def test_the_resolved_config_says_of_every_hint_that_a_file_gives_why_it_changes_nothing() -> None:
+    hints = hints_of(EngineConfig)
+    defaults = {key: value for key, _, value, _ in rows(EngineConfig, "DeepSpeed")}
+    values = {key: yaml.safe_load(defaults[key].strip("`")) for key in hints}
+    values = {key: "x" if value is None else value for key, value in values.items()}
+    values["vocabulary_size"] = values["activation_checkpointing.number_checkpoints"] = 8
+    values["checkpoint.writer.data_parallel"] = "replica"
+    values["train_batch_size"] = 4
+    printed = format_entries(resolve(load_engine_config(nested(values)), 2), ["hint"])
+    lines = {line.split(" = ")[0]: line for line in printed.splitlines()}
+    assert lines.keys() == hints.keys()
+    assert all(lines[key].endswith(f"(hint: {reason})") for key, reason in hints.items())
+
+
+def test_the_limits_of_stage_3_are_unset_unless_a_file_gives_one_of_them() -> None:
+    live, reuse = "stage3_max_live_parameters", "stage3_max_reuse_distance"
+
+    def limits(zero: dict[str, Any]) -> list[tuple[Any, str]]:
+        content = {"train_batch_size": 4, "zero_optimization": zero}
+        entries = resolve(load_engine_config(content), 2)
+        found = {key.rpartition(".")[2]: (value, origin) for key, value, origin in entries}
+        return [found[key] for key in (live, reuse) if key in found]
+
+    assert limits({"stage": 3}) == [(None, "default"), (None, "default")]
+    assert limits({"stage": 3, live: 5}) == [(5, "file"), (10**9, "derived")]
+    assert limits({"stage": 3, "max_reuse_distance": 5}) == [(10**9, "derived"), (5, "file")]
+    assert limits({"stage": 2}) == []
+    assert limits({"stage": 2, live: 5}) == [(5, "hint: has an effect at stage 3 only")]
 
 
 def test_null_means_the_default() -> None:

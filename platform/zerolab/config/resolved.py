@@ -7,6 +7,7 @@ from zerolab.config.engine import EngineConfig
 from zerolab.config.hints import hints_of
 from zerolab.config.optimizers import OPTIMIZERS
 from zerolab.config.section import Section
+from zerolab.config.zero import LIVE_LIMIT
 
 __all__ = ["Entry", "format_entries", "resolve"]
 
@@ -62,6 +63,11 @@ _STAGES = {
     _BUCKET: (0, 1, 2),
     "zero_optimization.allgather_bucket_size": (1, 2),
     "zero_optimization.overlap_comm": (0, 1, 2),
+    "zero_optimization.stage3_prefetch_bucket_size": (3,),
+    "zero_optimization.stage3_param_persistence_threshold": (3,),
+    "zero_optimization.stage3_model_persistence_threshold": (3,),
+    "zero_optimization.stage3_max_live_parameters": (3,),
+    "zero_optimization.stage3_max_reuse_distance": (3,),
     "zero_optimization.leaf_module.classes": (3,),
 }
 """Keys that have an effect at some stages only."""
@@ -96,6 +102,11 @@ def _derived(config: EngineConfig, world_size: int, model_elements: int | None) 
     }
     if zero.overlap_comm is None:
         values["zero_optimization.overlap_comm"] = True
+    limits = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+    given = [name for name in limits if getattr(zero, name) is not None]
+    values |= {
+        f"zero_optimization.{name}": LIVE_LIMIT for name in set(limits) - set(given) if given
+    }
     if model_elements is not None:
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
             values[f"zero_optimization.{name}"] = min(getattr(zero, name), model_elements)

@@ -7,7 +7,13 @@ from pydantic import BeforeValidator, Field
 from zerolab.config.hints import hint
 from zerolab.config.section import Fraction, NonNegativeInt, PositiveInt, Section
 
-__all__ = ["LeafModuleConfig", "OffloadOptimizerConfig", "OffloadParamConfig", "ZeroConfig"]
+__all__ = [
+    "LIVE_LIMIT",
+    "LeafModuleConfig",
+    "OffloadOptimizerConfig",
+    "OffloadParamConfig",
+    "ZeroConfig",
+]
 
 
 def _number(value: Any) -> Any:
@@ -17,6 +23,10 @@ def _number(value: Any) -> Any:
 
 
 Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)]
+
+LIVE_LIMIT = 1_000_000_000
+"""Elements: DeepSpeed's default of ``stage3_max_live_parameters`` and of
+``stage3_max_reuse_distance``, which holds for the one that a file leaves out."""
 
 _BY_BLOCK = "stage 3 gathers and releases whole blocks of the model"
 
@@ -167,30 +177,25 @@ class ZeroConfig(Section):
     )
     """Pad between parameters of a flat buffer."""
 
-    stage3_prefetch_bucket_size: NonNegativeInt = hint(
-        50_000_000, f"{_BY_BLOCK}, and fetches the next block ahead"
-    )
-    """Elements fetched ahead of use."""
+    stage3_prefetch_bucket_size: NonNegativeInt | None = None
+    """Elements gathered ahead of use, in whole blocks: the next block, and more while they fit
+    together; 0 gathers nothing ahead; null means one block ahead in backward (stage 3)."""
 
-    stage3_param_persistence_threshold: NonNegativeInt = hint(
-        100_000, f"{_BY_BLOCK}, small parameters with the rest"
-    )
-    """Parameters smaller than this many elements are not sharded."""
+    stage3_param_persistence_threshold: NonNegativeInt | None = None
+    """A block stays whole from its first use to the update, through all micro-batches, if each of
+    its parameters has fewer elements; null means 0, that is none (stage 3)."""
 
-    stage3_model_persistence_threshold: NonNegativeInt = hint(
-        2**63 - 1, f"{_BY_BLOCK}, small parameters with the rest"
-    )
-    """Largest number of elements that are not sharded."""
+    stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
+    """Most elements, of all blocks together, that stay whole for that reason (stage 3)."""
 
-    stage3_max_live_parameters: NonNegativeInt = hint(
-        1_000_000_000, f"{_BY_BLOCK}; at most two blocks are whole at a time"
-    )
-    """Elements that may be whole at a time."""
+    stage3_max_live_parameters: NonNegativeInt | None = None
+    """Elements that may stay whole from forward to backward, so that they are gathered once; the
+    last blocks come first; null means 1e9 if ``stage3_max_reuse_distance`` is given, else 0
+    (stage 3)."""
 
-    stage3_max_reuse_distance: NonNegativeInt = hint(
-        1_000_000_000, f"{_BY_BLOCK}; a block is released after its use"
-    )
-    """Keep a parameter that is used again within this many elements."""
+    stage3_max_reuse_distance: NonNegativeInt | None = None
+    """Most elements used between a block's forward and its backward if it stays whole; null means
+    1e9 if ``stage3_max_live_parameters`` is given (stage 3)."""
 
     stage3_module_granularity_threshold: NonNegativeInt = hint(0, _BY_BLOCK)
     """Modules finer than this are gathered as one."""

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
 )
 
 from zerolab.errors import ConfigError, TrialError
+from zerotrial.engine.fsdp_gather import set_gathering
 from zerotrial.engine.precision import kept_in_full
 from zerotrial.engine.wrapping import Unit, plan_units
 
@@ -70,6 +71,7 @@ def shard_module(inputs: StageInputs, comm: Communicator, mesh: DeviceMesh) -> l
     for unit in units:
         compute = None if unit.module in in_full else inputs.precision.compute
         _shard_unit(unit, mesh, inputs, compute, ignored)
+    set_gathering(module, units, inputs.config.zero_optimization)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
 

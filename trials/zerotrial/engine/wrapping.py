@@ -45,11 +45,13 @@ class Unit:
         module: Its forward is when the parameters are needed.
         numel: Elements of the parameters that are gathered with it; those of units inside it are
             not among them.
+        largest: Elements of the largest of these parameters.
     """
 
     name: str
     module: nn.Module
     numel: int
+    largest: int
 
 
 def plan_units(
@@ -93,7 +95,8 @@ def plan_units(
             own = {p for p in child.parameters() if p not in claimed}
             claimed |= own
             if own or child is module:
-                units.append(Unit(name, child, sum(p.numel() for p in own)))
+                sizes = [p.numel() for p in own]
+                units.append(Unit(name, child, sum(sizes), max(sizes, default=0)))
     return units
 
 

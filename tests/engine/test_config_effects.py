@@ -1,0 +1,224 @@
+"""Keys of the engine file whose effect is on traffic or memory, never on what is learned."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tests.engine.ranks import run_on_ranks
+from tests.engine.stage3_models import Language, make_batches
+from zerotrial.engine import Engine, initialize
+
+BLOCKS, WIDTH = 4, 32
+PADDING = WIDTH
+"""Elements that make the table of 13 rows divisible by two ranks; they move, but are not held."""
+
+
+def build() -> Language:
+    torch.manual_seed(3)
+    return Language(width=WIDTH, blocks=BLOCKS)
+
+
+def sizes() -> tuple[int, int]:
+    """Elements of what belongs to no block, and of one block."""
+    model = build()
+    block = sum(p.numel() for p in model.blocks[0].parameters())
+    return sum(p.numel() for p in model.parameters()) - BLOCKS * block, block
+
+
+def make_engine(model: nn.Module, zero: dict[str, Any], micro: int = 1, **more: Any) -> Engine:
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": micro,
+        "optimizer": {"type": "AdamW", "params": {"lr": 2e-3}},
+        "zero_optimization": {"stage": 3, **zero},
+        **more,
+    }
+    return initialize(model=model, config=config)[0]
+
+
+class Run:
+    """A short training, with what moved in its last step."""
+
+    def __init__(self, zero: dict[str, Any], micro: int = 1, **more: Any) -> None:
+        ranks = dist.get_world_size()
+        engine = make_engine(build(), zero, micro, **more)
+        self.course: list[float] = []
+        for step in make_batches(3, micro, ranks):
+            engine.stage._comm.traffic.clear()
+            for batch in step:
+                loss = engine(*batch[dist.get_rank()])
+                self.whole = whole_elements(engine.module)
+                self.course.append(loss.item())
+                engine.backward(loss)
+                self.whole_after = whole_elements(engine.module)
+                engine.step()
+            self.course.append(engine.get_global_grad_norm() or 0.0)
+            self.whole_at_rest = whole_elements(engine.module)
+            self.moved = dict(engine.stage._comm.traffic.elements)
+        engine.close()
+
+
+def whole_elements(module: nn.Module) -> int:
+    """Elements of the parameters that stand whole on this rank."""
+    return sum(p.numel() for p in module.parameters() if not isinstance(p, DTensor))
+
+
+def keeping() -> Iterator[tuple[str, Any, Any]]:
+    root, block = sizes()
+    total = root + PADDING + BLOCKS * block
+    plain = Run({})
+    yield "blocks are gathered twice", plain.moved["all_gather"], total + BLOCKS * block
+    yield "the root alone stays whole", plain.whole, root
+    for zero, kept in (
+        ({"stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9}, BLOCKS),
+        ({"stage3_max_live_parameters": 1e9}, BLOCKS),
+        ({"stage3_max_live_parameters": root + 2 * block}, 2),
+        ({"stage3_max_live_parameters": root + 2 * block - 1}, 1),
+        ({"stage3_max_live_parameters": 0}, 0),
+        ({"stage3_max_reuse_distance": 4 * block}, 3),
+        ({"stage3_max_reuse_distance": 4 * block - 1}, 2),
+        ({"stage3_max_reuse_distance": 0}, 1),
+    ):
+        run = Run(zero)
+        gathered = total + (BLOCKS - kept) * block
+        moved = {"all_gather": gathered, "reduce_scatter": total}
+        yield f"{zero}: traffic", run.moved, moved
+        yield f"{zero}: whole between forward and backward", run.whole, root + kept * block
+        yield f"{zero}: whole at rest", run.whole_at_rest, 0
+        yield f"{zero}: losses and norms", run.course, plain.course
+
+
+def persisting() -> Iterator[tuple[str, Any, Any]]:
+    root, block = sizes()
+    plain = Run({}, 2)
+    once = root + PADDING + 2 * BLOCKS * block
+    yield "each micro-batch gathers", plain.moved["all_gather"], 2 * once
+    largest = 4 * WIDTH * WIDTH
+    threshold = "stage3_param_persistence_threshold"
+    for zero, with_root, kept in (
+        ({threshold: largest + 1}, True, BLOCKS),
+        ({threshold: largest}, True, 0),
+        ({threshold: 1}, False, 0),
+        ({threshold: 0}, False, 0),
+        (
+            {
+                threshold: largest + 1,
+                "stage3_model_persistence_threshold": root + 2 * block,
+            },
+            True,
+            2,
+        ),
+    ):
+        run = Run(zero, 2)
+        saved = with_root * (root + PADDING) + kept * 3 * block  # of two, and of four gathers
+        yield f"{zero}: traffic", run.moved["all_gather"], 2 * once - saved
+        stays = with_root * root + kept * block
+        yield f"{zero}: whole after backward", run.whole_after, stays
+        yield f"{zero}: whole at rest", run.whole_at_rest, 0
+        yield f"{zero}: losses and norms", run.course, plain.course
+
+
+def gathered_so_far(zero: dict[str, Any]) -> tuple[list[int], list[int], list[float]]:
+    """Blocks gathered when each block runs forward and backward, in the order of use; losses."""
+    root, block = sizes()
+    model = build()
+    forward: list[int] = []
+    backward: list[int] = []
+
+    def count() -> int:
+        moved: int = engine.stage._comm.traffic.elements["all_gather"]
+        return (moved - root - PADDING) // block
+
+    def watch(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        forward.append(count())
+        inputs[0].register_hook(lambda _: backward.append(count() - BLOCKS))  # type: ignore[no-untyped-call]
+
+    for child in model.blocks:
+        child.register_forward_pre_hook(watch)
+    engine = make_engine(model, zero)
+    losses = []
+    for step in make_batches(2, 1, dist.get_world_size()):
+        forward.clear()
+        backward.clear()
+        engine.stage._comm.traffic.clear()
+        loss = engine(*step[0][dist.get_rank()])
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    engine.close()
+    return forward, backward, losses
+
+
+def fetching() -> Iterator[tuple[str, Any, Any]]:
+    _, block = sizes()
+    *_, losses = gathered_so_far({})
+    for numel, forward, backward in (
+        (None, [1, 2, 3, 4], [2, 3, 4, 4]),
+        (0, [1, 2, 3, 4], [1, 2, 3, 4]),
+        (1, [2, 3, 4, 4], [2, 3, 4, 4]),
+        (2 * block - 1, [2, 3, 4, 4], [2, 3, 4, 4]),
+        (2 * block, [3, 4, 4, 4], [3, 4, 4, 4]),
+        (1e9, [4, 4, 4, 4], [4, 4, 4, 4]),
+    ):
+        zero = {} if numel is None else {"stage3_prefetch_bucket_size": numel}
+        found = gathered_so_far(zero)
+        yield f"prefetch {numel}", found, (forward, backward, losses)
+
+
+def together() -> Iterator[tuple[str, Any, Any]]:
+    _, block = sizes()
+    zero = {
+        "stage3_max_live_parameters": 3 * block,
+        "stage3_prefetch_bucket_size": 2 * block,
+        "stage3_param_persistence_threshold": 1000,
+    }
+    for more in (
+        {"bf16": {"enabled": True}},
+        {"activation_checkpointing": {"enabled": True}},
+    ):
+        yield f"all keys, {more}", Run(zero, 2, **more).course, Run({}, 2, **more).course
+
+
+def evaluating() -> Iterator[tuple[str, Any, Any]]:
+    """Weights that are swapped after an evaluation, as with an average of them."""
+    ((batch, *_),), *_ = make_batches(1, 1, 1)
+    engine = make_engine(build(), {"stage3_max_live_parameters": 1e9})
+    fresh = build()
+    near = []
+    with torch.no_grad():
+        for _ in range(2):
+            near.append(abs(engine(*batch).item() - fresh(*batch).item()) < 1e-5)
+            for parameter in (*engine.module.parameters(), *fresh.parameters()):
+                parameter.mul_(0.5)
+        weights = dict(engine.stage.full_weights())
+    wanted = dict(fresh.named_parameters())
+    near += [torch.equal(weight, wanted[name]) for name, weight in weights.items()]
+    engine.close()
+    yield "evaluations see new weights, which last", set(near), {True}
+
+
+def wrong(*cases: Any) -> list[str]:
+    return [
+        f"{name}: {found} instead of {wanted}"
+        for case in cases
+        for name, found, wanted in case()
+        if found != wanted
+    ]
+
+
+def on_ranks() -> list[str]:
+    return wrong(keeping, persisting, fetching, together, evaluating)
+
+
+@pytest.mark.processes
+def test_the_limits_of_stage_3_change_traffic_and_memory_but_nothing_else() -> None:
+    assert run_on_ranks(on_ranks, 2) == [[], []]
+
+
+def test_weights_that_are_written_after_an_evaluation_are_seen_and_last() -> None:
+    assert wrong(evaluating) == []
