@@ -83,12 +83,11 @@ def train(
 
 
 def every_case(ranks: int) -> list[Key]:
-    """Both ways to cut buckets in fp32 on two ranks, one elsewhere; on four a part of the rest."""
-    cases = CASES if ranks < 4 else CASES[1::2] + CASES[4:]
+    """Both ways to cut buckets in fp32 on several ranks, one elsewhere."""
     return [
         (stage, precision, window, bucket)
-        for stage, (precision, window) in itertools.product(STAGES, cases)
-        for bucket in range(2 if ranks == 2 and precision == "fp32" else 1)
+        for stage, (precision, window) in itertools.product(STAGES, CASES)
+        for bucket in range(2 if ranks > 1 and precision == "fp32" else 1)
     ]
 
 
@@ -113,11 +112,14 @@ def test_every_stage_and_precision_trains_as_one_process(ranks: int) -> None:
         found, expected = every_rank[0][case], references[precision, window]
         tolerance = TOLERANCES[precision]
         assert found["losses"] == pytest.approx(expected.losses, rel=tolerance), case
-        assert found["norms"][0] == pytest.approx(expected.norms[0], rel=tolerance * 5), case
+        # Each rank rounds its part of a batch to bf16, one process the whole: beyond the losses,
+        # which average, that shows.
+        more = 10 if precision == "bf16" else 1
+        assert found["norms"] == pytest.approx(expected.norms, rel=tolerance * more), case
         assert found["skipped"] == 0
         for name, weight in expected.weights.items():
             gap = (found["weights"][name] - weight).norm() / weight.norm()
-            assert gap < tolerance * 10, (case, name)
+            assert gap < tolerance * more, (case, name)
         for other in every_rank[1:]:
             assert other[case]["norms"] == found["norms"], case
             assert other[case]["published"] == found["published"], case
