@@ -157,7 +157,7 @@ def test_every_value_of_the_engine_has_its_origin() -> None:
     assert found["zero_optimization.contiguous_gradients"][1].startswith("hint: ")
     assert found["zero_optimization.sub_group_size"][0] == 7
     assert found["zero_optimization.sub_group_size"][1].startswith("hint: ")
-    assert "zero_optimization.reduce_scatter" not in found  # a hint that nobody gave
+    assert "zero_optimization.round_robin_gradients" not in found  # a hint that nobody gave
     assert format_entries(resolve(config, 2), ["override"]).startswith("optimizer.params.lr = 0.5")
 
 

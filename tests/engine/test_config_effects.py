@@ -48,7 +48,7 @@ class Run:
         ranks = dist.get_world_size()
         engine = make_engine(build(), zero, micro, **more)
         self.course: list[float] = []
-        for step in make_batches(3, micro, ranks):
+        for step in make_batches(2, micro, ranks):
             engine.stage._comm.traffic.clear()
             for batch in step:
                 loss = engine(*batch[dist.get_rank()])
@@ -202,6 +202,22 @@ def evaluating() -> Iterator[tuple[str, Any, Any]]:
     yield "evaluations see new weights, which last", set(near), {True}
 
 
+def all_reducing() -> Iterator[tuple[str, Any, Any]]:
+    """Several small buckets in flight, in one and two micro-batches, at stages 1 and 2."""
+    for stage, micro in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        zero = {"stage": stage, "reduce_bucket_size": 5000, "allgather_bucket_size": 5000}
+        usual, other = Run(zero, micro), Run({**zero, "reduce_scatter": False}, micro)
+        name = f"stage {stage}, {micro} micro-batches"
+        moved = {**usual.moved, "all_reduce": 2 * usual.moved["reduce_scatter"]}
+        del moved["reduce_scatter"]
+        yield f"{name}: traffic", other.moved, moved
+        yield f"{name}: losses and norms", other.course, usual.course
+        bf16 = {"bf16": {"enabled": True}}
+        usual, other = (Run({**zero, **z}, micro, **bf16) for z in ({}, {"reduce_scatter": False}))
+        far = max(abs(a - b) / b for a, b in zip(other.course, usual.course, strict=True))
+        yield f"{name}: bf16, {far}", far < 0.01, True
+
+
 def wrong(*cases: Any) -> list[str]:
     return [
         f"{name}: {found} instead of {wanted}"
@@ -212,11 +228,11 @@ def wrong(*cases: Any) -> list[str]:
 
 
 def on_ranks() -> list[str]:
-    return wrong(keeping, persisting, fetching, together, evaluating)
+    return wrong(keeping, persisting, fetching, together, evaluating, all_reducing)
 
 
 @pytest.mark.processes
-def test_the_limits_of_stage_3_change_traffic_and_memory_but_nothing_else() -> None:
+def test_keys_of_traffic_and_memory_change_those_and_nothing_else() -> None:
     assert run_on_ranks(on_ranks, 2) == [[], []]
 
 

@@ -63,11 +63,13 @@ _STAGES = {
     _BUCKET: (0, 1, 2),
     "zero_optimization.allgather_bucket_size": (1, 2),
     "zero_optimization.overlap_comm": (0, 1, 2),
+    "zero_optimization.reduce_scatter": (1, 2),
     "zero_optimization.stage3_prefetch_bucket_size": (3,),
     "zero_optimization.stage3_param_persistence_threshold": (3,),
     "zero_optimization.stage3_model_persistence_threshold": (3,),
     "zero_optimization.stage3_max_live_parameters": (3,),
     "zero_optimization.stage3_max_reuse_distance": (3,),
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": (3,),
     "zero_optimization.leaf_module.classes": (3,),
 }
 """Keys that have an effect at some stages only."""

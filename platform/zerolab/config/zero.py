@@ -122,20 +122,18 @@ class ZeroConfig(Section):
     offload_param: OffloadParamConfig = OffloadParamConfig()
     """Where parameters wait (stage 3)."""
 
-    stage3_gather_16bit_weights_on_model_save: bool = hint(
-        default=False, reason="an export gathers whole weights at every stage without being asked"
-    )
-    """Gather whole weights when the model is saved."""
+    stage3_gather_16bit_weights_on_model_save: bool = False
+    """Allow ``engine.save_16bit_model()``, which gathers the whole model on rank 0; ``false`` makes
+    it an error. ``engine.export()`` needs no leave (stage 3)."""
 
     contiguous_gradients: bool = hint(
         default=True, reason="gradients always lie in flat buckets at stages 0 to 2"
     )
     """Copy gradients into one buffer as they are produced."""
 
-    reduce_scatter: bool = hint(
-        default=True, reason="the stage decides: all-reduce at 0, reduce-scatter from 1 on"
-    )
-    """Reduce-scatter gradients in place of all-reduce."""
+    reduce_scatter: bool = True
+    """``false``: gradients are all-reduced, and a rank keeps its shard of them, which moves as many
+    elements again as the model has for each reduction (stages 1 and 2)."""
 
     allgather_partitions: bool = hint(
         default=True, reason="updated weights are always all-gathered, never broadcast one by one"

@@ -12,6 +12,7 @@ from torch import nn
 from zerolab.config.engine import EngineConfig, load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine.activation import checkpoint_blocks
+from zerotrial.engine.all_reducing import without_reduce_scatter
 from zerotrial.engine.comm import connect
 from zerotrial.engine.compiling import compile_blocks
 from zerotrial.engine.data import build_loader
@@ -249,6 +250,8 @@ def _build_stage(inputs: StageInputs) -> Stage:
 
         return build_stage3(inputs)
     comm = connect(inputs.group, inputs.device)
+    if not zero.reduce_scatter:
+        comm = without_reduce_scatter(comm)
     return _FLAT_STAGES[zero.stage](inputs, comm, updater)
 
 
