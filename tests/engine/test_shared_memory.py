@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.ranks import run_on_ranks
+from zerotrial.engine.census import census
 from zerotrial.engine.comm import Communicator, GroupCommunicator, SoloCommunicator, connect
 from zerotrial.engine.shared_memory import PeerError, SharedMemoryCommunicator
 
@@ -79,6 +80,21 @@ def check_copies(comm: Communicator) -> None:
         assert not tensor.any()
 
 
+def check_common_memory(comm: Communicator) -> None:
+    common = comm.allocate_common(6 * comm.size, torch.bfloat16)
+    if common is None:
+        assert not isinstance(comm, SharedMemoryCommunicator)
+        return
+    assert not common.whole.any()
+    comm.fence()
+    common.own.fill_(comm.rank + 1.0)
+    comm.fence()
+    assert common.whole.view(comm.size, 6)[:, 0].tolist() == [r + 1.0 for r in range(comm.size)]
+    counted = census({"mine": [common.own]})
+    assert counted["mine"] == common.own.untyped_storage().nbytes() == 12
+    assert common.whole.untyped_storage().nbytes() > counted["mine"]
+
+
 def check_every_communicator() -> list[str]:
     group = dist.group.WORLD
     assert group is not None
@@ -86,6 +102,7 @@ def check_every_communicator() -> list[str]:
     for comm in comms:
         check_reductions(comm)
         check_copies(comm)
+        check_common_memory(comm)
         comm.traffic.clear()
         buffer = comm.allocate(100 * comm.size, torch.float32, CPU)
         out = torch.empty(100)

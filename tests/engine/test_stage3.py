@@ -257,6 +257,22 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
     dropped = same and not result.updated and engine.skipped_steps == 1
     yield "an overflow on one rank is dropped on all", [] if dropped else [f"{result} {same}"]
 
+    seen: dict[int, float] = {}
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: seen.update({id(p): float(p.grad._local_tensor.double().square().sum())})
+        )
+        for parameter in engine.module.parameters()
+    ]
+    engine.backward(engine(*batches[0][0][rank]))
+    engine.step()
+    for hook in hooks:
+        hook.remove()
+    norm = engine.get_global_grad_norm()
+    found = math.sqrt(averaged(sum(seen.values())) * ranks)
+    good = norm is not None and math.isclose(found, norm, rel_tol=1e-6)
+    yield "a hook on a parameter sees the averaged gradient", [] if good else [f"{found} {norm}"]
+
     plain = seeded(Language)
     problems = []
     for _ in range(2):

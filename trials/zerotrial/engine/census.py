@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from zerotrial.engine.comm import Buffer
+from zerotrial.engine.comm import Buffer, Common
 
 OTHER = "other"
 """Tensors that belong to no kind: inputs, activations, what the user keeps."""
@@ -45,7 +45,7 @@ def census(kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
     alive = gc.get_objects()
     # type(), not isinstance(): asking a lazy proxy for its class may run code.
     everything = _storages(found for found in alive if issubclass(type(found), Tensor))
-    seen = _of_other_ranks(found for found in alive if type(found) is Buffer)
+    seen = _of_other_ranks(found for found in alive if type(found) in {Buffer, Common})
     counted: dict[str, int] = {}
     for kind, tensors in kinds.items():
         mine = {key: size for key, size in _storages(tensors).items() if key not in seen}
@@ -55,11 +55,14 @@ def census(kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
     return counted
 
 
-def _of_other_ranks(buffers: Iterable[Buffer]) -> set[tuple[str, int]]:
+def _of_other_ranks(shared: Iterable[Buffer | Common]) -> set[tuple[str, int]]:
     """Memory of other ranks on this host, which this one only reads."""
     found: set[tuple[str, int]] = set()
-    for buffer in buffers:
-        found |= _storages(buffer.peers).keys() - _storages([buffer.tensor]).keys()
+    for memory in shared:
+        if isinstance(memory, Common):
+            found |= _storages([memory.whole]).keys()
+        else:
+            found |= _storages(memory.peers).keys() - _storages([memory.tensor]).keys()
     return found
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "Buffer",
+    "Common",
     "Communicator",
     "GroupCommunicator",
     "SoloCommunicator",
@@ -71,6 +72,20 @@ class Buffer:
         return Buffer(self.tensor.view(dtype), [peer.view(dtype) for peer in self.peers])
 
 
+@dataclass(frozen=True)
+class Common:
+    """One memory for all ranks: what one writes there, the others read.
+
+    In order only where a fence or another collective lies between.
+    """
+
+    whole: Tensor
+    """(N * S,)."""
+
+    own: Tensor
+    """(S,), this rank's part of it, as a storage of its own, so that it is counted by itself."""
+
+
 class Work(Protocol):
     """A collective under way."""
 
@@ -99,6 +114,10 @@ class Communicator(Protocol):
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
         """Make a zeroed buffer of ``numel`` elements."""
+        ...
+
+    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common | None:
+        """Make one zeroed memory of ``numel`` elements; None where ranks share no memory."""
         ...
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
@@ -174,6 +193,10 @@ class SoloCommunicator:
         """See :class:`Communicator`."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
+    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common | None:
+        """See :class:`Communicator`."""
+        return None
+
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """See :class:`Communicator`."""
         _scaled_into(out, buffer.tensor, factor, add=add)
@@ -217,18 +240,22 @@ class _GroupWork:
             return
         self._work.wait()
         self._work = None
-        if self._finish is not None:
-            self._finish()
+        finish, self._finish = self._finish, None  # which holds memory
+        if finish is not None:
+            finish()
 
     def release(self) -> None:
-        return  # the backend has read it when the work is done
+        # The backend has read it when the work is done; on a GPU, what is written later comes
+        # later, since wait() put the stream behind the collective.
+        return
 
 
 class GroupCommunicator:
     """Any backend of torch.distributed: NCCL between GPUs, gloo between hosts.
 
-    NCCL reduces in the buffer's type, asynchronously on its own stream. gloo's reduce-scatter is an
-    all-reduce inside, so there the shards travel by all-to-all and are summed here, in fp32.
+    NCCL reduces in the buffer's type, asynchronously on its own stream, in place where it can.
+    gloo's reduce-scatter is an all-reduce inside, so there the shards travel by all-to-all and are
+    summed here, in fp32.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -243,13 +270,19 @@ class GroupCommunicator:
         """See :class:`Communicator`."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
+    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common | None:
+        """See :class:`Communicator`."""
+        return None
+
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """See :class:`Communicator`."""
         source = buffer.tensor
         self.traffic.add("reduce_scatter", source.numel())
         if self._native:
-            total = source.new_empty(out.numel())
-            work = _reduce_scatter(total, source, self._group)
+            operation, factor = self._operation(factor)
+            # NCCL may write to the shard that it reads
+            total = source.new_empty(out.numel()) if add or out.dtype != source.dtype else out
+            work = _reduce_scatter(total, source, self._group, operation)
             return _GroupWork(work, lambda: _scaled_into(out, total, factor, add=add))
         parts = torch.empty_like(source)
         work = dist.all_to_all_single(parts, source, group=self._group, async_op=True)
@@ -268,7 +301,8 @@ class GroupCommunicator:
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
         """See :class:`Communicator`."""
         self.traffic.add("all_reduce", 2 * buffer.tensor.numel())
-        work = dist.all_reduce(buffer.tensor, group=self._group, async_op=True)
+        operation, factor = self._operation(factor)
+        work = dist.all_reduce(buffer.tensor, operation, group=self._group, async_op=True)
         tensor = buffer.tensor
         return _GroupWork(work, lambda: _scaled_into(tensor, tensor, factor, add=False))
 
@@ -301,11 +335,25 @@ class GroupCommunicator:
     def close(self) -> None:
         """See :class:`Communicator`."""
 
+    def _operation(self, factor: float) -> tuple["dist.ReduceOp.RedOpType", float]:
+        """What to do with the ranks' values, and the factor that is left for afterwards.
 
-def _reduce_scatter(output: Tensor, source: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+        NCCL takes the mean without another pass over the memory.
+        """
+        if self._native and factor * self.size == 1.0:
+            return dist.ReduceOp.AVG, 1.0
+        return dist.ReduceOp.SUM, factor
+
+
+def _reduce_scatter(
+    output: Tensor,
+    source: Tensor,
+    group: dist.ProcessGroup,
+    operation: "dist.ReduceOp.RedOpType",
+) -> dist.Work | None:
     """``reduce_scatter_tensor``, under the name that this torch does not warn about."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    work: dist.Work | None = call(output, source, group=group, async_op=True)
+    work: dist.Work | None = call(output, source, operation, group=group, async_op=True)
     return work
 
 

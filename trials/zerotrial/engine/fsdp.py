@@ -70,6 +70,7 @@ class Stage3:
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
         self._plugged = plugged
+        self._observer = inputs.observer
         self._leave: Callable[[], None] | None = leave
         self._model_group = inputs.model_group
         self._device = inputs.device
@@ -77,11 +78,16 @@ class Stage3:
 
     def before_backward(self, *, boundary: bool) -> None:
         """Drop gradients that are not this engine's: of another's loss that came through here."""
+        if self._plugged is not None:
+            self._plugged.reductions.finish()  # of a backward that raised
         for shard in self._shards:
             shard.parameter.grad = None
 
     def after_backward(self, *, boundary: bool) -> None:
         """Add up this micro-batch's gradients, which came averaged over the ranks."""
+        if self._plugged is not None:
+            with self._observer.phase("reduce"):
+                self._plugged.reductions.finish()
         if boundary and self._every_gradient:
             self._check_unused()
         for index, bucket in enumerate(self._buckets):

@@ -7,20 +7,23 @@ all-to-all.
 N ranks, S elements of a unit on each: what is gathered or reduced has N * S elements, and rank r's
 part is the r-th S, exactly as in a :class:`~zerotrial.engine.comm.Buffer`.
 
-**Gathering** waits for nobody: weights change only when the optimizer steps. After it each rank
-publishes its shards, in the type that forward computes in, and all meet once; from then on a gather
-copies what the others have published. When a rank publishes again, the norm of the gradient has
-been summed in between, so that no other rank is still in a forward or backward that reads. User
-code may write to weights as well (to clip them, say): the ranks ask each other once for each
-forward of the model, and publish again if any shard is not what it was.
+**Gathering** waits for nobody and sends nothing: weights change only when the optimizer steps.
+After it each rank publishes its shards, in the type that forward computes in, in memory that all
+ranks map, each its own part, and all meet once; from then on that memory is what a gather gives.
+When a rank publishes again, the norm of the gradient has been summed in between, so that no other
+rank is still in a forward or backward that reads. User code may write to weights as well (to clip
+them, say): the ranks ask each other once for each forward of the model, and publish again if any
+shard is not what it was.
 
-**Reducing** goes through buffers in turn. One may be filled again when no rank reads it any more;
-every rank finishes one collective before it begins the next, so that three are more than enough.
+**Reducing** overlaps backward: a collective is started, and advanced without waiting whenever
+another one starts; only the end of backward waits. The buffers are used in turn, each again when no
+rank reads it any more.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +34,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from zerotrial.engine.comm import Buffer, Communicator
+from zerotrial.engine.comm import Buffer, Common, Communicator, Work
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -41,11 +44,11 @@ if TYPE_CHECKING:
 _RING = 3
 
 
-class BufferRing:
-    """Buffers handed out in turn, so that none is filled while another rank still reads it.
+class Reductions:
+    """Sums over ranks that are under way, and the buffers that they read, which are used in turn.
 
     Args:
-        comm: Allocates them; every rank must ask for the same sizes in the same order.
+        comm: Allocates buffers; every rank must ask for the same sizes in the same order.
         device: Of the buffers.
     """
 
@@ -53,7 +56,9 @@ class BufferRing:
         self._comm = comm
         self._device = device
         self._slots: list[Buffer] = []  # as bytes
-        self._next = 0
+        self._readers: list[Work | None] = [None] * _RING
+        self._turn = 0
+        self._works: deque[Work] = deque()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -61,7 +66,7 @@ class BufferRing:
         return [slot.tensor for slot in self._slots]
 
     def lend(self, numel: int, dtype: torch.dtype) -> Buffer:
-        """Lend a buffer until it is this one's turn again. **Collective**.
+        """Lend a buffer, to be filled and given to :meth:`start`. **Collective**.
 
         Args:
             numel: Elements, N * S.
@@ -71,13 +76,34 @@ class BufferRing:
             A buffer with arbitrary content.
         """
         nbytes = numel * dtype.itemsize
-        index = self._next
-        self._next = (index + 1) % _RING
-        if index == len(self._slots):
+        reader, self._readers[self._turn] = self._readers[self._turn], None
+        if reader is not None:
+            while self._works and not reader.advance():  # in order, as the other ranks do
+                self._works.popleft().wait()
+            reader.release()
+        if self._turn == len(self._slots):
             self._slots.append(self._comm.allocate(nbytes, torch.uint8, self._device))
-        elif self._slots[index].tensor.numel() < nbytes:
-            self._slots[index] = self._comm.allocate(nbytes, torch.uint8, self._device)
-        return self._slots[index].part(0, nbytes).cast(dtype)
+        elif self._slots[self._turn].tensor.numel() < nbytes:
+            self._slots[self._turn] = self._comm.allocate(nbytes, torch.uint8, self._device)
+        return self._slots[self._turn].part(0, nbytes).cast(dtype)
+
+    def start(self, buffer: Buffer, out: Tensor, factor: float) -> None:
+        """Start ``out = factor * sum over ranks`` of what was lent last. **Collective**."""
+        self._advance()
+        work = self._comm.reduce_scatter(buffer, out, factor, add=False)
+        self._readers[self._turn] = work
+        self._turn = (self._turn + 1) % _RING
+        self._works.append(work)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._works and self._works[0].advance():
+            self._works.popleft()
+
+    def finish(self) -> None:
+        """Wait until every sum is there."""
+        while self._works:
+            self._works.popleft().wait()
 
 
 class PublishedShards:
@@ -86,18 +112,26 @@ class PublishedShards:
     Args:
         owner: The unit's parameter group inside ``fully_shard``.
         comm: Between the ranks.
-        device: Of the shards.
     """
 
-    def __init__(self, owner: Any, comm: Communicator, device: torch.device) -> None:
+    def __init__(self, owner: Any, comm: Communicator) -> None:
         self._shards: list[Tensor] = [p._sharded_param_data for p in owner.fsdp_params]  # noqa: SLF001 - no public way
         sizes = [shard.numel() for shard in self._shards]
         kinds = {p.param_dtype or p.orig_dtype for p in owner.fsdp_params}
-        self.buffer: Buffer | None = None
-        self._homes: list[Tensor] = []
+        self._common: Common | None = None
         if len(kinds) == 1:
-            self.buffer = comm.allocate(sum(sizes), kinds.pop(), device)
-            self._homes = list(torch.split(self.buffer.tensor, sizes))
+            self._common = comm.allocate_common(comm.size * sum(sizes), kinds.pop())
+        self._homes = [] if self._common is None else list(torch.split(self._common.own, sizes))
+
+    @property
+    def whole(self) -> Tensor | None:
+        """(N * S,), the same memory on every rank; None where there is no such memory."""
+        return None if self._common is None else self._common.whole
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """This rank's part of it."""
+        return [] if self._common is None else [self._common.own]
 
     def is_current(self) -> bool:
         """Whether the shards are still what was published."""
@@ -125,8 +159,12 @@ class SharedAllGather(AllGather):
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Make the memory into which a unit is gathered."""
-        return torch.empty(math.prod(int(length) for length in size), dtype=dtype, device=device)
+        """Give the memory in which a unit is whole; this rank's part is written once more."""
+        numel = math.prod(int(length) for length in size)
+        whole = self._published.whole
+        if whole is not None and (whole.numel(), whole.dtype) == (numel, dtype):
+            return whole
+        return torch.empty(numel, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -136,20 +174,10 @@ class SharedAllGather(AllGather):
         async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
     ) -> None:
         """Fill the other ranks' parts. **Collective** only where ranks share no memory."""
-        source = self._published.buffer
-        rows = output_tensor.view(self._comm.size, -1)
-        if source is None or not source.peers:
-            self._gather_through_group(output_tensor, input_tensor, group)
-            return
         self._comm.traffic.add("all_gather", output_tensor.numel())
-        for step in range(1, self._comm.size):  # each rank starts elsewhere, to spread the load
-            rank = (self._comm.rank + step) % self._comm.size
-            rows[rank].copy_(source.peers[rank])
-
-    def _gather_through_group(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup
-    ) -> None:
-        self._comm.traffic.add("all_gather", output_tensor.numel())
+        whole = self._published.whole
+        if whole is not None and whole.data_ptr() == output_tensor.data_ptr():
+            return  # they are there
         own = input_tensor.clone()  # gloo copies the input into the output
         call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         call(output_tensor, own, group=group)
@@ -159,17 +187,17 @@ class SharedReduceScatter(ReduceScatter):
     """Sums a unit's gradients; see ``FSDPModule.set_custom_reduce_scatter``.
 
     Args:
-        comm: Does the work.
-        ring: Of buffers for what is summed.
+        reductions: Do the work.
+        parameters: The unit's, as ``fully_shard`` keeps them.
         factor: What the sum over ranks is multiplied by: 1 / N for the mean.
         observer: Is told when gradients are reduced.
     """
 
     def __init__(
-        self, comm: Communicator, ring: BufferRing, factor: float, observer: Observer
+        self, reductions: Reductions, parameters: Sequence[Any], factor: float, observer: Observer
     ) -> None:
-        self._comm = comm
-        self._ring = ring
+        self._reductions = reductions
+        self._parameters = parameters
         self._factor = factor
         self._observer = observer
         self._buffer: Buffer | None = None
@@ -181,7 +209,7 @@ class SharedReduceScatter(ReduceScatter):
         numel = math.prod(int(length) for length in size)
         if self._buffer is not None:
             return torch.empty(numel, dtype=dtype, device=device)
-        self._buffer = self._ring.lend(numel, dtype)
+        self._buffer = self._reductions.lend(numel, dtype)
         return self._buffer.tensor
 
     def __call__(
@@ -192,12 +220,23 @@ class SharedReduceScatter(ReduceScatter):
         op: Any,
         async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
     ) -> None:
-        """Sum every rank's part and scale it. **Collective**."""
+        """Start to sum every rank's part and to scale it. **Collective**."""
         buffer, self._buffer = self._buffer, None
         if buffer is None or buffer.tensor.data_ptr() != input_tensor.data_ptr():
             raise RuntimeError("reduce-scatter of memory that was not allocated for it")
         with self._observer.phase("reduce"):
-            self._comm.reduce_scatter(buffer, output_tensor, self._factor, add=False).wait()
+            self._reductions.start(buffer, output_tensor, self._factor)
+            if self._is_read_at_once(output_tensor):
+                self._reductions.finish()
+
+    def _is_read_at_once(self, total: Tensor) -> bool:
+        """Whether anybody wants the sum before the end of backward: a cast, or a user's hook."""
+        return any(
+            parameter.orig_dtype != total.dtype
+            or parameter.sharded_param.grad is not None
+            or getattr(parameter.sharded_param, "_post_accumulate_grad_hooks", None)
+            for parameter in self._parameters
+        )
 
 
 @dataclass(frozen=True)
@@ -205,7 +244,7 @@ class Plugged:
     """What :func:`plug_in` leaves behind."""
 
     comm: Communicator
-    ring: BufferRing
+    reductions: Reductions
     published: Sequence[PublishedShards]
 
     def publish(self) -> None:
@@ -223,8 +262,8 @@ class Plugged:
     @property
     def tensors(self) -> list[Tensor]:
         """This rank's memory."""
-        buffers = [unit.buffer.tensor for unit in self.published if unit.buffer is not None]
-        return [*self.ring.tensors, *buffers]
+        shards = [tensor for unit in self.published for tensor in unit.tensors]
+        return [*self.reductions.tensors, *shards]
 
 
 def plug_in(
@@ -246,18 +285,21 @@ def plug_in(
     Returns:
         The memory of the collectives.
     """
-    ring = BufferRing(comm, device)
+    reductions = Reductions(comm, device)
     published = []
     for unit in units:
         state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
-        if (owner := state._fsdp_param_group) is not None:  # noqa: SLF001 - no public way
-            published.append(PublishedShards(owner, comm, device))
-            unit.set_custom_all_gather(SharedAllGather(comm, published[-1]))
-        unit.set_custom_reduce_scatter(SharedReduceScatter(comm, ring, factor, observer))
+        if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
+            continue
+        published.append(PublishedShards(owner, comm))
+        unit.set_custom_all_gather(SharedAllGather(comm, published[-1]))
+        unit.set_custom_reduce_scatter(
+            SharedReduceScatter(reductions, owner.fsdp_params, factor, observer)
+        )
         # The factor is applied here, once; these two keep fully_shard from dividing as well.
         unit.set_force_sum_reduction_for_comms(True)
         unit.set_gradient_divide_factor(1.0)
-    plugged = Plugged(comm, ring, published)
+    plugged = Plugged(comm, reductions, published)
     plugged.publish()
     # Before the hook in which fully_shard begins to gather.
     root = cast("nn.Module", units[-1])

@@ -16,16 +16,17 @@ goes on when all peers have said so:
 """
 
 import contextlib
+import mmap
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerotrial.engine.comm import Buffer, Traffic, Work
+from zerotrial.engine.comm import Buffer, Common, Traffic, Work
 from zerotrial.engine.wires import (
     READY,
     SUMMED,
@@ -39,6 +40,7 @@ from zerotrial.engine.wires import (
 __all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
 
 _CHUNK = 1 << 16  # elements: 256 KB of fp32 stay in a core's cache
+_LINE = 64  # bytes of a cache line
 _BOARD = 64  # fp64 numbers that `sum` can add up
 
 _Step = Callable[[], None]  # what a collective does after a phase
@@ -74,22 +76,33 @@ class SharedMemoryCommunicator:
         """See :class:`~zerotrial.engine.comm.Communicator`."""
         assert device.type == "cpu"
         nbytes = max(numel * dtype.itemsize, 1)
-        fd = os.memfd_create("zerolab")
-        try:
-            os.ftruncate(fd, nbytes)
-            mine = _map(fd, nbytes)
-            descriptors = self._wires.swap_descriptors(fd, nbytes)
-        finally:
-            os.close(fd)
-        peers = []
-        for rank in range(self.size):
-            if rank == self.rank:
-                peers.append(mine[: numel * dtype.itemsize].view(dtype))
-                continue
-            theirs = _map(descriptors[rank], nbytes)
-            os.close(descriptors[rank])
-            peers.append(theirs[: numel * dtype.itemsize].view(dtype))
+        with self._opened(nbytes) as files:
+            peers = [_map(fd, nbytes) for fd in files]
+        peers = [memory[: numel * dtype.itemsize].view(dtype) for memory in peers]
         return Buffer(peers[self.rank], peers)
+
+    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common:
+        """See :class:`~zerotrial.engine.comm.Communicator`."""
+        nbytes = numel * dtype.itemsize
+        with self._opened(_LINE + nbytes) as files:
+            memory = mmap.mmap(files[0], _LINE + nbytes)
+        # Memory is known by its address, so no part may begin where the whole does.
+        whole = torch.frombuffer(memory, dtype=torch.uint8)[_LINE:].view(dtype)
+        part = numel // self.size
+        start = _LINE + self.rank * part * dtype.itemsize
+        return Common(whole, torch.frombuffer(memory, dtype=dtype, count=part, offset=start))
+
+    @contextlib.contextmanager
+    def _opened(self, nbytes: int) -> Iterator[list[int]]:
+        """Make a file of memory on every rank, and lend the descriptors of all."""
+        files = {self.rank: os.memfd_create("zerolab")}
+        try:
+            os.ftruncate(files[self.rank], nbytes)
+            files |= self._wires.swap_descriptors(files[self.rank], nbytes)
+            yield [files[rank] for rank in range(self.size)]
+        finally:
+            for fd in files.values():
+                os.close(fd)
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """See :class:`~zerotrial.engine.comm.Communicator`."""
