@@ -107,11 +107,12 @@ class Stage3:
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Return the norm; the averaging itself has happened in backward. **Collective**."""
-        squares = torch.zeros(1, dtype=torch.float64)
+        # Where the gradients are: on a GPU nothing is waited for until all squares are summed.
+        squares = torch.zeros(1, dtype=torch.float64, device=self._buckets[0].master.device)
         for index, gradient in enumerate(self._gradients):
             if gradient is not None:
                 for part in self._counted(index, gradient):
-                    squares += squared_norm(part).cpu()
+                    squares += squared_norm(part)
         squares = self._comm.sum(squares.to(self._device))
         if self._model_group is not None:
             dist.all_reduce(squares, group=self._model_group)
