@@ -67,8 +67,9 @@ class _InMemory:
                 if len(members) == 1 and state.numel() == self._masters[index].numel():
                     lent[name] = state.view(-1)
                     continue
-                whole = lent.setdefault(name, state.new_zeros(self._masters[index].numel()))
-                part = whole[span].view(parameter.shape)
+                if name not in lent:
+                    lent[name] = state.new_zeros(self._masters[index].numel())
+                part = lent[name][span].view(parameter.shape)
                 part.copy_(state)  # expanded, where one number stands for a row or a column
                 copies.append((state, part[tuple(slice(0, size) for size in state.shape)]))
         yield lent
@@ -107,11 +108,13 @@ class ElementwiseUpdater(_InMemory):
     def __init__(self, inputs: UpdaterInputs) -> None:
         parameters = [[nn.Parameter(master, requires_grad=True)] for master in inputs.masters]
         self._build(inputs, parameters, [[slice(0, m.numel())] for m in inputs.masters])
+        self._wide: Tensor | None = None
+        """Memory for one bucket's gradient in its master's type, on CPU; made when needed."""
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """See :class:`~zerotrial.engine.parts.Updater`."""
         (parameter,) = self._parameters[index]
-        parameter.grad = gradient.to(parameter.dtype)
+        parameter.grad = self._widened(gradient, parameter.dtype)
         step_scaled(self.optimizer, [parameter], scale)
         parameter.grad = None
         master = self._masters[index]
@@ -121,6 +124,19 @@ class ElementwiseUpdater(_InMemory):
 
     def finish(self) -> None:
         """See :class:`~zerotrial.engine.parts.Updater`."""
+
+    def _widened(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+        """Cast a gradient, on CPU into memory that is used again.
+
+        The system gives out large pieces of memory page by page, which takes ten times as long as
+        the cast. On other devices torch keeps memory by itself.
+        """
+        if gradient.dtype == dtype or gradient.device.type != "cpu":
+            return gradient.to(dtype)
+        if self._wide is None or self._wide.dtype != dtype:
+            largest = max(master.numel() for master in self._masters)
+            self._wide = torch.empty(largest, dtype=dtype)
+        return self._wide[: gradient.numel()].copy_(gradient)
 
 
 def step_scaled(
@@ -146,7 +162,8 @@ def step_scaled(
         optimizer.step()
     else:
         device = parameters[0].device
-        fused.grad_scale = torch.tensor(1.0 / scale, device=device)
+        # filled on the device: a copy from the host would wait for all that runs there
+        fused.grad_scale = torch.full((), 1.0 / scale, device=device)
         fused.found_inf = torch.zeros((), device=device)
         fused.step()
         del fused.grad_scale, fused.found_inf
