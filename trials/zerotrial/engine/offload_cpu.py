@@ -35,16 +35,18 @@ class CpuUpdater:
 
     def __init__(self, inputs: UpdaterInputs) -> None:
         options = inputs.config.zero_optimization.offload_optimizer
-        self._pin = options.pin_memory and inputs.device.type == "cuda"
-        masters = [self._host_like(master, master.dtype) for master in inputs.masters]
-        for host, master in zip(masters, inputs.masters, strict=True):
-            host.copy_(master)
+        on_gpu = inputs.device.type == "cuda"
+        # Only what travels is pinned: torch rounds pinned memory up to powers of two.
+        self._pin = options.pin_memory and on_gpu
+        masters = [master.to("cpu", copy=True) for master in inputs.masters]
         self._inner = build_updater(replace(inputs, masters=masters, device=torch.device("cpu")))
         self.optimizer = self._inner.optimizer
         self._stream: Any = None
-        if inputs.device.type == "cuda":
+        if on_gpu:
             self._stream = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
         self._worker = ThreadPoolExecutor(1, "offload-update")
+        if on_gpu:  # a new thread begins on the first GPU, whichever this rank has
+            self._worker.submit(torch.cuda.set_device, self._stream.device).result()
         self._transfers: dict[int, _Transfer] = {}
         self._running: list[Future[bool]] = []
         self._late: list[tuple[_Transfer, Tensor]] = []
