@@ -7,7 +7,7 @@ so.
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -33,6 +33,7 @@ from zerotrial.engine.checkpoint_state import (
     rank_file,
     to_bytes,
 )
+from zerotrial.engine.checkpoint_window import Window, WindowState, gradient_ranges
 from zerotrial.engine.parts import Stage
 
 __all__ = ["Checkpointer", "TrainingState"]
@@ -53,14 +54,14 @@ class TrainingState:
     group: dist.ProcessGroup | None
     """Data-parallel ranks; None for one process."""
 
+    window: Window
+    """Micro-batches whose gradients wait for the accumulation boundary."""
+
     model_group: dist.ProcessGroup | None = None
     """Ranks that hold the other parts of this model replica (``mpu``)."""
 
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by the name they are saved under."""
-
-    unfinished: Callable[[], int] = lambda: 0
-    """Micro-batches whose gradients wait for the accumulation boundary."""
 
 
 class Checkpointer:
@@ -112,19 +113,16 @@ class Checkpointer:
             CheckpointError: On all ranks, if any could not save, or a save before this one failed.
         """
         self.wait()
-        if unfinished := self._state.unfinished():
-            msg = (
-                "save_checkpoint: call it at an accumulation boundary; the gradients of "
-                f"{unfinished} micro-batch(es) wait for step()"
-            )
-            raise CheckpointError(msg)
+        window = self._agree_on_window()
         tag = self._agree_on(tag)
         self._refuse_shared_directory(str(Path(directory).absolute()))
-        objects = self._objects(client_state or {})
+        objects = self._objects(client_state or {}, window)
         names = module_tensors(
             self._state.module, set(self._state.trainable), frozen=not exclude_frozen_parameters
         )
         whole = list(names)  # a collective at stage 3, so every rank makes it
+        if window.is_open:
+            self._state.stage.settle_gradients()
         temporary = final = Path(directory) / tag
         with self._ranks.together():
             if self._ranks.rank == 0:
@@ -136,11 +134,13 @@ class Checkpointer:
             save_latest=save_latest,
             manifest=self._manifest(tag, exclude_frozen=exclude_frozen_parameters),
             tensors=ranges_of(self._state.stage.pieces()),
+            gradients=self._gradients() if window.is_open else (),
             module_tensors=whole if self._ranks.rank == 0 else [],
             objects=objects,
         )
         if self._in_background if in_background is None else in_background:
-            self._pending = BackgroundSave(replace(job, tensors=list(job.tensors)))
+            copied = replace(job, tensors=list(job.tensors), gradients=list(job.gradients))
+            self._pending = BackgroundSave(copied)
         else:
             save_now(job)
         return str(final)
@@ -195,6 +195,20 @@ class Checkpointer:
                 logger.warning("%s; rank 0's is used", msg)
         return check_tag(tags[0])
 
+    def _agree_on_window(self) -> WindowState:
+        windows = self._ranks.gather(self._state.window.state())
+        if any(window != windows[0] for window in windows):
+            at = [f"{window.ended} + {window.backwards}" for window in windows]
+            msg = (
+                "save_checkpoint: all ranks must be at the same micro-batch, got steps and "
+                f"backwards since the last accumulation boundary, by rank: {', '.join(at)}"
+            )
+            raise CheckpointError(msg)
+        return windows[0]
+
+    def _gradients(self) -> Iterator[tuple[str, Tensor]]:
+        return gradient_ranges(self._state.stage.gradient_pieces(), self._ranks.rank)
+
     def _refuse_shared_directory(self, directory: str) -> None:
         """Make sure that no other part of the model is saved in the same place."""
         others = Ranks(self._state.model_group).gather(directory)
@@ -217,7 +231,7 @@ class Checkpointer:
             excluded=sorted(frozen) if exclude_frozen else [],
         )
 
-    def _objects(self, client_state: Mapping[str, Any]) -> dict[str, bytes]:
+    def _objects(self, client_state: Mapping[str, Any], window: WindowState) -> dict[str, bytes]:
         """Serialize what is no parameter. **Collective**."""
         state = self._state
         buffers = buffers_of(state.module)
@@ -241,6 +255,7 @@ class Checkpointer:
                         name: {"type": type(part).__name__, "state": part.state_dict()}
                         for name, part in state.stateful.items()
                     },
+                    "window": window.to_dict(state.stage.share_factor) if window.is_open else None,
                 }
                 objects[ENGINE_STATE] = to_bytes("engine state", engine_state)
                 objects[CLIENT_STATE] = to_bytes("client_state", client_state)

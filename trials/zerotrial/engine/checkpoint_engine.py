@@ -8,6 +8,7 @@ import torch
 from zerotrial.engine.checkpoint import Checkpointer, TrainingState
 from zerotrial.engine.checkpoint_load import Selection
 from zerotrial.engine.checkpoint_ranks import Ranks
+from zerotrial.engine.checkpoint_window import WindowState
 
 if TYPE_CHECKING:
     from zerotrial.engine.engine import Engine
@@ -16,25 +17,46 @@ __all__ = ["load_checkpoint", "make_checkpointer", "save_checkpoint"]
 
 
 class _Counters:
-    """The engine's counters, as something that is saved and loaded."""
+    """The engine's counters at the last boundary, as something that is saved and loaded."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._engine.counters(), "accumulation_steps": self._accumulation_steps}
+        counters = self._engine.counters()
+        counters["micro_steps"] -= self._engine.window[0]
+        return {**counters, "accumulation_steps": self._accumulation_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         counters = dict(state_dict)
         if counters.pop("accumulation_steps") != self._accumulation_steps:
-            # A checkpoint is made at a boundary, and boundaries are where micro_steps is a
-            # multiple of the accumulation steps, which may be others now.
+            # Boundaries are where micro_steps is a multiple of the accumulation steps, which may
+            # be others now.
             counters["micro_steps"] = counters["global_steps"] * self._accumulation_steps
         self._engine.set_counters(counters)
 
     @property
     def _accumulation_steps(self) -> int:
         return self._engine.gradient_accumulation_steps()
+
+
+class _Window:
+    """The engine's accumulation window, as something that is saved and loaded."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+
+    def state(self) -> WindowState:
+        engine = self._engine
+        return WindowState(*engine.window, engine.gradient_accumulation_steps(), engine.loss_scale)
+
+    def resume(self, state: WindowState) -> None:
+        ended = state.ended_at(self._engine.gradient_accumulation_steps())
+        assert ended is not None
+        self._engine.resume_window(ended, state.backwards)
+
+    def forget(self) -> None:
+        self._engine.forget_micro_batches()
 
 
 def make_checkpointer(engine: "Engine") -> Checkpointer:
@@ -58,7 +80,7 @@ def make_checkpointer(engine: "Engine") -> Checkpointer:
         group=engine.group,
         model_group=engine.model_group,
         stateful={name: part for name, part in stateful.items() if hasattr(part, "state_dict")},
-        unfinished=lambda: engine.waiting_micro_batches,
+        window=_Window(engine),
     )
     options = engine.config.checkpoint
     return Checkpointer(
@@ -79,7 +101,8 @@ def save_checkpoint(  # noqa: PLR0917 - DeepSpeed's signature
     """Write everything that training needs to go on. **Collective**.
 
     Args:
-        engine: Whose state; at an accumulation boundary.
+        engine: Whose state. Between two accumulation boundaries the gradients gathered so far are
+            a part of it.
         save_dir: Holds the checkpoints of one engine.
         tag: Folder name; ``global_step<N>`` by default. An older one of the same tag is replaced.
         client_state: The user's own: tensors, numbers, strings and containers of them.
@@ -116,7 +139,9 @@ def load_checkpoint(  # noqa: PLR0917 - DeepSpeed's signature
     """Go on from a checkpoint of any stage and number of ranks. **Collective**.
 
     Args:
-        engine: Whose state is replaced; gradients that wait for a boundary are dropped.
+        engine: Whose state is replaced, with gradients that wait for a boundary. Those that the
+            checkpoint has are dropped unless optimizer states are loaded: the next micro-batch
+            then begins an accumulation window.
         load_dir: As it was passed to :func:`save_checkpoint`.
         tag: Folder name; the one that ``latest`` names by default.
         load_module_strict: Whether parameters and buffers must have the same names.
@@ -137,5 +162,4 @@ def load_checkpoint(  # noqa: PLR0917 - DeepSpeed's signature
         module_only=load_module_only,
         strict=load_module_strict,
     )
-    engine.forget_micro_batches()
     return engine.checkpointer.load(load_dir, tag, selection)

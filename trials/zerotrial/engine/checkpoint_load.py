@@ -32,6 +32,7 @@ from zerotrial.engine.checkpoint_state import (
     set_module_tensor,
     set_random_state,
 )
+from zerotrial.engine.checkpoint_window import SavedGradients
 
 if TYPE_CHECKING:
     from zerotrial.engine.checkpoint import TrainingState
@@ -139,25 +140,31 @@ class Loader:
                 manifest = Manifest.read(self._path)
                 self._verify(manifest)
                 files = [self._path / name for name in sorted(manifest.files)]
-                shards = [path for path in files if path.name.startswith("rank-")]
                 reader = stack.enter_context(
-                    ShardReader(path for path in shards if path.suffix == ".safetensors")
+                    ShardReader(path for path in files if path.match("rank-*.safetensors"))
                 )
                 whole = read_tensors(path for path in files if path.name.startswith("module-"))
                 engine_state = from_file(self._path / ENGINE_STATE)
                 client_state: dict[str, Any] = from_file(self._path / CLIENT_STATE)
                 own = self._own_state(manifest)
+                gradients = self._gradients(manifest, engine_state, stack)
                 self._prepare(reader)
                 plan = self._plan()
             kinds = set().union(*self._ranks.gather({k for wish in plan for k in wish.kinds}))
             with self._ranks.together():
                 self._check(manifest, reader, whole, engine_state)
                 self._check_plan(plan, kinds, manifest, reader, whole)
+                self._check_window(gradients, manifest)
+            self._state.stage.settle_gradients()
+            self._state.window.forget()
             with self._ranks.together():
                 self._fill(manifest, reader, whole)
                 rest = {**self._frozen_since(manifest, reader), **whole, **own.get("buffers", {})}
             self._set_module(rest)
             self._set_rest(engine_state)
+            if gradients is not None:
+                with self._ranks.together():
+                    self._resume_window(gradients)
         self._state.stage.weights_changed()
         if "random" in own and not self._selection.module_only:
             set_random_state(own["random"])  # last: what came before may have drawn numbers
@@ -189,6 +196,18 @@ class Loader:
         if manifest.world_size != self._ranks.size:
             own["buffers"] = {}  # of another division of the data; rank 0's are for all
         return own
+
+    def _gradients(
+        self, manifest: Manifest, engine_state: Mapping[str, Any], stack: ExitStack
+    ) -> SavedGradients | None:
+        """Open what was gathered of an accumulation window, if there is any and it is wanted."""
+        saved = engine_state.get("window")
+        if saved is None or not self._selection.with_states:
+            return None
+        names = sorted(name for name in manifest.files if name.startswith("gradients-"))
+        reader = stack.enter_context(ShardReader(self._path / name for name in names))
+        rank = self._ranks.rank if manifest.world_size == self._ranks.size else None
+        return SavedGradients(reader, saved, self._state.stage.share_factor, rank)
 
     def _prepare(self, reader: ShardReader) -> None:
         """Give optimizer states somewhere to go, or drop those that the checkpoint is without."""
@@ -262,6 +281,11 @@ class Loader:
                 problems += _gaps(wish, reader)
         self._complain(problems)
 
+    def _check_window(self, gradients: SavedGradients | None, manifest: Manifest) -> None:
+        if gradients is not None:
+            steps = self._state.window.state().accumulation_steps
+            self._complain(gradients.state.misfit(steps) + gradients.missing(manifest.shapes))
+
     def _complain(self, problems: list[str]) -> None:
         if problems:
             raise CheckpointError(f"{self._path}: does not fit:\n  " + "\n  ".join(problems))
@@ -334,6 +358,12 @@ class Loader:
                 logger.warning("%s: is now %s, so it starts afresh", name, type(part).__name__)
                 continue
             part.load_state_dict(saved_part["state"])
+
+    def _resume_window(self, gradients: SavedGradients) -> None:
+        window = self._state.window
+        gradients.loss_scale = window.state().loss_scale  # the scaler has been loaded by now
+        self._state.stage.resume_gradients(gradients)
+        window.resume(gradients.state)
 
 
 def _same_type(saved: Mapping[str, Any], part: Any) -> bool:

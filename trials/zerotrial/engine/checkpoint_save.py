@@ -2,13 +2,14 @@
 
 ::
 
-    <dir>/<tag>/rank-00000-000.safetensors    what rank 0 owns: master weights, optimizer states
-                rank-00000.pt                 its random generators (and buffers, where they differ)
-                module-000.safetensors        buffers and frozen parameters
-                state.pt                      counters, schedule, loss scaler, optimizer options
-                client_state.pt               what the user gave
-                manifest.json                 names, sizes and hashes of all the others
-    <dir>/latest                              the newest tag
+    <dir>/<tag>/rank-00000-000.safetensors       what rank 0 owns: master weights, optimizer states
+                gradients-00000-000.safetensors  what it gathered since the accumulation boundary
+                rank-00000.pt                    its random generators; its buffers, if they differ
+                module-000.safetensors           buffers and frozen parameters
+                state.pt                         counters, schedule, loss scaler, optimizer options
+                client_state.pt                  what the user gave
+                manifest.json                    names, sizes and hashes of all the others
+    <dir>/latest                                 the newest tag
 """
 
 import json
@@ -64,13 +65,18 @@ class SaveJob:
     objects: Mapping[str, bytes]
     """Name to content of the small files."""
 
+    gradients: Iterable[tuple[str, Tensor]] = ()
+    """What this rank has gathered since the last accumulation boundary."""
+
     def write(self) -> dict[str, FileRecord]:
         """Write this rank's files.
 
         Raises:
             CheckpointError: If one cannot be written.
         """
-        records = write_tensors(self.temporary, f"rank-{self.ranks.rank:05}", self.tensors)
+        rank = f"{self.ranks.rank:05}"
+        records = write_tensors(self.temporary, f"rank-{rank}", self.tensors)
+        records |= write_tensors(self.temporary, f"gradients-{rank}", self.gradients)
         records |= write_tensors(self.temporary, "module", self.module_tensors)
         for name, content in self.objects.items():
             records[name] = write_file(self.temporary / name, content)

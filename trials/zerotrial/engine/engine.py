@@ -81,7 +81,7 @@ class Engine:
         self.global_samples = 0
         # state of the running step
         self._backwards = 0
-        self._waiting = 0
+        self._ended = 0  # micro-batches of the window, by step()
         self._syncing = True
         self._boundary: bool | None = None
         self._last = StepResult(updated=False)
@@ -124,7 +124,6 @@ class Engine:
             torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
             self.stage.after_backward(boundary=boundary)
         self._backwards += 1
-        self._waiting += 1
         return share.detach()
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
@@ -150,6 +149,7 @@ class Engine:
             raise ZerolabError(f"{msg}(not loss.backward()) before each engine.step()")
         boundary = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
+        self._ended += 1
         self._backwards = 0
         self._last = self._update(lr_kwargs or {}) if boundary else StepResult(updated=False)
         return self._last
@@ -168,7 +168,7 @@ class Engine:
             else:
                 self.stage.drop_gradients()
                 self.skipped_steps += 1
-        self._waiting = 0
+        self._ended = 0
         self.global_steps += 1
         self.global_samples += self.batch.train
         self._grad_norm = norm
@@ -313,6 +313,16 @@ class Engine:
         self.skipped_steps = counters["skipped_steps"]
         self.global_samples = counters["global_samples"]
 
+    @property
+    def window(self) -> tuple[int, int]:
+        """Micro-batches ended since the last boundary, and backward passes since the last step."""
+        return self._ended, self._backwards
+
+    def resume_window(self, ended: int, backwards: int) -> None:
+        """Restore what :attr:`window` gave, after :meth:`set_counters` to the last boundary."""
+        self.micro_steps += ended
+        self._ended, self._backwards = ended, backwards
+
     def __getattr__(self, name: str) -> Any:
         """Whatever else is asked for is the module's."""
         if name == "module":
@@ -343,13 +353,13 @@ class Engine:
     @property
     def waiting_micro_batches(self) -> int:
         """Micro-batches whose gradients wait for the next boundary."""
-        return self._waiting
+        return self._ended + (self._backwards > 0)
 
     def forget_micro_batches(self) -> None:
         """Drop gradients that wait for a boundary; the window starts anew."""
         self.stage.drop_gradients()
-        self.micro_steps -= self._waiting - self._backwards
-        self._waiting = self._backwards = 0
+        self.micro_steps -= self._ended
+        self._ended = self._backwards = 0
 
     def close(self) -> None:
         """Remove the hooks from the module and give shared memory back."""

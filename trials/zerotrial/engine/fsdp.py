@@ -23,13 +23,13 @@ from torch import Tensor
 from zerolab.errors import TrialError
 from zerotrial.engine.comm import Communicator, connect
 from zerotrial.engine.fsdp_comm import Plugged, plug_in
-from zerotrial.engine.fsdp_layout import Layout, lay_out, whole_parameter
+from zerotrial.engine.fsdp_layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.fsdp_mesh import open_mesh
 from zerotrial.engine.fsdp_update import ShardUpdate, Update, WholeUpdate
 from zerotrial.engine.fsdp_wrap import shard_module, start
 from zerotrial.engine.gradients import Averaging
 from zerotrial.engine.norm import squared_norm
-from zerotrial.engine.parts import Piece, Updater, UpdaterInputs
+from zerotrial.engine.parts import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.updater import build_updater
 
 if TYPE_CHECKING:
@@ -140,6 +140,34 @@ class Stage3:
     def drop_gradients(self) -> None:
         """Forget the gradients gathered so far."""
         self._gradients = [None] * len(self._buckets)
+
+    share_factor: float | None = None
+    """See :class:`~zerotrial.engine.parts.Stage`: every backward averages."""
+
+    def settle_gradients(self) -> None:
+        """Do nothing: no averaging outlasts a backward."""
+
+    def gradient_pieces(self) -> Iterator[Piece]:
+        """Walk this rank's rows of the gradients gathered so far."""
+        for index, (bucket, found) in enumerate(zip(self._buckets, self._gradients, strict=True)):
+            # A rank may have none where another has some: zeros, so that none are missing.
+            gradient = torch.zeros_like(bucket.master) if found is None else found
+            for shard in self._rows_in(index):
+                values = {"gradient": gradient[shard.span]}
+                yield Piece(shard.name, shard.parameter.shape, shard.start, shard.stop, values)
+
+    def resume_gradients(self, source: GradientSource) -> None:
+        """Go on with the gradients of a checkpoint."""
+        if not source.has_averages:
+            return
+        for index, bucket in enumerate(self._buckets):
+            gradient = torch.zeros_like(bucket.master)
+            for shard in self._rows_in(index):
+                source.read_average(shard.name, shard.start, gradient[shard.span])
+            self._gradients[index] = gradient
+
+    def _rows_in(self, index: int) -> list[Shard]:
+        return [s for s in self._shards if s.bucket == index and s.start < s.stop]
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Walk the ranges whose optimizer states this rank keeps."""

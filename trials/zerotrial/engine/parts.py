@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zerolab.config.engine import EngineConfig
 
 __all__ = [
+    "GradientSource",
     "NamedParameter",
     "NullObserver",
     "Observer",
@@ -164,11 +165,42 @@ class StageInputs:
     observer: Observer = field(default_factory=NullObserver)
 
 
+class GradientSource(Protocol):
+    """Gradients that a checkpoint has of an accumulation window it was made in."""
+
+    has_averages: bool
+    """Whether there are averages over ranks; the same on all ranks."""
+
+    has_shares: bool
+    """Whether there are shares of this rank, as :meth:`Stage.gradient_pieces` gave them."""
+
+    def read_average(self, name: str, start: int, out: Tensor) -> None:
+        """Fill ``out``, (numel,), from element ``start`` of a parameter; leave it if it has none.
+
+        Raises:
+            ZerolabError: If it cannot be read.
+        """
+        ...
+
+    def read_share(self, name: str, out: Tensor) -> bool:
+        """Fill ``out``, (numel,), with all of a parameter; False if it has no share.
+
+        Raises:
+            ZerolabError: If it cannot be read.
+        """
+        ...
+
+
 class Stage(Protocol):
     """Where parameters, gradients and optimizer states live, and which collective moves them."""
 
     optimizer: torch.optim.Optimizer
     """The one whose ``param_groups`` schedules and users touch."""
+
+    @property
+    def share_factor(self) -> float | None:
+        """Turns the sum over ranks of unaveraged gradients into their average; None: none wait."""
+        ...
 
     def before_backward(self, *, boundary: bool) -> None:
         """Get ready for one micro-batch's gradients; ``boundary``: the last before a step."""
@@ -200,6 +232,27 @@ class Stage(Protocol):
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered so far."""
+        ...
+
+    def settle_gradients(self) -> None:
+        """Finish the averaging that is under way between boundaries. **Collective**."""
+        ...
+
+    def gradient_pieces(self) -> Iterator[Piece]:
+        """Walk the gradients gathered so far; after :meth:`settle_gradients`.
+
+        Yields:
+            Pieces of two kinds. ``gradient``: averaged over ranks; each element comes from one
+            rank. ``share``: a whole parameter's, this rank's own and not averaged yet.
+        """
+        ...
+
+    def resume_gradients(self, source: GradientSource) -> None:
+        """Go on with the gradients of a checkpoint; when none are held.
+
+        Raises:
+            ZerolabError: If the source cannot be read; nothing is held then that counts.
+        """
         ...
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:

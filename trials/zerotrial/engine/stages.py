@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from zerotrial.engine.comm import Buffer, Communicator, Work
 from zerotrial.engine.flat import Bucket, allocate_for, cut_into_buckets
+from zerotrial.engine.flat_window import gathered_pieces, resume_gathered, slots_within
 from zerotrial.engine.gradients import Averaging, Gradients, ShardedGradients, WholeGradients
 from zerotrial.engine.hooks import GradientHooks
 from zerotrial.engine.norm import squared_norm
-from zerotrial.engine.parts import Piece, StageInputs, Updater, UpdaterInputs
+from zerotrial.engine.parts import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
 from zerotrial.engine.precision import kept_in_full
 from zerotrial.engine.updater import build_updater
 
@@ -151,10 +152,7 @@ class FlatStage:
             held = self._owned(bucket)
             walked = held if write else bucket.shard(self._comm.rank)
             with self._updater.states(bucket.index, write=write) as states:
-                for slot in bucket.slots:
-                    start, stop = max(slot.start, walked.start), min(slot.stop, walked.stop)
-                    if start >= stop:
-                        continue
+                for slot, start, stop in slots_within(bucket, walked):
                     cut = slice(start - held.start, stop - held.start)
                     yield Piece(
                         slot.name,
@@ -163,6 +161,25 @@ class FlatStage:
                         stop - slot.start,
                         {kind: tensor[cut] for kind, tensor in states.items()},
                     )
+
+    @property
+    def share_factor(self) -> float | None:
+        """See :class:`~zerotrial.engine.parts.Stage`."""
+        return self.gradients.share_factor
+
+    def settle_gradients(self) -> None:
+        """See :class:`~zerotrial.engine.parts.Stage`."""
+        self.gradients.settle()
+
+    def gradient_pieces(self) -> Iterator[Piece]:
+        """See :class:`~zerotrial.engine.parts.Stage`."""
+        owned = [self._owned(bucket) for bucket in self.buckets]
+        return gathered_pieces(self.gradients, self.buckets, owned, self._comm.rank)
+
+    def resume_gradients(self, source: GradientSource) -> None:
+        """See :class:`~zerotrial.engine.parts.Stage`."""
+        owned = [self._owned(bucket) for bucket in self.buckets]
+        resume_gathered(self.gradients, self.buckets, owned, source)
 
     def scalars(self) -> dict[str, float]:
         """See :class:`~zerotrial.engine.parts.Stage`."""
