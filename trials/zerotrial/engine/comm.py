@@ -101,6 +101,10 @@ class Work(Protocol):
         """Return when no other rank reads this rank's buffer any more; after :meth:`wait`."""
         ...
 
+    def is_free(self) -> bool:
+        """Whether :meth:`wait` and :meth:`release` would return at once."""
+        ...
+
 
 class Communicator(Protocol):
     """Collectives over the data-parallel ranks; every method is **Collective**.
@@ -167,6 +171,9 @@ class _Done:
 
     def release(self) -> None:
         return
+
+    def is_free(self) -> bool:
+        return True
 
 
 def _scaled_into(out: Tensor, total: Tensor, factor: float, *, add: bool) -> None:
@@ -248,6 +255,9 @@ class _GroupWork:
         # The backend has read it when the work is done; on a GPU, what is written later comes
         # later, since wait() put the stream behind the collective.
         return
+
+    def is_free(self) -> bool:
+        return self._work is None
 
 
 class GroupCommunicator:

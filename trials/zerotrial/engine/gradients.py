@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zerolab.errors import ZerolabError
-from zerotrial.engine.comm import Communicator, Work
+from zerotrial.engine.comm import Buffer, Communicator, Work
 from zerotrial.engine.flat import Bucket, allocate_for
 
 __all__ = ["Averaging", "Gradients", "ShardedGradients", "WholeGradients"]
@@ -116,6 +116,30 @@ class Gradients:
     def reset(self) -> None:
         """Forget all gradients."""
         raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Forget all gradients at any moment. **Collective** if some were sent.
+
+        Ranks may have come to different buckets when a backward raised: each sends the rest, so
+        that none waits for another, and nobody writes to what another still reads.
+        """
+        if self._sending:
+            self.send_rest()
+            self.finish()
+            self._comm.fence()
+        self.reset()
+
+    def abandon(self) -> None:
+        """Forget all gradients at any moment. **Collective** if some were sent.
+
+        Ranks may have come to different buckets when a backward raised: each sends the rest, so
+        that none waits for another, and nobody writes to what another still reads.
+        """
+        if self._sending:
+            self.send_rest()
+            self.finish()
+            self._comm.fence()
+        self.reset()
 
     def held(self) -> dict[str, list[Tensor]]:
         """Tensors of kind ``gradients`` and ``buckets``."""
@@ -363,9 +387,9 @@ class WholeGradients(Gradients):
 class ShardedGradients(Gradients):
     """Stage 2: each micro-batch's gradients are reduced at once, and only the shard is kept.
 
-    A bucket's gradients stay with their parameters until it is complete and its turn has come;
-    then they are copied into one of two transport buffers. A buffer is used again when all ranks
-    have read it.
+    Buckets travel in two transport buffers in turn; a buffer is used again when all ranks have read
+    it. If a bucket's buffer is free when a gradient arrives, the gradient is copied at once, while
+    it is in the cache; if not, it stays with its parameter until the bucket is sent.
     """
 
     _BUFFERS = 2
@@ -392,6 +416,10 @@ class ShardedGradients(Gradients):
         self._transport = [comm.allocate(nbytes, torch.uint8, device) for _ in range(count)]
         self._users: list[Work | None] = [None] * count
         self._turn = 0
+        """The buffer of the next bucket that is sent."""
+        self._filling: dict[int, Buffer] = {}
+        """Buffers that take gradients now, by bucket."""
+        self._filled: list[set[int]] = [set() for _ in buckets]
         self._shards = [
             torch.zeros(bucket.shard_numel, dtype=kept, device=device)
             for bucket, kept in zip(buckets, accumulate, strict=True)
@@ -426,36 +454,69 @@ class ShardedGradients(Gradients):
             "buckets": [buffer.tensor for buffer in self._transport],
         }
 
+    def _start_pass(self, *, sending: bool) -> None:
+        super()._start_pass(sending=sending)
+        self._filling.clear()
+        for filled in self._filled:
+            filled.clear()
+
     def _take(self, bucket: int, slot: int) -> None:
         if bucket < self._next:
             raise _late(self._buckets[bucket], slot)
+        if bucket not in self._filling and self._is_free(bucket):
+            self._open(bucket)
+        if bucket in self._filling:
+            self._fill(bucket, slot)
+
+    def _is_free(self, bucket: int) -> bool:
+        """Whether the buffer that a bucket will use can be written to now."""
+        ahead = bucket - self._next
+        if ahead >= len(self._transport):
+            return False
+        user = self._users[(self._turn + ahead) % len(self._transport)]
+        return user is None or user.is_free()
+
+    def _open(self, bucket: int) -> None:
+        turn = (self._turn + bucket - self._next) % len(self._transport)
+        layout, sent = self._buckets[bucket], self._types[bucket]
+        buffer = self._transport[turn].part(0, layout.numel * sent.itemsize).cast(sent)
+        self._filling[bucket] = buffer
+
+    def _fill(self, bucket: int, slot: int) -> None:
+        place = self._buckets[bucket].slots[slot]
+        gradient = _gradient_of(self._buckets[bucket], slot)
+        view = self._filling[bucket].tensor[place.start : place.stop].view(place.parameter.shape)
+        factor = self._averaging.before
+        if slot in self._filled[bucket]:
+            view.add_(gradient, alpha=factor)
+        elif factor == 1.0:
+            view.copy_(gradient)
+        else:
+            torch.mul(gradient, factor, out=view)
+        self._filled[bucket].add(slot)
 
     def _send(self, bucket: int) -> Work:
         turn = self._turn
-        self._turn = (turn + 1) % len(self._transport)
-        user = self._users[turn]
-        if user is not None:
-            while self._works and not user.advance():
-                self._works.popleft().wait()
-            user.release()
-        layout, sent = self._buckets[bucket], self._types[bucket]
-        buffer = self._transport[turn].part(0, layout.numel * sent.itemsize).cast(sent)
-        for slot, place in enumerate(layout.slots):
-            view = buffer.tensor[place.start : place.stop].view(place.parameter.shape)
-            if slot not in self._arrived[bucket]:
-                view.zero_()
-                continue
-            gradient = _gradient_of(layout, slot)
-            if self._averaging.before == 1.0:
-                view.copy_(gradient)
-            else:
-                torch.mul(gradient, self._averaging.before, out=view)
+        if bucket not in self._filling:
+            user = self._users[turn]
+            if user is not None:
+                while self._works and not user.advance():
+                    self._works.popleft().wait()
+                user.release()
+            self._open(bucket)
+        for slot in self._arrived[bucket] - self._filled[bucket]:
+            self._fill(bucket, slot)
+        buffer = self._filling.pop(bucket)
+        for slot, place in enumerate(self._buckets[bucket].slots):
+            if slot not in self._filled[bucket]:
+                buffer.tensor[place.start : place.stop].zero_()
         for gap in self._gaps[bucket]:
             buffer.tensor[gap].zero_()  # what another bucket left there must not be summed
         work = self._comm.reduce_scatter(
             buffer, self._shards[bucket], self._averaging.after, add=self._begun
         )
         self._users[turn] = work
+        self._turn = (turn + 1) % len(self._transport)
         return work
 
     def settle(self) -> None:

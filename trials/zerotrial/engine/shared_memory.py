@@ -246,6 +246,9 @@ class _SharedWork:
     def release(self) -> None:
         self._wires.await_all(SUMMED, self._number)
 
+    def is_free(self) -> bool:
+        return not self._steps and self._wires.all_there(SUMMED, self._number)
+
 
 def _shard(tensor: Tensor, rank: int, size: int) -> Tensor:
     numel = tensor.numel() // size
