@@ -1,6 +1,8 @@
 """Keys of the engine file whose effect is on traffic or memory, never on what is learned."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -218,6 +220,50 @@ def all_reducing() -> Iterator[tuple[str, Any, Any]]:
         yield f"{name}: bf16, {far}", far < 0.01, True
 
 
+def updating_in_tiles() -> Iterator[tuple[str, Any, Any]]:
+    """A checkpoint with tiles loads without them, and the other way round."""
+    tile = 1000
+    tiles = {"sub_group_size": tile}
+    plain = Run({})
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    with shared_directory() as directory:
+        offload = {"offload_optimizer": {"device": "nvme", "nvme_path": directory}}
+        for zero in ({}, offload):
+            yield f"tiles, {list(zero)}", Run({**zero, **tiles}).course, plain.course
+        for name, first, second in (("cut", tiles, {}), ("uncut", {}, tiles)):
+            engine = make_engine(build(), first)
+            lengths = [piece.stop - piece.start for piece in engine.stage.pieces()]
+            yield f"{name}: pieces", max(lengths) <= tile, bool(first)
+            for step in make_batches(2, 1, ranks):
+                engine.backward(engine(*step[0][rank]))
+                engine.step()
+            engine.save_checkpoint(directory, name)
+            other = make_engine(build(), {**second, **offload})
+            other.load_checkpoint(directory, name)
+            ends = []
+            for each in (engine, other):
+                each.backward(each(*step[0][rank]))
+                each.step()
+                ends.append(each(*step[0][rank]).item())
+            yield f"{name}: goes on as the other", ends[0], ends[1]
+            held = sum(t.nbytes for t in other.stage.held()["optimizer"])
+            # Three tiles or blocks, with two states each, and memory to be used again.
+            few = 4 * 3 * 4 * tile
+            yield f"{name}: {held} bytes held", held <= few, bool(second)
+            engine.close()
+            other.close()
+
+
+@contextmanager
+def shared_directory() -> Iterator[str]:
+    """A directory that all ranks know, until all have left it."""
+    with TemporaryDirectory() as mine:
+        names = [mine]
+        dist.broadcast_object_list(names)
+        yield names[0]
+        dist.barrier()
+
+
 def wrong(*cases: Any) -> list[str]:
     return [
         f"{name}: {found} instead of {wanted}"
@@ -228,7 +274,9 @@ def wrong(*cases: Any) -> list[str]:
 
 
 def on_ranks() -> list[str]:
-    return wrong(keeping, persisting, fetching, together, evaluating, all_reducing)
+    return wrong(
+        keeping, persisting, fetching, together, evaluating, all_reducing, updating_in_tiles
+    )
 
 
 @pytest.mark.processes

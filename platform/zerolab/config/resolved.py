@@ -64,6 +64,7 @@ _STAGES = {
     "zero_optimization.allgather_bucket_size": (1, 2),
     "zero_optimization.overlap_comm": (0, 1, 2),
     "zero_optimization.reduce_scatter": (1, 2),
+    "zero_optimization.sub_group_size": (3,),
     "zero_optimization.stage3_prefetch_bucket_size": (3,),
     "zero_optimization.stage3_param_persistence_threshold": (3,),
     "zero_optimization.stage3_model_persistence_threshold": (3,),

@@ -145,10 +145,10 @@ class ZeroConfig(Section):
     )
     """Spread gradient copies over the ranks."""
 
-    sub_group_size: NonNegativeInt = hint(
-        1_000_000_000, "an update runs bucket by bucket; reduce_bucket_size is its tile"
-    )
-    """Elements in one tile of the update."""
+    sub_group_size: PositiveInt | None = None
+    """Most elements of a rank that are updated at once, which bounds what is in memory of states
+    in files; null means a block's. LAMB, Muon and your own optimizers update whole parameters
+    whatever it says (stage 3; at the others ``reduce_bucket_size`` is the limit)."""
 
     use_multi_rank_bucket_allreduce: bool = hint(
         default=True, reason="a bucket is always reduced for all ranks in one collective"

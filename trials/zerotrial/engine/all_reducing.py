@@ -70,9 +70,13 @@ class _Kept:
         self._take()
 
     def release(self) -> None:
-        """See :class:`~zerotrial.engine.comm.Work`; others read the sum from here as well."""
+        """See :class:`~zerotrial.engine.comm.Work`. **Collective**."""
         self._work.release()
-        self._comm.fence()
+        self._comm.fence()  # others read the sum from here as well
+
+    def is_free(self) -> bool:
+        """See :class:`~zerotrial.engine.comm.Work`: never without :meth:`release`."""
+        return False
 
     def _take(self) -> None:
         out, self._out = self._out, None

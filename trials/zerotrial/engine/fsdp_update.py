@@ -3,7 +3,8 @@
 Optimizers whose elements do not know each other (Adam, SGD, Lion) update each rank's shards where
 they lie. Those that look at whole parameters (LAMB, Muon, a user's own) get whole parameters: each
 belongs to one rank, which gathers its gradient, updates a master copy of it, and scatters the
-result. That costs 4 / N bytes for each parameter and two more collectives a step.
+result. That costs 4 / N bytes for each parameter, as much again while it steps, and two more
+collectives.
 """
 
 from __future__ import annotations
@@ -48,8 +49,24 @@ class Update(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Tile:
+    """What is updated at once."""
+
+    bucket: int
+    """Of the layout."""
+
+    span: slice
+    """Elements of it."""
+
+    def part_of(self, shard: Shard) -> tuple[int, int]:
+        """The first element of the bucket that belongs to both, and one after the last."""
+        start = max(shard.span.start, self.span.start)
+        return start, max(start, min(shard.span.stop, self.span.stop))
+
+
 class ShardUpdate:
-    """Updates shards where they lie, bucket by bucket.
+    """Updates shards where they lie, tile by tile: buckets, cut where the file limits them.
 
     Args:
         inputs: Of the stage.
@@ -62,10 +79,17 @@ class ShardUpdate:
         self, inputs: StageInputs, layout: Layout, comm: Communicator, make_updater: MakeUpdater
     ) -> None:
         self._layout = layout
+        limit = inputs.config.zero_optimization.sub_group_size
+        self._tiles = [
+            _Tile(index, slice(start, min(start + length, bucket.master.numel())))
+            for index, bucket in enumerate(layout.buckets)
+            for length in [min(limit or bucket.master.numel(), bucket.master.numel())]
+            for start in range(0, bucket.master.numel(), length)
+        ]
         self.updater = make_updater(
             UpdaterInputs(
-                masters=[bucket.master for bucket in layout.buckets],
-                group_indices=[bucket.group_index for bucket in layout.buckets],
+                masters=[self._master(tile) for tile in self._tiles],
+                group_indices=[layout.buckets[tile.bucket].group_index for tile in self._tiles],
                 groups=[group.options for group in inputs.groups],
                 optimizer_factory=inputs.optimizer_factory,
                 config=inputs.config,
@@ -73,29 +97,37 @@ class ShardUpdate:
             )
         )
 
+    def _master(self, tile: _Tile) -> Tensor:
+        return self._layout.buckets[tile.bucket].master[tile.span]
+
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
         """See :class:`Update`."""
-        for index, (bucket, found) in enumerate(zip(self._layout.buckets, gradients, strict=True)):
-            gradient = torch.zeros_like(bucket.master) if found is None else found
-            self.updater.step(index, gradient, scale, bucket.master)
+        for index, tile in enumerate(self._tiles):
+            master, found = self._master(tile), gradients[tile.bucket]
+            gradient = torch.zeros_like(master) if found is None else found[tile.span]
+            self.updater.step(index, gradient, scale, master)
         self.updater.finish()
 
     def publish(self) -> None:
         """See :class:`Update`."""
-        for index, bucket in enumerate(self._layout.buckets):
+        for index, tile in enumerate(self._tiles):
             with self.updater.states(index, write=False) as states:
-                if states["master"].data_ptr() != bucket.master.data_ptr():
-                    bucket.master.copy_(states["master"])
+                master = self._master(tile)
+                if states["master"].data_ptr() != master.data_ptr():
+                    master.copy_(states["master"])
 
     def pieces(self, *, write: bool) -> Iterator[Piece]:
-        """See :class:`Update`; one for each parameter of which this rank has a row."""
-        for index in range(len(self._layout.buckets)):
+        """See :class:`Update`; one for each parameter that this rank has a part of in a tile."""
+        for index, tile in enumerate(self._tiles):
             with self.updater.states(index, write=write) as states:
                 for shard in self._layout.shards:
-                    if shard.bucket == index and shard.start < shard.stop:
-                        mine = {name: state[shard.span] for name, state in states.items()}
-                        shape = shard.parameter.shape
-                        yield Piece(shard.name, shape, shard.start, shard.stop, mine)
+                    start, stop = tile.part_of(shard)
+                    if shard.bucket == tile.bucket and start < stop:
+                        part = slice(start - tile.span.start, stop - tile.span.start)
+                        mine = {name: state[part] for name, state in states.items()}
+                        first = shard.start + start - shard.offset
+                        last = first + stop - start
+                        yield Piece(shard.name, shard.parameter.shape, first, last, mine)
 
 
 @dataclass(frozen=True)
@@ -150,17 +182,19 @@ class WholeUpdate:
                 ],
             )
         )
-        self._fresh = [torch.empty_like(master) for master in masters]
 
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
         """See :class:`Update`."""
+        fresh = []
         for index, (bucket, found) in enumerate(zip(self._layout.buckets, gradients, strict=True)):
             gradient = torch.zeros_like(bucket.master) if found is None else found
             whole = self._collect(index, self._gathered(index, gradient), bucket.master.device)
-            self.updater.step(index, whole, scale, self._fresh[index])
+            # New weights take the place of the gradient that they were made from.
+            self.updater.step(index, whole, scale, whole)
+            fresh.append(whole)
         self.updater.finish()
-        for index in range(len(self._layout.buckets)):
-            self._scatter(index, self._fresh[index])
+        for index, values in enumerate(fresh):
+            self._scatter(index, values)
 
     def publish(self) -> None:
         """See :class:`Update`."""
