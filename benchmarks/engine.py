@@ -2,11 +2,13 @@
 
     python -m benchmarks.engine                                    everything, about an hour
     python -m benchmarks.engine --sizes 10m --ranks 2 --precisions fp32 --stages 1 2
+    python -m benchmarks.engine --device cuda                      350 M and 1.3 B on one GPU
+    python -m benchmarks.engine --device cuda --offload --stages 1 2
 
 Every case is a fresh world of processes; the peers of a case take turns, ``--rounds`` times, so
 that a disturbance of the machine meets all of them. The figure is the median step over all rounds;
 "CPU ms" is the processor time of a step, over all ranks, which a busy machine disturbs less. The
-limit is the same ranks training with no collective at all.
+limit is the same ranks training with no collective at all, in a loop written by hand.
 
 A table goes to stdout, and everything to ``benchmarks/results/engine.json``.
 """
@@ -32,6 +34,22 @@ from benchmarks.peers import Case, make_step, shared_memory_of_deepspeed
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOBAL_BATCH = 16
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "sizes": ["10m", "50m"],
+        "precisions": ["fp32", "bf16"],
+        "ranks": [1, 2, 4],
+        "accumulation": 2,
+        "warmup": 2,
+    },
+    "cuda": {
+        "sizes": ["350m", "1.3b"],
+        "precisions": ["bf16"],
+        "ranks": [1],
+        "accumulation": 1,
+        "warmup": 5,
+    },
+}
 
 
 def main() -> int:
@@ -56,32 +74,36 @@ def main() -> int:
         _relate(results)
         _save(results, options)
         _print_table([r for r in results if _same_case(r, size, precision, ranks)])
-    _print_goals(results)
+    _print_goals(results, options)
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=["10m", "50m"])
-    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--sizes", nargs="+", help=", ".join(SIZES))
+    parser.add_argument("--precisions", nargs="+", help="fp32, bf16")
+    parser.add_argument("--ranks", nargs="+", type=int)
     parser.add_argument("--stages", nargs="+", type=int, default=[0, 1, 2, 3])
     parser.add_argument("--peers", nargs="+", help="zerolab, deepspeed, ddp, fsdp2, limit")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=0, help="timed steps a round; 0: by size")
-    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--warmup", type=int)
     parser.add_argument("--threads", type=int, default=0, help="of a rank; 0: cores / ranks")
-    parser.add_argument("--micro", type=int, default=0, help="samples of a micro-batch; 0: 16 / 2N")
-    parser.add_argument("--accumulation", type=int, default=2)
+    parser.add_argument("--micro", type=int, default=0, help="samples of a micro-batch; 0: by size")
+    parser.add_argument("--accumulation", type=int)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--peak-tflops", type=float, help="of one device, for MFU: H100 989")
+    parser.add_argument("--peak-tflops", type=float, help="of one device, for MFU; known for GPUs")
     parser.add_argument("--offload", action="store_true", help="optimizer states in host memory")
     parser.add_argument("--output", default=str(ROOT / "benchmarks/results/engine.json"))
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one world")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name, value in DEFAULTS[options.device].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
 
 
 def _peers(options: argparse.Namespace) -> list[str]:
@@ -97,7 +119,7 @@ def _peers(options: argparse.Namespace) -> list[str]:
 
 
 def _case(peer: str, size: str, precision: str, ranks: int, options: argparse.Namespace) -> Case:
-    micro = options.micro or GLOBAL_BATCH // (ranks * options.accumulation)
+    micro = options.micro or SIZES[size].micro or GLOBAL_BATCH // (ranks * options.accumulation)
     return Case(peer, size, precision, ranks, options.accumulation, micro, options.offload)
 
 
@@ -152,6 +174,8 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from benchmarks.gpt import batches
+    from zerotrial.engine.flops import peak_flops
+    from zerotrial.engine.precision import DTYPES
 
     device = torch.device(options.device)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -168,7 +192,8 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     )
     step, numel = make_step(case, device)
     source = batches(case.micro, SIZES[case.size].sequence, options.rank)
-    count = options.steps or (12 if case.size in {"1m", "10m"} else 6)
+    few = 20 if device.type == "cuda" else 6
+    count = options.steps or (12 if case.size in {"1m", "10m"} else few)
     seconds, busy, losses = [], [], []
     for index in range(options.warmup + count):
         micro_batches = [next(source).to(device) for _ in range(case.accumulation)]
@@ -197,6 +222,7 @@ def _work(case: Case, options: argparse.Namespace) -> None:
             "parameters": numel,
             "loss": mean_loss.item(),
             "peak_bytes": peak,
+            "peak_flops": peak_flops(device, DTYPES[case.precision]),
         }
         Path(options.store, "answer.json").write_text(json.dumps(answer))
     dist.barrier()
@@ -217,8 +243,9 @@ def _row(
         # attention compares, forward and backward together
         operations = 6 * note["parameters"] + 6 * size.layers * size.width * size.sequence
         row["tflops"] = row["samples_per_s"] * size.sequence * operations / 1e12
-        if options.peak_tflops:
-            row["mfu"] = row["tflops"] / options.peak_tflops / case.ranks
+        peak = options.peak_tflops or (note["peak_flops"] or 0.0) / 1e12
+        if peak:
+            row["mfu"] = row["tflops"] / peak / case.ranks
     return row
 
 
@@ -261,7 +288,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     )
     names = ("limit", "ddp", "fsdp2", "deepspeed")
     print(
-        f"{'':14}{'samples/s':>10}{'best':>8}{'CPU ms':>8}{'TFLOP/s':>9}{'MiB':>7}{'loss':>8}",
+        f"{'':14}{'samples/s':>10}{'best':>8}{'CPU ms':>8}{'TFLOP/s':>9}{'MFU':>7}"
+        f"{'MiB':>7}{'loss':>8}",
         end="",
     )
     print("".join(f"{'/ ' + name:>12}" for name in names))
@@ -272,6 +300,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         print(
             f"{row['peer']:14}{row['samples_per_s']:10.1f}{row['best_samples_per_s']:8.1f}"
             f"{row['cpu_seconds'] * 1e3:8.0f}{row['tflops']:9.3f}"
+            f"{format(row['mfu'], '.1%') if 'mfu' in row else '':>7}"
             f"{row['peak_bytes'] / 2**20:7.0f}{row['loss']:8.4f}",
             end="",
         )
@@ -279,25 +308,39 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         print("".join(f"{ratio:12.2f}" if ratio else f"{'':12}" for ratio in ratios), flush=True)
 
 
-def _print_goals(results: list[dict[str, Any]]) -> None:
-    ours = [r for r in results if r["peer"].startswith("zerolab-") and r["ranks"] > 1]
-    flat = [r for r in ours if not r["peer"].endswith("3")]
-    sharded = [r for r in ours if r["peer"].endswith("3")]
-    print("\ngoals, over all cases with more than one rank:")
-    ratios = [r["to_deepspeed"] for r in ours if "to_deepspeed" in r]
-    if ratios:
-        mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        print(
-            f"  to DeepSpeed: geometric mean {mean:.2f} (1.25), smallest {min(ratios):.2f} (1.00)"
-        )
-    for name, rows, key, goal in (
-        ("stages 0-2 to DDP, smallest", flat, "to_ddp", 1.0),
-        ("stages 0-2 to the limit, smallest", flat, "to_limit", 0.9),
-        ("stage 3 to FSDP2, smallest", sharded, "to_fsdp2", 2.0),
-    ):
-        found = [r[key] for r in rows if key in r]
-        if found:
-            print(f"  {name}: {min(found):.2f} ({goal:.2f})")
+def _print_goals(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    ours = [r for r in results if r["peer"].startswith("zerolab-")]
+    alone = [r for r in ours if r["ranks"] == 1]
+    several = [r for r in ours if r["ranks"] > 1]
+    if several:
+        print("\ngoals, over all cases with more than one rank:")
+        ratios = [r["to_deepspeed"] for r in several if "to_deepspeed" in r]
+        if ratios:
+            mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+            print(
+                f"  to DeepSpeed: geometric mean {mean:.2f} (1.25), smallest {min(ratios):.2f} "
+                "(1.00)"
+            )
+        flat, sharded = _flat(several), [r for r in several if r["peer"].endswith("3")]
+        _print_smallest("stages 0-2 to DDP", flat, "to_ddp", 1.0)
+        _print_smallest("stages 0-2 to the limit", flat, "to_limit", 0.9)
+        _print_smallest("stage 3 to FSDP2", sharded, "to_fsdp2", 2.0)
+    if alone and options.device == "cuda":
+        print("\ngoals, on one GPU:")
+        if options.offload:
+            _print_smallest("optimizer on the host, to DeepSpeed", alone, "to_deepspeed", 1.0)
+        else:
+            _print_smallest("stages 0-2 to the loop by hand", _flat(alone), "to_limit", 0.98)
+
+
+def _flat(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if not row["peer"].endswith("3")]
+
+
+def _print_smallest(name: str, rows: list[dict[str, Any]], key: str, goal: float) -> None:
+    found = [row[key] for row in rows if key in row]
+    if found:
+        print(f"  {name}, smallest: {min(found):.2f} ({goal:.2f})")
 
 
 if __name__ == "__main__":

@@ -22,14 +22,16 @@ class Size:
     layers: int
     heads: int
     sequence: int = 128
+    micro: int = 0
+    """Samples of a micro-batch that keep a GPU of 80 GB busy; 0 for sizes that are too small."""
 
 
 SIZES = {
     "1m": Size(128, 4, 4),
     "10m": Size(320, 8, 5),
     "50m": Size(576, 12, 9),
-    "350m": Size(1024, 28, 16, 1024),
-    "1.3b": Size(2048, 26, 16, 1024),
+    "350m": Size(1024, 28, 16, 1024, micro=16),
+    "1.3b": Size(2048, 26, 16, 1024, micro=8),
 }
 """By about the number of parameters; the last two are for GPUs."""
 

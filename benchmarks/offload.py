@@ -2,6 +2,7 @@
 
     python -m benchmarks.offload                       10 M parameters, 2 ranks, about 2 minutes
     python -m benchmarks.offload --size 50m --ranks 4 --path /mnt/nvme
+    python -m benchmarks.offload --size 1.3b --micro 8         on the GPUs, where there are any
 
 The three take turns, ``--rounds`` times, in one world of processes; the figure is the median step.
 On a CPU, ``cpu`` is where the states are anyway. Files are read and written through the page cache,
@@ -55,7 +56,8 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--size", choices=sorted(SIZES), default="10m")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=min(2, torch.cuda.device_count()) or 2)
+    parser.add_argument("--micro", type=int, default=2, help="samples of a micro-batch")
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
@@ -91,7 +93,7 @@ def _measure(stage: int, options: argparse.Namespace, path: str) -> dict[str, An
     for _ in range(options.rounds):
         for place in PLACES:
             engine = _engine(stage, place, options, path)
-            data = batches(2, SIZES[options.size].sequence, dist.get_rank())
+            data = batches(options.micro, SIZES[options.size].sequence, dist.get_rank())
             for step in range(options.steps + 2):
                 _wait_for_device()
                 started = time.perf_counter()
@@ -119,7 +121,7 @@ def _engine(stage: int, place: str, options: argparse.Namespace, path: str) -> A
     torch.manual_seed(0)
     offload = {"device": place} | ({"nvme_path": path} if place == "nvme" else {})
     config = {
-        "train_micro_batch_size_per_gpu": 2,
+        "train_micro_batch_size_per_gpu": options.micro,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
         "bf16": {"enabled": options.precision == "bf16"},
         "zero_optimization": {"stage": stage, "offload_optimizer": offload},

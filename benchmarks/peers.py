@@ -145,47 +145,52 @@ def fsdp2(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
 
 
 def limit(case: Case, model: GPT, device: torch.device, stage: int) -> Step:
-    """Every rank by itself: a plain loop with nothing sent; fp32 masters of a bf16 model."""
+    """Every rank by itself: the loop that one writes by hand, with nothing sent.
+
+    It does the work that an engine does: fp32 masters of a bf16 model, a sum in fp32 over several
+    micro-batches, clipping, fused AdamW.
+    """
     del stage
     model.to(device)
-    if case.precision == "fp32":
-        optimizer = _optimizer(model.parameters())
-
-        def plain(micro_batches: Sequence[Tensor]) -> float:
-            total = 0.0
-            for batch in micro_batches:
-                loss = model(batch)
-                (loss / len(micro_batches)).backward()
-                total += loss.detach()
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
-            return float(total) / len(micro_batches)
-
-        return plain
-
-    masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
-    model.bfloat16()
+    mixed = case.precision == "bf16"
+    masters: list[Tensor] = list(model.parameters())
+    if mixed:
+        masters = [p.detach().clone().requires_grad_() for p in masters]
+        model.bfloat16()
     weights = list(model.parameters())
     optimizer = _optimizer(masters)
+    sums = [torch.empty_like(master) for master in masters] if mixed else []
 
-    def mixed(micro_batches: Sequence[Tensor]) -> float:
+    def step(micro_batches: Sequence[Tensor]) -> float:
         total = 0.0
-        for batch in micro_batches:
+        for index, batch in enumerate(micro_batches):
             loss = model(batch)
             (loss / len(micro_batches)).backward()
             total += loss.detach()
-        for master, weight in zip(masters, weights, strict=True):
-            assert weight.grad is not None
-            master.grad = weight.grad.float()
-            weight.grad = None
+            if mixed:
+                _widen(weights, sums, add=index > 0)
+        for master, gradient in zip(masters, sums, strict=mixed):
+            master.grad = gradient
         nn.utils.clip_grad_norm_(masters, CLIP)
         optimizer.step()
-        with torch.no_grad():
-            torch._foreach_copy_(weights, masters)
+        optimizer.zero_grad()
+        if mixed:
+            with torch.no_grad():
+                torch._foreach_copy_(list[Tensor](weights), masters)
         return float(total) / len(micro_batches)
 
-    return mixed
+    return step
+
+
+def _widen(weights: list[nn.Parameter], sums: list[Tensor], *, add: bool) -> None:
+    """Move the weights' gradients into fp32."""
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    if add:
+        torch._foreach_add_(sums, gradients)
+    else:
+        torch._foreach_copy_(sums, gradients)
+    for weight in weights:
+        weight.grad = None
 
 
 Maker = Callable[[Case, GPT, torch.device, int], Step]
@@ -206,7 +211,8 @@ def make_step(case: Case, device: torch.device) -> tuple[Step, int]:
     """
     torch.manual_seed(0)
     name, _, stage = case.peer.partition("-")
-    model = GPT(SIZES[case.size])
+    with device:  # billions of random numbers take long on a CPU
+        model = GPT(SIZES[case.size])
     numel = sum(parameter.numel() for parameter in model.parameters())
     return PEERS[name](case, model, device, int(stage or 0)), numel
 
