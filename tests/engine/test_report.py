@@ -67,6 +67,17 @@ def test_a_line_comes_every_so_many_steps_with_rates(
     assert rates["mfu"] == pytest.approx(rates["tflops"] / 0.001)
 
 
+def test_rates_are_left_out_where_the_config_says_so(lines: pytest.LogCaptureFixture) -> None:
+    off = {"steps_per_print": 2, "timers": {"throughput": {"enabled": False}}}
+    observer = train(4, off).observer
+    step = r"step \d: lr 0\.001, gradient norm [\d.]+, skipped 0"
+    assert len(lines.messages) == 2
+    assert all(re.fullmatch(step, line) for line in lines.messages)
+    assert isinstance(observer, Reporter)
+    assert observer.rates == {}
+    assert observer._meter.flops == 0
+
+
 def test_operations_are_those_of_forward_and_backward(lines: pytest.LogCaptureFixture) -> None:
     model, (((batch,),),) = Language(), make_batches(1, 1, 1)
     with count_flops() as so_far:
@@ -187,10 +198,10 @@ def test_the_resolved_config_says_where_each_value_comes_from(
 def test_a_key_without_effect_is_named_even_without_being_asked(
     lines: pytest.LogCaptureFixture,
 ) -> None:
-    train(1, {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 7}})
+    train(1, {"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 7}})
     (text,) = lines.messages
     assert "accepted, without effect here" in text
-    assert "zero_optimization.stage3_prefetch_bucket_size = 7" in text
+    assert "zero_optimization.stage3_module_granularity_threshold = 7" in text
 
 
 def test_tokens_are_counted_in_the_first_integer_matrix() -> None:

@@ -169,8 +169,8 @@ class CommsLoggerConfig(Section):
 class ThroughputTimerConfig(Section):
     """DeepSpeed's throughput timer."""
 
-    enabled: bool = hint(default=True, reason="throughput is always reported")
-    """Time steps."""
+    enabled: bool = True
+    """``false`` leaves samples, tokens and FLOP/s out of the line of ``steps_per_print``."""
 
     synchronized: bool = hint(default=True, reason="the device is awaited only where a line is due")
     """Wait for the device before reading the clock."""

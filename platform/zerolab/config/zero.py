@@ -74,7 +74,9 @@ class OffloadOptimizerConfig(Section):
     pipeline_write: bool = hint(default=False, reason="the last bucket is always written behind")
     """Write the last tile while this one is updated."""
 
-    fast_init: bool = hint(default=False, reason="files are made at the first step")
+    fast_init: bool = hint(
+        default=False, reason="zeros are never written; a state is written when it is made"
+    )
     """Skip writing the first zeros."""
 
     ratio: Fraction = 1.0
@@ -127,7 +129,7 @@ class ZeroConfig(Section):
     it an error. ``engine.export()`` needs no leave (stage 3)."""
 
     contiguous_gradients: bool = hint(
-        default=True, reason="gradients always lie in flat buckets at stages 0 to 2"
+        default=True, reason="gradients are always reduced in flat pieces of memory"
     )
     """Copy gradients into one buffer as they are produced."""
 
@@ -141,7 +143,8 @@ class ZeroConfig(Section):
     """All-gather updated weights in place of broadcasts."""
 
     round_robin_gradients: bool = hint(
-        default=False, reason="buckets are cut evenly over the ranks, so copies already spread"
+        default=False,
+        reason="every rank has an equal part of each bucket, so that copies are spread",
     )
     """Spread gradient copies over the ranks."""
 

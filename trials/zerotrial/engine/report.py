@@ -180,6 +180,8 @@ class Reporter:
         return (time.perf_counter() - (self._began or 0.0)) / self._steps
 
     def _measure(self, engine: Engine) -> None:
+        if not self._config.timers.throughput.enabled:
+            return
         self._wait()
         seconds = self._seconds()
         self.rates = {"samples_per_second": engine.train_batch_size() / seconds}
@@ -200,7 +202,8 @@ class Reporter:
         if self._config.fp16.enabled:
             parts.append(f"loss scale {engine.loss_scale:g}")
         parts.append(f"skipped {engine.skipped_steps}")
-        parts.append(f"{self.rates['samples_per_second']:,.1f} samples/s")
+        if samples := self.rates.get("samples_per_second"):
+            parts.append(f"{samples:,.1f} samples/s")
         if tokens := self.rates.get("tokens_per_second"):
             parts.append(f"{tokens:,.0f} tokens/s")
         if tflops := self.rates.get("tflops"):
@@ -231,14 +234,15 @@ class FlopMeter:
     """Counts the operations of the first step, and profiles the step that the config names.
 
     Args:
-        config: ``flops_profiler``, and whether progress is printed at all.
+        config: ``flops_profiler``, and whether rates are printed at all.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._profiler = config.flops_profiler
         # A compiled block runs kernels that the counter does not see.
-        self._counting = config.steps_per_print is not None and not config.compile.enabled
+        rated = config.steps_per_print is not None and config.timers.throughput.enabled
+        self._counting = rated and not config.compile.enabled
         self._module: nn.Module | None = None
         self._numels: dict[str, int] = {}
         self._steps = 0
