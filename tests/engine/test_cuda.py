@@ -1,0 +1,301 @@
+"""What is special about GPUs: parity with a plain loop, offload, checkpoints, waits, NCCL.
+
+All but the first test need a GPU, and the last one two.
+"""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.engine.checkpointing import Ranks
+from tests.engine.ranks import run_on_ranks
+from tests.engine.stage3_models import Language, decay_groups, make_batches, train_plainly
+from tests.engine.test_shared_memory import check_copies, check_reductions
+from zerotrial.engine import Engine, initialize
+from zerotrial.engine.activation import checkpoint_blocks
+from zerotrial.engine.comm import GroupCommunicator
+from zerotrial.engine.flops import peak_flops
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+each_stage = pytest.mark.parametrize("stage", [0, 1, 2, 3])
+
+GPU = torch.device("cuda")
+STEPS, MICRO, CLIP, LR = 6, 2, 0.5, 1e-2
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CLOSE = {"fp32": 1e-4, "bf16": 3e-2, "fp16": 3e-2}
+"""Relative; kernels on GPUs may add up in another order from run to run."""
+
+
+def language() -> nn.Module:
+    torch.manual_seed(5)
+    return Language(width=32, blocks=3)
+
+
+class Noisy(nn.Module):
+    """Its loss depends on the random state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.first(x), 0.5)
+        return (self.last(hidden) - x).square().mean()
+
+
+def config_of(stage: int, precision: str, ranks: int = 1, **more: Any) -> dict[str, Any]:
+    zero = {"stage": stage, "reduce_bucket_size": 10_000, **more.pop("zero", {})}
+    kinds: dict[str, Any] = {
+        "fp32": {},
+        "bf16": {"bf16": {"enabled": True}},
+        "fp16": {"fp16": {"enabled": True, "loss_scale": 1024.0}},
+    }
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "train_batch_size": 2 * MICRO * ranks,
+        "gradient_clipping": CLIP,
+        "zero_optimization": zero,
+        **kinds[precision],
+        **more,
+    }
+
+
+def make_engine(model: nn.Module, config: dict[str, Any], **more: Any) -> Engine:
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=LR, fused=True)
+
+    more.setdefault("device", GPU)
+    return initialize(
+        model=model, optimizer=adam, model_parameters=decay_groups(model), config=config, **more
+    )[0]
+
+
+def train(engine: Engine, batches: list[list[list[Any]]], rank: int = 0) -> list[float]:
+    losses = []
+    for step in batches:
+        total = 0.0
+        for micro in step:
+            loss = engine(*(part.to(engine.device) for part in micro[rank]))
+            engine.backward(loss)
+            engine.step()
+            total += loss.item() / len(step)
+        losses.append(total)
+    return losses
+
+
+def losses_of(config: dict[str, Any], **more: Any) -> list[float]:
+    engine = make_engine(language(), config, **more)
+    losses = train(engine, make_batches(STEPS, MICRO, 1))
+    engine.close()
+    return losses
+
+
+def plain_losses(precision: str, ranks: int = 1) -> list[float]:
+    batches = [
+        [[tuple(part.to(GPU) for part in batch) for batch in micro] for micro in step]
+        for step in make_batches(STEPS, MICRO, ranks)
+    ]
+    course = train_plainly(
+        lambda: language().to(GPU),
+        batches,
+        lambda groups: torch.optim.AdamW(groups, lr=LR, fused=True),
+        clip=CLIP,
+        dtype=DTYPES[precision],
+        scale=1024.0 if precision == "fp16" else 1.0,
+    )
+    return course.losses
+
+
+def reduce_as_on_gpus() -> str:
+    """NCCL's way, over gloo: in place, and with the mean taken by the backend."""
+    group = dist.group.WORLD
+    assert group is not None
+    comm = GroupCommunicator(group, torch.device("cpu"))
+    comm._native = True
+    check_reductions(comm)
+    for dtype in (torch.float32, torch.bfloat16):
+        for add in (False, True):
+            buffer = comm.allocate(8 * comm.size, dtype, torch.device("cpu"))
+            buffer.tensor.copy_(torch.arange(8 * comm.size) * (comm.rank + 1))
+            mean = (torch.arange(8 * comm.size) * (comm.size + 1) / 2)[comm.rank * 8 :][:8]
+            own = buffer.tensor[comm.rank * 8 :][:8]
+            wanted = mean + own.float() * add
+            comm.reduce_scatter(buffer, own, 1 / comm.size, add=add).wait()
+            assert own.tolist() == wanted.tolist()
+    comm._native = False
+    check_copies(comm)
+    return "done"
+
+
+@pytest.mark.processes
+def test_shards_are_reduced_in_place_and_averaged_by_the_backend() -> None:
+    assert run_on_ranks(reduce_as_on_gpus, 2) == ["done", "done"]
+
+
+@on_gpu
+@each_stage
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_an_engine_on_a_gpu_trains_as_a_plain_loop(stage: int, precision: str) -> None:
+    losses = losses_of(config_of(stage, precision))
+    assert losses == pytest.approx(plain_losses(precision), rel=CLOSE[precision])
+    assert losses[-1] < losses[0]
+
+
+@on_gpu
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("device", ["cpu", "nvme"])
+def test_states_off_the_gpu_train_alike(
+    tmp_path: Path, stage: int, precision: str, device: str
+) -> None:
+    place = {"device": device} | ({"nvme_path": str(tmp_path)} if device == "nvme" else {})
+    away = losses_of(config_of(stage, precision, zero={"offload_optimizer": place}))
+    assert away == pytest.approx(losses_of(config_of(stage, precision)), rel=CLOSE[precision])
+
+
+@on_gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_parameters_on_the_host_train_alike(precision: str) -> None:
+    place = {"device": "cpu"}
+    zero = {"offload_param": place, "offload_optimizer": place}
+    away = losses_of(config_of(3, precision, zero=zero))
+    assert away == pytest.approx(losses_of(config_of(3, precision)), rel=CLOSE[precision])
+
+
+@on_gpu
+@each_stage
+def test_a_checkpoint_of_a_gpu_goes_on_there_and_on_a_cpu(tmp_path: Path, stage: int) -> None:
+    batches = make_batches(STEPS, MICRO, 1)
+    engine = make_engine(language(), config_of(stage, "fp32"))
+    train(engine, batches[:2])
+    engine.save_checkpoint(tmp_path, async_save=True)
+    losses = train(engine, batches[2:])
+    engine.load_checkpoint(tmp_path)
+    assert train(engine, batches[2:]) == pytest.approx(losses, rel=1e-5)
+    engine.close()
+    other = make_engine(language(), config_of(3 - stage, "fp32"), device="cpu")
+    other.load_checkpoint(tmp_path)
+    assert train(other, batches[2:]) == pytest.approx(losses, rel=CLOSE["fp32"])
+    other.close()
+
+
+@on_gpu
+def test_what_is_random_on_the_gpu_resumes(tmp_path: Path) -> None:
+    batches = [[[(torch.ones(8, 64),)]] * MICRO] * 4
+    engine = make_engine(Noisy(), config_of(1, "fp32"))
+    train(engine, batches)
+    engine.save_checkpoint(tmp_path)
+    losses = train(engine, batches)
+    engine.load_checkpoint(tmp_path)
+    assert train(engine, batches) == pytest.approx(losses, rel=1e-5)
+    engine.close()
+
+
+@on_gpu
+@pytest.mark.parametrize("stage", [1, 3])
+def test_inputs_of_blocks_wait_on_the_host(stage: int) -> None:
+    block = {"activation_checkpointing": {"enabled": True, "cpu_checkpointing": True}}
+    losses = losses_of(config_of(stage, "fp32", ranks=1, **block))
+    assert losses == pytest.approx(losses_of(config_of(stage, "fp32")), rel=CLOSE["fp32"])
+
+
+@on_gpu
+def test_activations_on_the_host_take_no_room_on_the_gpu() -> None:
+    from zerolab.config import load_engine_config
+
+    def held(**block: Any) -> int:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(8)))
+        config = load_engine_config({"train_batch_size": 1, "activation_checkpointing": block})
+        checkpoint_blocks(model.to(GPU), config.activation_checkpointing)
+        x = torch.randn(4096, 64, device=GPU, requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        loss = model(x).sum()
+        after = torch.cuda.memory_allocated() - before
+        loss.backward()
+        return after
+
+    inputs = 4096 * 64 * 4
+    assert held(enabled=True) >= 7 * inputs
+    assert held(enabled=True, cpu_checkpointing=True) < 2 * inputs
+
+
+@on_gpu
+@each_stage
+def test_a_step_waits_for_the_gpu_once(stage: int) -> None:
+    engine = make_engine(language(), config_of(stage, "bf16"))
+    batches = make_batches(STEPS, MICRO, 1)
+    train(engine, batches[:2])  # what is made at the first step
+    on_device = [[part.to(GPU) for part in micro[0]] for micro in batches[2]]
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for batch in on_device:
+                engine.backward(engine(*batch))
+                engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [str(w.message) for w in found if "synchronizing CUDA" in str(w.message)]
+    assert len(waits) == 1  # for the norm
+    engine.close()
+
+
+@on_gpu
+def test_a_gradient_that_is_not_finite_is_skipped_on_a_gpu() -> None:
+    config = config_of(1, "fp16") | {"fp16": {"enabled": True, "initial_scale_power": 24}}
+    engine = make_engine(language(), config)
+    losses = train(engine, make_batches(12, MICRO, 1))
+    assert engine.skipped_steps > 0
+    assert engine.loss_scale < 2.0**24
+    assert all(math.isfinite(loss) for loss in losses)
+    engine.close()
+
+
+@on_gpu
+def test_rates_and_mfu_are_reported() -> None:
+    engine = make_engine(language(), config_of(1, "bf16", steps_per_print=2))
+    train(engine, make_batches(STEPS, MICRO, 1))
+    rates = engine.observer.rates
+    assert rates["samples_per_second"] > 0
+    assert rates["tflops"] > 0
+    peak = peak_flops(torch.device("cuda"), torch.bfloat16)
+    if peak is not None:
+        assert rates["mfu"] == pytest.approx(rates["tflops"] * 1e12 / peak)
+    engine.close()
+
+
+def losses_over_nccl(precision: str) -> dict[int, list[float]]:
+    """Two GPUs of a world that gloo has brought together."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.cuda.set_device(rank)
+    group = dist.new_group(backend="nccl")
+    assert group is not None
+    found = {}
+    for stage in range(4):
+        config = config_of(stage, precision, ranks)
+        device = torch.device("cuda", rank)
+        engine = make_engine(language(), config, mpu=Ranks(group), device=device)
+        losses = train(engine, make_batches(STEPS, MICRO, ranks), rank)
+        total = torch.tensor(losses, dtype=torch.float64)
+        dist.all_reduce(total)
+        found[stage] = (total / ranks).tolist()
+        engine.close()
+    return found
+
+
+@on_two_gpus
+@pytest.mark.processes
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_gpus_train_as_one_loop(precision: str) -> None:
+    wanted = plain_losses(precision, ranks=2)
+    for found in run_on_ranks(losses_over_nccl, 2, precision):
+        for losses in found.values():
+            assert losses == pytest.approx(wanted, rel=CLOSE[precision])
