@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
+from tests.engine.test_stage3 import Branching, Mixture, Normed, train, two_engines
 from zerotrial.engine import Engine, initialize
 
 BLOCKS, WIDTH = 4, 32
@@ -186,6 +187,30 @@ def together() -> Iterator[tuple[str, Any, Any]]:
         yield f"all keys, {more}", Run(zero, 2, **more).course, Run({}, 2, **more).course
 
 
+def odd_models() -> Iterator[tuple[str, Any, Any]]:
+    """Units inside units, units that some ranks never run, batch norms in fp32, two engines."""
+    batches = make_batches(3, 2, dist.get_world_size())
+    zero = {
+        "stage": 3,
+        "stage3_max_live_parameters": 1e9,
+        "stage3_prefetch_bucket_size": 1e9,
+        "stage3_param_persistence_threshold": 30,
+    }
+    for make, more in (
+        (Branching, {}),
+        (Mixture, {}),
+        (Normed, {"bf16": {"enabled": True}}),
+    ):
+        usual = train(make, batches, more)
+        other = train(make, batches, {**more, "zero_optimization": zero})
+        yield f"{make.__name__}: losses", other.losses, usual.losses
+        yield f"{make.__name__}: norms", other.norms, usual.norms
+        same = [torch.equal(other.weights[name], w) for name, w in usual.weights.items()]
+        yield f"{make.__name__}: weights", set(same), {True}
+    for name, problems in two_engines(zero):
+        yield name, problems, []
+
+
 def evaluating() -> Iterator[tuple[str, Any, Any]]:
     """Weights that are swapped after an evaluation, as with an average of them."""
     ((batch, *_),), *_ = make_batches(1, 1, 1)
@@ -275,7 +300,14 @@ def wrong(*cases: Any) -> list[str]:
 
 def on_ranks() -> list[str]:
     return wrong(
-        keeping, persisting, fetching, together, evaluating, all_reducing, updating_in_tiles
+        keeping,
+        persisting,
+        fetching,
+        together,
+        odd_models,
+        evaluating,
+        all_reducing,
+        updating_in_tiles,
     )
 
 

@@ -314,7 +314,7 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
     engine.close()
 
 
-def two_engines() -> Iterator[tuple[str, list[str]]]:
+def two_engines(zero: dict[str, Any] | None = None) -> Iterator[tuple[str, list[str]]]:
     """One engine's loss runs through another's model, as a generator's does."""
     rank, ranks = world()
     batches = make_batches(3, 1, ranks)
@@ -325,7 +325,8 @@ def two_engines() -> Iterator[tuple[str, list[str]]]:
     def losses(make: Any, judge: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         return judge(make(x).detach()).square().mean(), judge(make(x)).sub(1.0).square().mean()
 
-    maker, judge = (make_engine(build(seed), optimizer=sgd) for seed in (1, 2))
+    config = {"zero_optimization": {"stage": 3, **(zero or {})}}
+    maker, judge = (make_engine(build(seed), config, optimizer=sgd) for seed in (1, 2))
     plain = [build(seed) for seed in (1, 2)]
     steppers = [sgd(model.parameters()) for model in plain]
     problems = []
