@@ -81,6 +81,7 @@ class Engine:
         self.global_samples = 0
         # state of the running step
         self._backwards = 0
+        self._broken = False  # inside a backward pass, or after one that raised
         self._ended = 0  # micro-batches of the window, by step()
         self._syncing = True
         self._boundary: bool | None = None
@@ -91,18 +92,23 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
+        if self._broken:
+            self.forget_micro_batches()
         with self.observer.phase("forward"):
             return self.module(*args, **kwargs)
 
     forward = __call__
 
-    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
-        """Gather the gradients of one micro-batch.
+    def backward(
+        self, loss: Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True
+    ) -> Tensor:
+        """Gather the gradients of one micro-batch; after an error the window starts anew.
 
         Args:
             loss: A scalar, the mean over the micro-batch; it is divided by the accumulation steps
                 and multiplied by the loss scale here.
             retain_graph: As in ``Tensor.backward``.
+            scale_wrt_gas: False: the loss is not divided; the caller has done it.
 
         Returns:
             The loss divided by the accumulation steps.
@@ -117,12 +123,16 @@ class Engine:
         if not loss.requires_grad:
             msg = "backward(loss): the loss does not depend on trained parameters; was it made "
             raise ZerolabError(f"{msg}under no_grad, detached, or by another model?")
+        if self._broken:
+            self.forget_micro_batches()
         boundary = self.is_gradient_accumulation_boundary() and self._syncing
-        share = loss / self.batch.accumulation_steps
+        share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
         with self.observer.phase("backward"):
+            self._broken = True
             self.stage.before_backward(boundary=boundary)
             torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
             self.stage.after_backward(boundary=boundary)
+            self._broken = False
         self._backwards += 1
         return share.detach()
 
@@ -144,6 +154,11 @@ class Engine:
         if not self._syncing:
             msg = "step() inside no_sync(): gradients are not averaged there; call it outside"
             raise ZerolabError(msg)
+        if self._broken:
+            msg = (
+                "step() after a backward() that raised: its gradients are not complete; go on with "
+            )
+            raise ZerolabError(f"{msg}the next micro-batch, which begins the window anew")
         if self._backwards == 0:
             msg = "step() without backward(): there is no gradient; call engine.backward(loss) "
             raise ZerolabError(f"{msg}(not loss.backward()) before each engine.step()")
@@ -179,6 +194,16 @@ class Engine:
     def _clip(self, norm: float) -> float:
         limit = self.config.gradient_clipping
         return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - nn.Module's
+        """Drop the gradients gathered since the last update; micro-batches count on.
+
+        **Collective** where some have been averaged already.
+        """
+        if self._broken or self.waiting_micro_batches:
+            self.stage.cancel_backward()
+        self._backwards, self._broken = 0, False
+        self.module.zero_grad(set_to_none)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -357,9 +382,9 @@ class Engine:
 
     def forget_micro_batches(self) -> None:
         """Drop gradients that wait for a boundary; the window starts anew."""
-        self.stage.drop_gradients()
+        self.zero_grad()
         self.micro_steps -= self._ended
-        self._ended = self._backwards = 0
+        self._ended = 0
 
     def close(self) -> None:
         """Remove the hooks from the module and give shared memory back."""

@@ -26,7 +26,7 @@ from zerotrial.engine.fsdp_comm import Plugged, plug_in
 from zerotrial.engine.fsdp_layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.fsdp_mesh import open_mesh
 from zerotrial.engine.fsdp_update import ShardUpdate, Update, WholeUpdate
-from zerotrial.engine.fsdp_wrap import shard_module, start
+from zerotrial.engine.fsdp_wrap import shard_module, start, start_over
 from zerotrial.engine.gradients import Averaging
 from zerotrial.engine.norm import squared_norm
 from zerotrial.engine.parts import GradientSource, Piece, Updater, UpdaterInputs
@@ -74,6 +74,7 @@ class Stage3:
         self._leave: Callable[[], None] | None = leave
         self._model_group = inputs.model_group
         self._device = inputs.device
+        self._torn = False  # inside a backward pass, or after one that raised
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
 
     def before_backward(self, *, boundary: bool) -> None:
@@ -82,12 +83,14 @@ class Stage3:
             self._plugged.reductions.finish()  # of a backward that raised
         for shard in self._shards:
             shard.parameter.grad = None
+        self._torn = True
 
     def after_backward(self, *, boundary: bool) -> None:
         """Add up this micro-batch's gradients, which came averaged over the ranks."""
         if self._plugged is not None:
             with self._observer.phase("reduce"):
                 self._plugged.reductions.finish()
+        self._torn = False
         if boundary and self._every_gradient:
             self._check_unused()
         for index, bucket in enumerate(self._buckets):
@@ -140,6 +143,17 @@ class Stage3:
     def drop_gradients(self) -> None:
         """Forget the gradients gathered so far."""
         self._gradients = [None] * len(self._buckets)
+
+    def cancel_backward(self) -> None:
+        """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
+        if self._plugged is not None:
+            self._plugged.reductions.finish()
+        if self._torn:
+            start_over(self._units)
+        self._torn = False
+        for shard in self._shards:
+            shard.parameter.grad = None
+        self.drop_gradients()
 
     share_factor: float | None = None
     """See :class:`~zerotrial.engine.parts.Stage`: every backward averages."""

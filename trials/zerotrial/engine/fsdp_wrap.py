@@ -178,6 +178,19 @@ def start(module: nn.Module) -> None:
     fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
 
 
+def start_over(units: Sequence[FSDPModule]) -> None:
+    """Bring units back to where a step begins, after a backward that raised; forgets gradients."""
+    units[-1].reset_iter_state()
+    for unit in units:
+        state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
+        if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
+            continue
+        for member in owner.fsdp_params:  # reset_iter_state() leaves these
+            member.unsharded_accumulated_grad = None
+            if hasattr(member, "_unsharded_param"):
+                member.unsharded_param.grad = None
+
+
 def _guard_forward(module: nn.Module) -> None:
     """Explain the error of a weight that is read outside the unit that gathers it."""
     forward = module.forward
@@ -186,7 +199,9 @@ def _guard_forward(module: nn.Module) -> None:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return forward(*args, **kwargs)
-        except RuntimeError as error:
+        except Exception as error:
+            # The next forward must find nothing half gathered.
+            cast("FSDPModule", module).reset_iter_state()
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise TrialError(

@@ -129,18 +129,6 @@ class Gradients:
             self._comm.fence()
         self.reset()
 
-    def abandon(self) -> None:
-        """Forget all gradients at any moment. **Collective** if some were sent.
-
-        Ranks may have come to different buckets when a backward raised: each sends the rest, so
-        that none waits for another, and nobody writes to what another still reads.
-        """
-        if self._sending:
-            self.send_rest()
-            self.finish()
-            self._comm.fence()
-        self.reset()
-
     def held(self) -> dict[str, list[Tensor]]:
         """Tensors of kind ``gradients`` and ``buckets``."""
         raise NotImplementedError

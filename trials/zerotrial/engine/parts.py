@@ -234,6 +234,10 @@ class Stage(Protocol):
         """Forget the gradients gathered so far."""
         ...
 
+    def cancel_backward(self) -> None:
+        """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
+        ...
+
     def settle_gradients(self) -> None:
         """Finish the averaging that is under way between boundaries. **Collective**."""
         ...

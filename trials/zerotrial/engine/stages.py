@@ -138,6 +138,13 @@ class FlatStage:
         """See :class:`~zerotrial.engine.parts.Stage`."""
         self.gradients.reset()
 
+    def cancel_backward(self) -> None:
+        """See :class:`~zerotrial.engine.parts.Stage`."""
+        self._hooks.listening = False
+        self.gradients.abandon()
+        for parameter in self._slot_parameters:
+            parameter.grad = None
+
     def close(self) -> None:
         """See :class:`~zerotrial.engine.parts.Stage`."""
         self._hooks.remove()
