@@ -47,7 +47,8 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = nn.functional.dropout(self.first(x), 0.5)
-        return (self.last(hidden) - x).square().mean()
+        loss: Tensor = (self.last(hidden) - x).square().mean()
+        return loss
 
 
 def config_of(stage: int, precision: str, ranks: int = 1, **more: Any) -> dict[str, Any]:

@@ -97,7 +97,9 @@ class FlatBucket:
             return None
         if first is not None and self._lie_as_shards(first, found):
             return first.as_strided((self.master.numel(),), (1,), first.storage_offset())
-        together, at = torch.zeros_like(self.master), 0
+        # Pinned memory is used again from step to step; other memory comes page by page.
+        together = torch.zeros_like(self.master, pin_memory=self.master.is_pinned())
+        at = 0
         for gradient, padded in zip(found, self.paddeds, strict=True):
             if gradient is not None:
                 together[at : at + gradient.numel()].copy_(gradient.reshape(-1))
