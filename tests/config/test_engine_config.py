@@ -1,5 +1,6 @@
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from zerolab.config import (
     BatchSizes,
+    check_file,
     load_engine_config,
     overwrite_deepspeed_config,
     resolve,
@@ -17,8 +19,8 @@ from zerolab.config import (
 from zerolab.config.describe import rows
 from zerolab.config.engine import EngineConfig
 from zerolab.config.hints import hints_of
+from zerolab.config.optimizers import AdamParams
 from zerolab.config.refused import REFUSED
-from zerolab.config.resolved import format_entries
 from zerolab.errors import ConfigError
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
@@ -308,18 +310,52 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def test_the_resolved_config_says_of_every_hint_that_a_file_gives_why_it_changes_nothing() -> None:
+def told_hints(values: dict[str, Any], file: Path) -> dict[str, str]:
+    """What ``zerolab config check`` prints of keys without effect: key to reason."""
+    file.write_text(json.dumps(nested({"train_batch_size": 4, **values})))
+    lines = re.findall(r"^ *(\S+) = .*\(hint: (.*)\)$", check_file(file, 2), re.MULTILINE)
+    return dict(lines)
+
+
+def test_a_check_says_of_every_hint_that_a_file_gives_why_it_changes_nothing(
+    tmp_path: Path,
+) -> None:
     hints = hints_of(EngineConfig)
     defaults = {key: value for key, _, value, _ in rows(EngineConfig, "DeepSpeed")}
     values = {key: yaml.safe_load(defaults[key].strip("`")) for key in hints}
     values = {key: "x" if value is None else value for key, value in values.items()}
     values["vocabulary_size"] = values["activation_checkpointing.number_checkpoints"] = 8
     values["checkpoint.writer.data_parallel"] = "replica"
-    values["train_batch_size"] = 4
-    printed = format_entries(resolve(load_engine_config(nested(values)), 2), ["hint"])
-    lines = {line.split(" = ")[0]: line for line in printed.splitlines()}
-    assert lines.keys() == hints.keys()
-    assert all(lines[key].endswith(f"(hint: {reason})") for key, reason in hints.items())
+    of_optimizer = hints_of(AdamParams, "optimizer.params.")
+    values |= {"optimizer.type": "Adam", **dict.fromkeys(of_optimizer, True)}
+    assert told_hints(values, tmp_path / "ds_config.json") == hints | of_optimizer
+
+
+def test_a_check_says_of_a_key_that_it_has_no_effect_at_this_stage(tmp_path: Path) -> None:
+    zero = {
+        "reduce_bucket_size": 8,
+        "allgather_bucket_size": 8,
+        "overlap_comm": False,
+        "reduce_scatter": False,
+        "sub_group_size": 8,
+        "stage3_prefetch_bucket_size": 8,
+        "stage3_param_persistence_threshold": 8,
+        "stage3_model_persistence_threshold": 8,
+        "stage3_max_live_parameters": 8,
+        "stage3_max_reuse_distance": 8,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }
+    for stage in range(4):
+        values = {f"zero_optimization.{key}": value for key, value in zero.items()}
+        values["zero_optimization.stage"] = stage
+        told = told_hints(values, tmp_path / "ds_config.json")
+        found = {key.rpartition(".")[2] for key in told}
+        flat = {"reduce_bucket_size", "overlap_comm"}
+        sharded = {"allgather_bucket_size", "reduce_scatter"}
+        of_3 = set(zero) - flat - sharded
+        without = {0: of_3 | sharded, 1: of_3, 2: of_3, 3: flat | sharded}
+        assert found == without[stage]
+        assert all(re.fullmatch(r"has an effect at stage [\d, ]+ only", r) for r in told.values())
 
 
 def test_the_limits_of_stage_3_are_unset_unless_a_file_gives_one_of_them() -> None:
