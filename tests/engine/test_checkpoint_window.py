@@ -412,6 +412,23 @@ def test_gradients_follow_the_loss_scale_of_the_engine_that_loads(
     assert finish_window(other)[1] == pytest.approx(norm, rel=2e-3)
 
 
+def test_a_save_after_a_backward_that_raised_is_one_of_the_last_boundary(tmp_path: Path) -> None:
+    engine = window_engine(STAGE)
+    train_to(engine, FIRST + 1)
+    loss = engine(torch.ones(2, 6))
+    hook = engine.module.first.weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        engine.backward(loss)
+    hook.remove()
+    engine.save_checkpoint(tmp_path)
+    again = window_engine(STAGE, seed=1)
+    again.load_checkpoint(tmp_path)
+    for one in (engine, again):
+        assert (one.micro_steps, one.window) == (FIRST, (0, 0))
+        train_to(one, LAST)
+    assert unequal(summary(again), summary(engine)) == []
+
+
 def test_two_backwards_before_a_step_are_one_micro_batch_of_the_window(tmp_path: Path) -> None:
     engine = window_engine(STAGE)
     backward(engine, 0)

@@ -196,6 +196,7 @@ class Checkpointer:
         return check_tag(tags[0])
 
     def _agree_on_window(self) -> WindowState:
+        self._state.window.recover()
         windows = self._ranks.gather(self._state.window.state())
         if any(window != windows[0] for window in windows):
             at = [f"{window.ended} + {window.backwards}" for window in windows]

@@ -46,6 +46,9 @@ class _Window:
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
 
+    def recover(self) -> None:
+        self._engine.recover()
+
     def state(self) -> WindowState:
         engine = self._engine
         return WindowState(*engine.window, engine.gradient_accumulation_steps(), engine.loss_scale)

@@ -155,7 +155,6 @@ class Loader:
                 self._check(manifest, reader, whole, engine_state)
                 self._check_plan(plan, kinds, manifest, reader, whole)
                 self._check_window(gradients, manifest)
-            self._state.stage.settle_gradients()
             self._state.window.forget()
             with self._ranks.together():
                 self._fill(manifest, reader, whole)

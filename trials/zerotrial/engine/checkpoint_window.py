@@ -84,6 +84,10 @@ class WindowState:
 class Window(Protocol):
     """The engine's window, as something that is saved and loaded."""
 
+    def recover(self) -> None:
+        """Begin it anew if a backward pass raised. **Collective**."""
+        ...
+
     def state(self) -> WindowState:
         """Return where it is."""
         ...
@@ -93,7 +97,7 @@ class Window(Protocol):
         ...
 
     def forget(self) -> None:
-        """Go back to the last boundary, and drop the gradients gathered since."""
+        """Go back to the last boundary, and drop the gradients since. **Collective**."""
         ...
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EngineParts"]
 
+_COUNTERS = ("global_steps", "micro_steps", "skipped_steps", "global_samples")
+
 
 @dataclass
 class EngineParts:
@@ -92,8 +94,7 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        if self._broken:
-            self.forget_micro_batches()
+        self.recover()
         with self.observer.phase("forward"):
             return self.module(*args, **kwargs)
 
@@ -123,8 +124,7 @@ class Engine:
         if not loss.requires_grad:
             msg = "backward(loss): the loss does not depend on trained parameters; was it made "
             raise ZerolabError(f"{msg}under no_grad, detached, or by another model?")
-        if self._broken:
-            self.forget_micro_batches()
+        self.recover()
         boundary = self.is_gradient_accumulation_boundary() and self._syncing
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
         with self.observer.phase("backward"):
@@ -155,10 +155,8 @@ class Engine:
             msg = "step() inside no_sync(): gradients are not averaged there; call it outside"
             raise ZerolabError(msg)
         if self._broken:
-            msg = (
-                "step() after a backward() that raised: its gradients are not complete; go on with "
-            )
-            raise ZerolabError(f"{msg}the next micro-batch, which begins the window anew")
+            msg = "step() after a backward() that raised: its gradients are not complete; go on "
+            raise ZerolabError(f"{msg}with the next micro-batch, which begins the window anew")
         if self._backwards == 0:
             msg = "step() without backward(): there is no gradient; call engine.backward(loss) "
             raise ZerolabError(f"{msg}(not loss.backward()) before each engine.step()")
@@ -324,19 +322,12 @@ class Engine:
 
     def counters(self) -> dict[str, int]:
         """What a checkpoint keeps of the engine itself."""
-        return {
-            "global_steps": self.global_steps,
-            "micro_steps": self.micro_steps,
-            "skipped_steps": self.skipped_steps,
-            "global_samples": self.global_samples,
-        }
+        return {name: getattr(self, name) for name in _COUNTERS}
 
     def set_counters(self, counters: dict[str, int]) -> None:
         """Restore what :meth:`counters` gave."""
-        self.global_steps = counters["global_steps"]
-        self.micro_steps = counters["micro_steps"]
-        self.skipped_steps = counters["skipped_steps"]
-        self.global_samples = counters["global_samples"]
+        for name in _COUNTERS:
+            setattr(self, name, counters[name])
 
     @property
     def window(self) -> tuple[int, int]:
@@ -381,10 +372,15 @@ class Engine:
         return self._ended + (self._backwards > 0)
 
     def forget_micro_batches(self) -> None:
-        """Drop gradients that wait for a boundary; the window starts anew."""
+        """Drop gradients that wait for a boundary; the window starts anew. **Collective**."""
         self.zero_grad()
         self.micro_steps -= self._ended
         self._ended = 0
+
+    def recover(self) -> None:
+        """After a backward that raised, begin the window anew. **Collective** then."""
+        if self._broken:
+            self.forget_micro_batches()
 
     def close(self) -> None:
         """Remove the hooks from the module and give shared memory back."""
