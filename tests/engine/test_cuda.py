@@ -1,8 +1,9 @@
 """What is special about GPUs: parity with a plain loop, offload, checkpoints, waits, NCCL.
 
-All but the first test need a GPU, and the last one two.
+Most need a GPU, and the last one two; the first ones show on a CPU what can be shown there.
 """
 
+import importlib
 import math
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.checkpointing import Ranks
 from tests.engine.ranks import run_on_ranks
@@ -138,6 +140,42 @@ def reduce_as_on_gpus() -> str:
 @pytest.mark.processes
 def test_shards_are_reduced_in_place_and_averaged_by_the_backend() -> None:
     assert run_on_ranks(reduce_as_on_gpus, 2) == ["done", "done"]
+
+
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts how often the host asks a device for a number, and answers it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            self.count += 1
+            return 2.0
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_step_asks_the_device_for_one_number(
+    monkeypatch: pytest.MonkeyPatch, stage: int, precision: str
+) -> None:
+    """The meta device computes nothing, but refuses what mixes devices or copies to the host."""
+    adam = importlib.import_module("torch.optim.adam")
+    monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_, **__: None)
+    config = config_of(stage, precision)
+    engine = make_engine(language().to("meta"), config, device="meta")
+    with Reads() as reads:
+        for step in range(3):
+            for _ in range(MICRO):
+                tokens = torch.zeros(2, 6, dtype=torch.long, device="meta")
+                engine.backward(engine(tokens, tokens))
+                engine.step()
+            assert reads.count == step + 1  # the norm
+    held = [tensor for tensors in engine.stage.held().values() for tensor in tensors]
+    assert {tensor.device.type for tensor in held} == {"meta"}
+    engine.close()
 
 
 @on_gpu
