@@ -458,3 +458,71 @@ def test_an_unused_parameter_is_named_where_the_config_asks_for_it() -> None:
     with pytest.raises(TrialError, match=r"without a gradient: .*never.weight"):
         engine.backward(engine(tokens, tokens))
     engine.close()
+
+
+class Routed(nn.Module):
+    """Each rank takes a way of its own through blocks that look alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 4)
+        self.ways = Ways()
+        self.leave = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, way: int) -> Tensor:
+        loss: Tensor = self.leave(self.ways(self.enter(x), way)).mean()
+        return loss
+
+
+class Ways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor, way: int) -> Tensor:
+        out: Tensor = self.blocks[way](x)
+        return out
+
+
+def _ranks_take_different_ways() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for leaves in ([], ["Ways"]):
+        torch.manual_seed(0)
+        engine = initialize(
+            model=Routed(),
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+                "zero_optimization": {"stage": 3, "leaf_module": {"classes": leaves}},
+            },
+        )[0]
+        key = ",".join(leaves)
+        try:
+            for step in range(2):
+                for way in (0, 1):
+                    with torch.no_grad():
+                        engine(torch.ones(1, 4), way)
+                engine.backward(engine(torch.ones(1, 4), (dist.get_rank() + step) % 2))
+                engine.step()
+        except TrialError as error:
+            found[key] = str(error)
+        else:
+            found[key] = engine.get_global_grad_norm()
+        engine.close()
+    torch.manual_seed(0)
+    model = Routed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        ((model(torch.ones(1, 4), 0) + model(torch.ones(1, 4), 1)) / 2).backward()
+        optimizer.step()
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        found["expected"] = float(torch.cat(gradients).double().norm())
+    return found
+
+
+@pytest.mark.processes
+def test_ranks_that_take_different_ways_never_mix_their_gradients() -> None:
+    for found in run_on_ranks(_ranks_take_different_ways, 2):
+        assert "leaf_module.classes" in found[""]
+        assert found["Ways"] == pytest.approx(found["expected"], rel=1e-6)

@@ -25,6 +25,7 @@ from zerotrial.engine.comm import Communicator, connect
 from zerotrial.engine.fsdp_comm import Plugged, plug_in
 from zerotrial.engine.fsdp_layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.fsdp_mesh import open_mesh
+from zerotrial.engine.fsdp_order import ReductionOrder
 from zerotrial.engine.fsdp_update import ShardUpdate, Update, WholeUpdate
 from zerotrial.engine.fsdp_wrap import shard_module, start, start_over
 from zerotrial.engine.gradients import Averaging
@@ -74,6 +75,7 @@ class Stage3:
         self._leave: Callable[[], None] | None = leave
         self._model_group = inputs.model_group
         self._device = inputs.device
+        self._order = ReductionOrder(units)
         self._torn = False  # inside a backward pass, or after one that raised
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
 
@@ -116,7 +118,10 @@ class Stage3:
             if gradient is not None:
                 for part in self._counted(index, gradient):
                     squares += squared_norm(part)
-        squares = self._comm.sum(squares.to(self._device))
+        order = self._order.take().to(squares.device)
+        together = self._comm.sum(torch.cat([squares, order]).to(self._device))
+        self._order.check(together[1:], self._comm.size)
+        squares = together[:1]
         if self._model_group is not None:
             dist.all_reduce(squares, group=self._model_group)
         return math.sqrt(squares.item()) / loss_scale
@@ -142,6 +147,7 @@ class Stage3:
 
     def drop_gradients(self) -> None:
         """Forget the gradients gathered so far."""
+        self._order.take()
         self._gradients = [None] * len(self._buckets)
 
     def cancel_backward(self) -> None:
