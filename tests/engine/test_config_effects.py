@@ -15,7 +15,10 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
 from tests.engine.test_stage3 import Branching, Mixture, Normed, train, two_engines
 from zerotrial.engine import Engine, initialize
+from zerotrial.engine.all_reducing import without_reduce_scatter
+from zerotrial.engine.comm import GroupCommunicator, Work, connect
 
+CPU = torch.device("cpu")
 BLOCKS, WIDTH = 4, 32
 PADDING = WIDTH
 """Elements that make the table of 13 rows divisible by two ranks; they move, but are not held."""
@@ -243,6 +246,33 @@ def all_reducing() -> Iterator[tuple[str, Any, Any]]:
         usual, other = (Run({**zero, **z}, micro, **bf16) for z in ({}, {"reduce_scatter": False}))
         far = max(abs(a - b) / b for a, b in zip(other.course, usual.course, strict=True))
         yield f"{name}: bf16, {far}", far < 0.01, True
+
+
+def reusing_buffers() -> Iterator[tuple[str, Any, Any]]:
+    """A buffer that is filled again at once, on every kind of communicator."""
+    group = dist.group.WORLD
+    assert group is not None
+    shard, rounds = 50_000, 20
+    for comm in (connect(group, CPU), GroupCommunicator(group, CPU)):
+        instead = without_reduce_scatter(comm)
+        buffers = [instead.allocate(shard * comm.size, torch.float32, CPU) for _ in range(2)]
+        works: list[Work | None] = [None, None]
+        out = torch.zeros(shard)
+        for number in range(rounds):
+            turn = number % 2
+            if (work := works[turn]) is not None:
+                work.wait()
+                work.release()
+            buffers[turn].tensor.fill_(comm.rank + number)
+            works[turn] = instead.reduce_scatter(buffers[turn], out, 0.5, add=True)
+        for work in works:
+            assert work is not None
+            work.wait()
+        ranks = range(comm.size)
+        total = sum((rank + number) * 0.5 for rank in ranks for number in range(rounds))
+        yield f"{type(comm).__name__}: sums", set(out.tolist()), {total}
+        comm.fence()
+        comm.close()
 
 
 def updating_in_tiles() -> Iterator[tuple[str, Any, Any]]:

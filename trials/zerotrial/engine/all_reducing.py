@@ -31,7 +31,7 @@ class _AllReducing:
         return getattr(self._comm, name)
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
-        """See :class:`~zerotrial.engine.comm.Communicator`."""
+        """See :class:`~zerotrial.engine.comm.Communicator`; the buffer is overwritten."""
         shard = buffer.tensor.numel() // self._comm.size
         own = buffer.tensor[self._comm.rank * shard : (self._comm.rank + 1) * shard]
         return _Kept(self._comm, self._comm.all_reduce(buffer, factor), own, out, add=add)
