@@ -1,5 +1,7 @@
 """Optimizer states in host memory or in files: the same training, in less memory."""
 
+import itertools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.config import load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
+from zerotrial.engine.census import storage_bytes
 from zerotrial.engine.offload_cpu import CpuUpdater
 from zerotrial.engine.offload_files import OffloadError, PagedFile
 from zerotrial.engine.offload_nvme import NvmeUpdater
@@ -57,6 +60,8 @@ def train_with_each(directory: str) -> list[str]:
         ("AdamW", 2, bf16),
         ("AdamW", 3, bf16),
         ("Adagrad", 3, {}),
+        ("LAMB", 3, bf16),
+        ("Muon", 3, {}),
     ]:
         reference: Any = None
         optimizer = {"type": name, "params": OPTIMIZERS[name]}
@@ -120,6 +125,47 @@ def step_all(updater: Updater, sizes: list[int], publish: list[Tensor], step: in
     updater.finish()
 
 
+SHAPES = [[torch.Size([4, 6]), torch.Size([6])], [torch.Size([3, 2]), torch.Size([1])]]
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizer"),
+    [
+        (NvmeUpdater, "LAMB"),
+        (NvmeUpdater, "Muon"),
+        (CpuUpdater, "LAMB"),
+        (CpuUpdater, "Muon"),
+        (CpuUpdater, "Adafactor"),
+    ],
+)
+def test_whole_parameters_are_updated_alike_wherever_states_live(
+    tmp_path: Path, build: Callable[[UpdaterInputs], Updater], optimizer: str
+) -> None:
+    ends = [list(itertools.accumulate(s.numel() for s in shapes)) for shapes in SHAPES]
+    shapes = [
+        [(end - shape.numel(), end, shape) for end, shape in zip(at, bucket, strict=True)]
+        for at, bucket in zip(ends, SHAPES, strict=True)
+    ]
+    sizes = [at[-1] for at in ends]
+    inputs = replace(updater_inputs(sizes, tmp_path, optimizer), shapes=shapes)
+    alike = replace(inputs, masters=[master.clone() for master in inputs.masters])
+    updaters: list[Updater] = [build(inputs), build_updater(alike)]
+    for step in range(3):
+        published = [[torch.zeros(size, dtype=torch.bfloat16) for size in sizes] for _ in updaters]
+        for updater, publish in zip(updaters, published, strict=True):
+            step_all(updater, sizes, publish, step)
+        assert all(torch.equal(*pair) for pair in zip(*published, strict=True))
+    for index in range(len(sizes)):
+        with (
+            updaters[0].states(index, write=False) as mine,
+            updaters[1].states(index, write=False) as theirs,
+        ):
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
+    for updater in updaters:
+        updater.close()
+
+
 @pytest.mark.parametrize("build", [NvmeUpdater, CpuUpdater])
 @pytest.mark.parametrize("optimizer", ["AdamW", "Lion", "Rprop", "ASGD", "NAdam"])
 def test_an_updater_publishes_what_the_one_in_memory_does(
@@ -149,8 +195,9 @@ def test_an_updater_publishes_what_the_one_in_memory_does(
         updater.close()
 
 
-def test_only_a_few_buckets_are_in_memory_at_a_time(tmp_path: Path) -> None:
-    sizes = [10_000] * 12
+@pytest.mark.parametrize("spread", [0, 300])
+def test_only_a_few_buckets_are_in_memory_at_a_time(tmp_path: Path, spread: int) -> None:
+    sizes = [10_000 - spread * index for index in range(12)]
     inputs = updater_inputs(sizes, tmp_path)
     updater = NvmeUpdater(inputs)
     publish = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
@@ -160,13 +207,29 @@ def test_only_a_few_buckets_are_in_memory_at_a_time(tmp_path: Path) -> None:
         for index, size in enumerate(sizes):
             updater.step(index, torch.ones(size), 1.0, publish[index])
             held = updater.held()
-            most = max(most, sum(t.nbytes for tensors in held.values() for t in tensors))
+            most = max(most, sum(storage_bytes(tensors) for tensors in held.values()))
         updater.finish()
         bucket = 3 * 4 * sizes[0]
         if step > 0:
             assert most <= 4 * bucket  # of 12: read, updated, written, and memory to be used again
     assert list(tmp_path.iterdir()) == []  # the file has no name, so nothing can be left behind
     updater.close()
+
+
+def test_files_have_room_for_what_goes_there_and_no_more(tmp_path: Path) -> None:
+    """Weights that are their own master stay in memory; a copy of them in a file is no use."""
+    page = 4096
+    for stage in (1, 3):
+        for bits, kinds in (({}, 2), ({"bf16": {"enabled": True}}, 2 if stage == 3 else 3)):
+            engine = make_engine(stage, zero=nvme(tmp_path, reduce_bucket_size=10**6), **bits)
+            train(engine, 2)
+            numel = sum(p.numel() for p in engine.module.parameters())
+            updater = engine.stage._update if stage == 3 else engine.stage
+            updater = updater.updater if stage == 3 else updater._updater
+            taken = os.fstat(updater._file._file.fileno()).st_blocks * 512
+            records = sum(len(bucket.records) for bucket in updater._buckets)
+            assert kinds * 4 * numel <= taken <= kinds * 4 * numel + records * page
+            engine.close()
 
 
 def test_a_change_of_lent_states_is_kept_when_asked_for(tmp_path: Path) -> None:
@@ -220,7 +283,10 @@ def test_a_disk_that_fills_up_later_leaves_training_and_checkpoints_whole(
 
 def test_an_optimizer_whose_states_have_other_shapes_stays_out_of_files(tmp_path: Path) -> None:
     model = nn.Linear(8, 8)
-    with pytest.raises(ConfigError, match="Adafactor keeps 'row_var' in another shape"):
+    message = (
+        r"offload_optimizer\.device: must be cpu or none for Adafactor, .*'row_var'.* got nvme"
+    )
+    with pytest.raises(ConfigError, match=message):
         initialize(
             model=model,
             optimizer=torch.optim.Adafactor(model.parameters()),

@@ -14,7 +14,7 @@ import yaml
 import zerotrial
 from zerotrial.engine import build
 from zerotrial.engine.memory import estimate
-from zerotrial.plan import Devices, fits, main
+from zerotrial.plan import Devices, find_devices, fits, main
 
 TRIAL = '''
 import torch
@@ -137,6 +137,26 @@ def test_a_model_that_needs_values_is_built_with_memory_and_engines_add_up(
     assert text.splitlines()[-1].startswith("recommended: stage 0")
 
 
+def test_sums_in_fp32_are_a_column_of_their_own_and_files_hold_what_the_text_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plan(module: str, *options: str, **engine: Any) -> str:
+        """Of a module of its own: a second import would give the first one's classes."""
+        file = experiment(tmp_path, f"{module}:NeedsValues", **engine)
+        assert main([str(file), *options]) == 0
+        return capsys.readouterr().out
+
+    two = {"gradient_accumulation_steps": 2}
+    choices = json.loads(plan("planned_json", "--json", **two))["choices"]
+    assert [choice["accumulation"] for choice in choices[:4]] == [160, 160, 80, 0]
+    text = plan("planned_text", **two)
+    assert "of it sums: what fp32 sums take beyond gradients of 16 bits" in text
+    in_place = "in files are the moments alone where the weights are their own master"
+    assert (in_place in text) == (find_devices(1, tmp_path).kind == "cpu")
+    narrow = plan("planned_narrow", **two, data_types={"grad_accum_dtype": "bf16"})
+    assert "of it sums: what" not in narrow
+
+
 def test_mistakes_are_one_message_and_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +180,7 @@ def test_a_fifth_is_left_to_activations_and_a_cpu_has_one_memory() -> None:
     assert fits(needs, gpu)
     assert not fits(needs, replace(gpu, device_bytes=device))
     assert not fits(needs, replace(gpu, host_bytes=host))
+    assert not fits(replace(needs, host_working=2 * host), gpu)
     in_files = estimate(1000, 0, 1, 1, offload_optimizer="nvme")
     assert not fits(in_files, gpu)
     assert fits(in_files, replace(gpu, disk_bytes=in_files.disk))

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,7 +32,7 @@ from zerolab.contract import RunSpec
 from zerolab.errors import TrialError, ZerolabError
 from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext
-from zerotrial.engine.memory import MemoryEstimate, Precision, every_choice
+from zerotrial.engine.memory import Device, MemoryEstimate, Precision, every_choice
 from zerotrial.entrypoint import load_trial_class
 from zerotrial.planning import Noted, note_engines
 
@@ -41,6 +41,10 @@ __all__ = ["Choice", "Devices", "Plan", "find_devices", "fits", "main", "make_pl
 HEADROOM = 0.8
 """Share of a device's memory that may be planned with; the rest is for activations."""
 
+_CHOSEN = ("stage", "world_size", "offload_optimizer", "offload_param")
+_BYTES = tuple(f.name for f in fields(MemoryEstimate) if f.name not in _CHOSEN)
+"""What adds up over the engines of a trial."""
+
 _SMALLEST_BUCKET, _LARGEST_BUCKET, _BUCKETS = 1 << 20, 1 << 24, 8  # as the engine chooses them
 
 
@@ -48,8 +52,8 @@ _SMALLEST_BUCKET, _LARGEST_BUCKET, _BUCKETS = 1 << 20, 1 << 24, 8  # as the engi
 class Devices:
     """What one rank may use on this machine."""
 
-    kind: str
-    """``cuda`` or ``cpu``."""
+    kind: Device
+    """What trains."""
     name: str
     count: int
     """GPUs, or CPU cores."""
@@ -125,7 +129,8 @@ def make_plan(file: Path, world_size: int | None = None) -> Plan:
         engines, on_meta = note_engines(lambda: _build_trial(experiment, directory, scratch))
     nvme = engines[0].config.zero_optimization.offload_optimizer.nvme_path
     devices = find_devices(ranks, Path(nvme) if nvme else directory)
-    choices = [Choice(found, fits(found, devices)) for found in _estimates(engines, ranks)]
+    found = _estimates(engines, ranks, devices.kind)
+    choices = [Choice(each, fits(each, devices)) for each in found]
     return Plan(ranks, engines, devices, choices, on_meta)
 
 
@@ -152,20 +157,18 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
     return trial_class(ZeroTrialContext(spec, Distributed()))
 
 
-def _estimates(engines: Sequence[Noted], ranks: int) -> Iterator[MemoryEstimate]:
+def _estimates(engines: Sequence[Noted], ranks: int, device: Device) -> Iterator[MemoryEstimate]:
     """Every choice, all engines of the trial together."""
-    for found in zip(*(_of_engine(noted, ranks) for noted in engines), strict=True):
-        names = ("parameters", "gradients", "master", "moments", "working", "device", "host")
-        sums = {name: sum(getattr(e, name) for e in found) for name in (*names, "disk")}
-        yield replace(found[0], **sums)
+    for found in zip(*(_of_engine(noted, ranks, device) for noted in engines), strict=True):
+        yield replace(found[0], **{name: sum(getattr(e, name) for e in found) for name in _BYTES})
 
 
-def _of_engine(noted: Noted, ranks: int) -> Iterator[MemoryEstimate]:
+def _of_engine(noted: Noted, ranks: int, device: Device) -> Iterator[MemoryEstimate]:
     config = noted.config
     precision: Precision = config.dtype
-    micro_batches = _accumulation(config, ranks)
     accumulate = config.data_types.grad_accum_dtype
-    whole = accumulate == "fp32" or (accumulate is None and micro_batches > 1)
+    if accumulate is None and _accumulation(config, ranks) > 1:
+        accumulate = "fp32"
     width = 4 if precision == "fp32" else 2
     for found in every_choice(
         noted.parameters,
@@ -173,8 +176,10 @@ def _of_engine(noted: Noted, ranks: int) -> Iterator[MemoryEstimate]:
         ranks,
         precision,
         optimizer=noted.optimizer,
-        fp32_accumulation=whole,
+        grad_accum_dtype=accumulate,
+        communication_data_type=config.communication_data_type,
         bucket_numel=_bucket(config, noted.parameters),
+        device=device,
     ):
         frozen = width * noted.frozen // (ranks if found.stage == 3 else 1)
         place = "host" if found.offload_param == "cpu" else "device"
@@ -210,6 +215,7 @@ def find_devices(ranks: int, files: Path) -> Devices:
     while not files.exists():
         files = files.parent
     disk = shutil.disk_usage(files).free
+    kind: Device
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         here = min(ranks, count)
@@ -232,10 +238,10 @@ def fits(found: MemoryEstimate, devices: Devices) -> bool:
         True if device, host and disk are all large enough.
     """
     if devices.kind == "cpu":
-        room = found.peak_device + found.host <= HEADROOM * devices.device_bytes
+        room = found.peak_device + found.peak_host <= HEADROOM * devices.device_bytes
     else:
         room = found.peak_device <= HEADROOM * devices.device_bytes
-        room = room and found.host <= HEADROOM * devices.host_bytes
+        room = room and found.peak_host <= HEADROOM * devices.host_bytes
     return room and found.disk <= devices.disk_bytes
 
 
@@ -252,8 +258,9 @@ def to_json(plan: Plan) -> str:
     def of_choice(choice: Choice | None) -> dict[str, Any] | None:
         if choice is None:
             return None
-        peak = choice.estimate.peak_device
-        return {**asdict(choice.estimate), "peak_device": peak, "fits": choice.fits}
+        found = choice.estimate
+        peaks = {"peak_device": found.peak_device, "peak_host": found.peak_host}
+        return {**asdict(found), **peaks, "fits": choice.fits}
 
     content = {
         "world_size": plan.world_size,
@@ -297,7 +304,8 @@ def to_text(plan: Plan) -> str:
         + (f", and {_size(place.host_bytes)} of the host" if place.kind == "cuda" else "")
     )
     lines += [f"bytes of each of {plan.world_size} rank(s), activations not counted:", ""]
-    rows = [("stage", "offload", "on device", "working set", "on host", "in files", "fits", "")]
+    titles = ("on device", "of it sums", "working set", "on host", "in files")
+    rows = [("stage", "offload", *titles, "fits", "")]
     for choice in plan.choices:
         found, marks = choice.estimate, []
         if choice == plan.configured:
@@ -309,8 +317,9 @@ def to_text(plan: Plan) -> str:
                 str(found.stage),
                 found.offload,
                 _size(found.device),
+                _size(found.accumulation) if found.accumulation else "-",
                 _size(found.working),
-                _size(found.host) if found.host else "-",
+                _size(found.peak_host) if found.peak_host else "-",
                 _size(found.disk) if found.disk else "-",
                 "yes" if choice.fits else "no",
                 ", ".join(marks),
@@ -319,10 +328,23 @@ def to_text(plan: Plan) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = zip(row, widths, range(len(row)), strict=True)
-        texts = [c.rjust(w) if 2 <= at <= 5 else c.ljust(w) for c, w, at in cells]
+        texts = [c.rjust(w) if 2 <= at <= 6 else c.ljust(w) for c, w, at in cells]
         lines.append("  ".join(texts).rstrip())
-    lines += ["", _advice(plan)]
+    lines += ["", *_notes(plan), _advice(plan)]
     return "\n".join(lines)
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What the table does not say by itself."""
+    found = [choice.estimate for choice in plan.choices]
+    notes = []
+    if any(each.accumulation for each in found):
+        notes.append("of it sums: what fp32 sums take beyond gradients of 16 bits")
+    if any(each.offload_optimizer == "nvme" and each.disk == each.moments for each in found):
+        notes.append(
+            "in files are the moments alone where the weights are their own master (fp32, stage 3)"
+        )
+    return notes
 
 
 def _advice(plan: Plan) -> str:

@@ -18,7 +18,7 @@ __all__ = ["OffloadError", "PagedFile"]
 logger = logging.getLogger(__name__)
 
 _ALIGN = 4096  # bytes; records begin on a page
-_MOST_FREE = 8  # tensors of one size that are kept for their next use
+_MOST_FREE = 8  # pieces of memory that are kept for their next use
 
 
 class OffloadError(ZerolabError):
@@ -46,7 +46,10 @@ class PagedFile:
         self._end = 0
         self._reader = ThreadPoolExecutor(1, "offload-read")
         self._writer = ThreadPoolExecutor(1, "offload-write")
-        self._free: dict[int, list[Tensor]] = {}
+        self._largest = 0  # of all records, bytes
+        self._free: list[Tensor] = []
+        self._lent: dict[int, Tensor] = {}
+        """By address."""
 
     def reserve(self, nbytes: int) -> int:
         """Take room for a record, so that a full disk is found now and not while training.
@@ -60,7 +63,8 @@ class PagedFile:
         offset = self._end
         room = -(-nbytes // _ALIGN) * _ALIGN
         try:
-            os.posix_fallocate(self._file.fileno(), offset, room)
+            if room:  # a rank may have no part of a bucket
+                os.posix_fallocate(self._file.fileno(), offset, room)
         except OSError as error:
             free = self._free_bytes()
             msg = (
@@ -70,6 +74,7 @@ class PagedFile:
             )
             raise OffloadError(msg) from error
         self._end = offset + room
+        self._largest = max(self._largest, nbytes)
         return offset
 
     def read(self, offset: int, out: Tensor) -> "Future[Tensor]":
@@ -81,22 +86,33 @@ class PagedFile:
         return self._writer.submit(self._write, offset, tensor)
 
     def borrow(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return memory for a record; it is used again after :meth:`give_back`."""
+        """Return memory for a record; it is used again after :meth:`give_back`.
+
+        All pieces are as large as the largest record, so that each can be used for any: as many as
+        are borrowed at once are all that is ever needed. Records of less than half of that get
+        memory that is not used again.
+        """
         nbytes = numel * dtype.itemsize
-        free = self._free.setdefault(nbytes, [])
-        memory = free.pop() if free else torch.empty(nbytes, dtype=torch.uint8)
-        return memory.view(dtype)
+        if 2 * nbytes < self._largest:
+            return torch.empty(numel, dtype=dtype)
+        fitting = [at for at, piece in enumerate(self._free) if piece.numel() >= nbytes]
+        if fitting:
+            piece = self._free.pop(fitting[-1])
+        else:
+            piece = torch.empty(max(nbytes, self._largest), dtype=torch.uint8)
+        self._lent[piece.data_ptr()] = piece
+        return piece[:nbytes].view(dtype)
 
     def give_back(self, tensor: Tensor) -> None:
-        """Take memory of :meth:`borrow` back."""
-        free = self._free.setdefault(tensor.nbytes, [])
-        if len(free) < _MOST_FREE:
-            free.append(tensor.view(-1).view(torch.uint8))
+        """Take memory of :meth:`borrow` back; what is not of there is left alone."""
+        piece = self._lent.pop(tensor.data_ptr(), None)
+        if piece is not None and len(self._free) < _MOST_FREE:
+            self._free.append(piece)
 
     @property
     def borrowable(self) -> Sequence[Tensor]:
         """Memory that waits for its next use."""
-        return [tensor for free in self._free.values() for tensor in free]
+        return self._free
 
     def close(self) -> None:
         """Remove the file."""
@@ -104,6 +120,7 @@ class PagedFile:
         self._writer.shutdown()
         self._file.close()
         self._free.clear()
+        self._lent.clear()
 
     def _read(self, offset: int, out: Tensor) -> Tensor:
         view = _bytes_of(out)

@@ -37,8 +37,8 @@ class _Record:
 
     numel: int
     dtype: torch.dtype
-    offset: int
-    """In the file, bytes."""
+    offset: int | None
+    """In the file, bytes; None while no room is taken, for what is the model's own memory."""
 
     tensor: Tensor | None = None
     """(S,), when in memory."""
@@ -67,8 +67,8 @@ class _Bucket:
 class NvmeUpdater:
     """See :class:`~zerotrial.engine.parts.Updater`.
 
-    A master that is the model's own memory (fp32 training, stage 3) stays there: a copy in the file
-    would save nothing.
+    A master that is the model's own memory (in fp32, and at stage 3) stays there, and the file has
+    no room for it: a copy would save nothing. On a GPU the master is a copy, and goes to the file.
 
     Should a write fail later on, the bucket stays in memory, training goes on, and the write is
     tried again after the next step.
@@ -91,11 +91,13 @@ class NvmeUpdater:
             for member in bucket.members
         ]
         self._unwritten: set[int] = set()
-        """Offsets of records whose last write failed."""
+        """Identities of records whose last write failed."""
 
         try:
             for bucket, master in zip(self._buckets, inputs.masters, strict=True):
-                self._reserve(bucket, master)
+                if not _is_in_place(inputs, master):
+                    bucket.records["master"].offset = self._file.reserve(master.nbytes)
+                self._reserve(bucket)
         except ZerolabError:
             self.close()
             raise
@@ -119,6 +121,8 @@ class NvmeUpdater:
         master.stays = publish.data_ptr() == master.tensor.data_ptr()
         if not master.stays:
             publish.copy_(master.tensor)
+            if master.offset is None:
+                master.offset = self._file.reserve(master.tensor.nbytes)
         self._collect(bucket)
         if index > 0:
             self._settle(self._buckets[index - 1])
@@ -175,11 +179,8 @@ class NvmeUpdater:
 
     # -- between memory and file ----------------------------------------------------------------
 
-    def _reserve(self, bucket: _Bucket, master: Tensor) -> None:
-        """Learn which states the optimizer keeps, and take room for them."""
-        host = bucket.records["master"].tensor
-        assert host is not None
-        bucket.records["master"].offset = self._file.reserve(host.nbytes)
+    def _reserve(self, bucket: _Bucket) -> None:
+        """Learn which states the optimizer keeps besides the master, and take room for them."""
         before = {member: bool(self.optimizer.state.get(member)) for member in bucket.members}
         make_states(self.optimizer, bucket.members)
         self._refuse_other_shapes(bucket)
@@ -195,8 +196,9 @@ class NvmeUpdater:
                 if state.numel() != member.numel():
                     name = type(self.optimizer).__name__
                     problem = (
-                        f"zero_optimization.offload_optimizer.device: {name} keeps {kind!r} in "
-                        "another shape than the parameter, which files do not hold; set it to cpu"
+                        "zero_optimization.offload_optimizer.device: must be cpu or none for "
+                        f"{name}, which keeps {kind!r} in another shape than the parameter's, as "
+                        "files do not hold it, got nvme"
                     )
                     raise ConfigError("engine config", [problem])
 
@@ -210,6 +212,7 @@ class NvmeUpdater:
             self._drop_states(bucket)
         for record in bucket.records.values():
             if record.tensor is None and record.arriving is None and record.stored:
+                assert record.offset is not None
                 memory = self._file.borrow(record.numel, record.dtype)
                 record.arriving = self._file.read(record.offset, memory)
 
@@ -259,6 +262,7 @@ class NvmeUpdater:
                 member.data = torch.empty(0)
         for record in bucket.records.values():
             if record.tensor is not None and not record.stays:
+                assert record.offset is not None
                 record.stored = False
                 record.leaving = self._file.write(record.offset, record.tensor)
 
@@ -273,9 +277,9 @@ class NvmeUpdater:
             except OffloadError as error:
                 if not self._unwritten:
                     logger.error("%s; they stay in memory", error)  # noqa: TRY400 - the text says all
-                self._unwritten.add(record.offset)
+                self._unwritten.add(id(record))
             else:
-                self._unwritten.discard(record.offset)
+                self._unwritten.discard(id(record))
                 record.stored = True
                 self._release(record)
 
@@ -287,8 +291,11 @@ class NvmeUpdater:
 
     def _drop_states(self, bucket: _Bucket) -> None:
         for kind, record in bucket.records.items():
-            if kind != "master":
-                record.tensor, record.stored = None, False
+            if kind == "master":
+                continue
+            if record.tensor is not None:
+                self._file.give_back(record.tensor)
+            record.tensor, record.stored = None, False
 
 
 def _bucket_of(inputs: UpdaterInputs, index: int) -> _Bucket:
@@ -300,6 +307,18 @@ def _bucket_of(inputs: UpdaterInputs, index: int) -> _Bucket:
     members = [nn.Parameter(host[a:b].view(shape)) for a, b, shape in layout]
     bucket = _Bucket(members, [slice(a, b) for a, b, _ in layout], [s for _, _, s in layout])
     # Until the first step says where the weights are published, the master may be the model's own.
-    record = _Record(master.numel(), master.dtype, 0, tensor=host, stays=True)
+    record = _Record(master.numel(), master.dtype, None, tensor=host, stays=True)
     bucket.records["master"] = record
     return bucket
+
+
+def _is_in_place(inputs: UpdaterInputs, master: Tensor) -> bool:
+    """Whether a master is the model's own memory and will stay so.
+
+    What else may turn out to be (batch norms beside a 16-bit model) shows when it is published.
+    """
+    if master.device.type != "cpu":
+        return False
+    if inputs.config.zero_optimization.stage == 3:
+        return inputs.shapes is None  # whole parameters are put together in memory of their own
+    return inputs.config.dtype == "fp32"
