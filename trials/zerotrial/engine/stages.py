@@ -25,7 +25,8 @@ __all__ = ["FlatStage", "Stage0", "Stage1", "Stage2"]
 
 _OVERLAP_PARTS = 8  # buckets of a model whose file names no size
 _SMALLEST_BUCKET = 1 << 20  # elements; below, a collective costs more than it hides
-_LARGEST_BUCKET = 1 << 24  # elements, on CPU; larger ones fall out of the cache
+_LARGEST_BUCKET = 1 << 24  # elements, updated by the CPU; larger ones fall out of the cache
+_LARGEST_ON_GPU = 1 << 27  # elements; their update keeps a GPU busy while the host starts the next
 
 
 UpdaterFactory = Callable[[UpdaterInputs], Updater]
@@ -268,7 +269,8 @@ class FlatStage:
             limit = min(limit, zero.allgather_bucket_size)
         if zero.overlap_comm is not False and "reduce_bucket_size" not in zero.model_fields_set:
             part = max(total // _OVERLAP_PARTS, _SMALLEST_BUCKET)
-            limit = min(limit, part, _LARGEST_BUCKET)
+            on_host = self._inputs.device.type == "cpu" or zero.offload_optimizer.device != "none"
+            limit = min(limit, part, _LARGEST_BUCKET if on_host else _LARGEST_ON_GPU)
         if zero.offload_optimizer.device == "nvme":
             limit = min(limit, _LARGEST_BUCKET)  # three buckets of states are in memory at a time
         return max(1, min(limit, total))
@@ -293,7 +295,8 @@ class FlatStage:
                 slot.parameter.data = view.view(slot.parameter.shape)
             own = self._owned(bucket)
             same = wide == bucket.dtype
-            self._masters.append(buffer.tensor[own] if same else flat[own].clone())
+            mine = flat if own == slice(0, bucket.numel) else flat[own].clone()
+            self._masters.append(buffer.tensor[own] if same else mine)
         self._spread_the_rest()
         return weights
 
@@ -393,6 +396,8 @@ class Stage2(FlatStage):
     def _build_gradients(
         self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
     ) -> Gradients:
+        if self._comm.size == 1:  # the shard is the whole: nothing need travel through a buffer
+            return super()._build_gradients(averaging, overlap=overlap, refuse_unused=refuse_unused)
         precision = self._inputs.precision
         return ShardedGradients(
             self.buckets,
