@@ -385,3 +385,31 @@ def test_names_that_differ_are_an_error_unless_that_is_allowed(saved: Path) -> N
     engine.load_checkpoint(saved, load_module_strict=False)
     assert probe(engine) != before
     assert engine.module.extra.tolist() == [1.0, 1.0]
+
+
+def test_everything_that_does_not_fit_another_model_is_listed_at_once(saved: Path) -> None:
+    model = Net()
+    model.blocks[1] = nn.Linear(17, 5)
+    model.extra = nn.Linear(2, 2)
+    config = {"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}
+    with pytest.raises(CheckpointError) as found:
+        initialize(model=model, config=config)[0].load_checkpoint(saved)
+    for part in (
+        str(saved / "global_step2"),
+        "not in the checkpoint: extra.bias, extra.weight",
+        "blocks.1.weight: shape must be [5, 17], got [17, 17]",
+        "blocks.1.bias: shape must be [5], got [17]",
+        "optimizer: keeps momentum_buffer",
+    ):
+        assert part in str(found.value)
+
+
+def test_a_tag_may_be_a_number_and_no_directory_is_not_the_working_one(tmp_path: Path) -> None:
+    engine = make_engine(STAGE)
+    engine.save_checkpoint(tmp_path, tag=7)
+    assert engine.load_checkpoint(tmp_path, tag=7)[0].endswith("7")
+    for nothing in ("", None):
+        with pytest.raises(CheckpointError, match="save_dir: must be the name of a directory"):
+            engine.save_checkpoint(nothing)
+        with pytest.raises(CheckpointError, match="load_dir: must be the name of a directory"):
+            engine.load_checkpoint(nothing)

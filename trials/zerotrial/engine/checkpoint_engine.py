@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrial.engine.checkpoint import Checkpointer, TrainingState
+from zerotrial.engine.checkpoint_files import CheckpointError
 from zerotrial.engine.checkpoint_load import Selection
 from zerotrial.engine.checkpoint_ranks import Ranks
 from zerotrial.engine.checkpoint_window import WindowState
@@ -121,7 +122,7 @@ def save_checkpoint(  # noqa: PLR0917 - DeepSpeed's signature
         CheckpointError: On all ranks, if it could not be written.
     """
     return engine.checkpointer.save(
-        save_dir,
+        _given("save_dir", save_dir),
         f"global_step{engine.global_steps}" if tag is None else str(tag),
         client_state,
         save_latest=save_latest,
@@ -165,4 +166,12 @@ def load_checkpoint(  # noqa: PLR0917 - DeepSpeed's signature
         module_only=load_module_only,
         strict=load_module_strict,
     )
-    return engine.checkpointer.load(load_dir, tag, selection)
+    tag = None if tag is None else str(tag)
+    return engine.checkpointer.load(_given("load_dir", load_dir), tag, selection)
+
+
+def _given(name: str, directory: str | PathLike[str]) -> str | PathLike[str]:
+    """Refuse what would silently mean the working directory."""
+    if not isinstance(directory, str | PathLike) or not str(directory):
+        raise CheckpointError(f"{name}: must be the name of a directory, got {directory!r}")
+    return directory

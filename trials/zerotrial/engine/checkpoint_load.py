@@ -152,8 +152,9 @@ class Loader:
                 plan = self._plan()
             kinds = set().union(*self._ranks.gather({k for wish in plan for k in wish.kinds}))
             with self._ranks.together():
-                self._check(manifest, reader, whole, engine_state)
-                self._check_plan(plan, kinds, manifest, reader, whole)
+                problems = self._misfits(manifest, reader, whole, engine_state)
+                problems += self._unreadable(plan, kinds, manifest, reader)
+                self._complain(problems)
                 self._check_window(gradients, manifest)
             self._state.window.forget()
             with self._ranks.together():
@@ -231,39 +232,35 @@ class Loader:
             for piece in self._state.stage.pieces()
         ]
 
-    def _check(
+    def _misfits(
         self,
         manifest: Manifest,
         reader: ShardReader,
         whole: Mapping[str, Tensor],
         engine_state: Mapping[str, Any],
-    ) -> None:
+    ) -> list[str]:
         # A parameter may have been frozen, or set free, since the checkpoint was made.
         targets = self._targets()
         model = (set(self._state.trainable) | set(targets)) - set(manifest.excluded)
         saved = {name: list(value.shape) for name, value in whole.items()} | dict(manifest.shapes)
-        _check_names(model, set(saved), strict=self._selection.strict)
-        problems = [
-            f"{name}: shape must be {list(target.shape)}, got {saved[name]}"
-            for name, target in targets.items()
-            if name in saved and list(target.shape) != saved[name]
+        problems = _check_names(model, set(saved), strict=self._selection.strict)
+        shapes = dict(self._state.trainable) | {n: t.shape for n, t in targets.items()}
+        problems += [
+            f"{name}: shape must be {list(shape)}, got {saved[name]}"
+            for name, shape in shapes.items()
+            if name in saved and list(shape) != saved[name]
         ]
         for name in targets.keys() & manifest.shapes.keys():
             wish = _Wish(name, saved[name], 0, targets[name].numel(), frozenset({"master"}))
             problems += _gaps(wish, reader)
-        self._complain(problems + self._misfitting_parts(engine_state))
+        return problems + self._misfitting_parts(engine_state)
 
     def _targets(self) -> dict[str, Tensor]:
         return module_targets(self._state.module, set(self._state.trainable))
 
-    def _check_plan(
-        self,
-        plan: list[_Wish],
-        kinds: set[str],
-        manifest: Manifest,
-        reader: ShardReader,
-        whole: Mapping[str, Tensor],
-    ) -> None:
+    def _unreadable(
+        self, plan: list[_Wish], kinds: set[str], manifest: Manifest, reader: ShardReader
+    ) -> list[str]:
         problems = []
         if self._selection.with_states and kinds != reader.all_kinds:
             problems.append(
@@ -271,14 +268,9 @@ class Loader:
                 f"{_listed(reader.all_kinds)}; load_optimizer_states=False starts it afresh"
             )
         for wish in plan:
-            shape = manifest.shapes.get(wish.name)
-            if shape is None:
-                shape = list(whole[wish.name].shape) if wish.name in whole else wish.shape
-            if wish.shape != shape:
-                problems.append(f"{wish.name}: shape must be {wish.shape}, got {shape}")
-            elif wish.name in manifest.shapes:
+            if manifest.shapes.get(wish.name) == wish.shape:
                 problems += _gaps(wish, reader)
-        self._complain(problems)
+        return problems
 
     def _check_window(self, gradients: SavedGradients | None, manifest: Manifest) -> None:
         if gradients is not None:
@@ -384,16 +376,16 @@ def _listed(kinds: set[str]) -> str:
     return ", ".join(states) if states else "no states"
 
 
-def _check_names(model: set[str], saved: set[str], *, strict: bool) -> None:
+def _check_names(model: set[str], saved: set[str], *, strict: bool) -> list[str]:
     problems = []
     if missing := sorted(model - saved):
         problems.append(f"not in the checkpoint: {', '.join(missing)}")
     if unexpected := sorted(saved - model):
         problems.append(f"not in the model: {', '.join(unexpected)}")
     if not problems:
-        return
+        return []
     text = f"parameters and buffers: {'; '.join(problems)}"
     if strict:
-        msg = f"{text} (load_module_strict=False ignores this)"
-        raise CheckpointError(msg)
+        return [f"{text} (load_module_strict=False ignores this)"]
     logger.warning("%s", text)
+    return []
