@@ -208,10 +208,11 @@ def _first(value: Any) -> Any:
 
 
 def go_on_elsewhere(engine: Engine, directory: Path, again: Path, end: Any) -> list[str]:
-    """End a window that others began; save it once more on the way, and resume that too."""
+    """End a window that others began; save some once more on the way, and resume that too."""
     engine.load_checkpoint(directory)
-    if engine.window == (2, 0):  # then there will be averages and shares in one window
-        train_to(engine, FIRST + 3)
+    if engine.window != (2, 0):
+        return far_off(finish_window(engine), end)
+    train_to(engine, FIRST + 3)  # now there are averages and shares in one window
     engine.save_checkpoint(again)
     found = far_off(finish_window(engine), end)
     wanted = summary(engine)
