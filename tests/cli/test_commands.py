@@ -364,3 +364,4 @@ def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
     told = nothing.quick("config", "check", file, "--world-size", "4").stdout
     assert "train_micro_batch_size_per_gpu" in told
     assert "8" in told
+    assert "world-size" in nothing.quick("config", "check", file, "--world-size=0", expect=2).stderr

@@ -492,6 +492,19 @@ def test_the_arguments_of_initialize_are_checked_all_at_once(tmp_path: Path) -> 
     assert "config: is given twice" in str(both.value)
     with pytest.raises(ConfigError, match="config: is missing"):
         zerotrial.initialize(model=ones())
+    with pytest.raises(ConfigError) as types:
+        zerotrial.initialize(model=ones(), optimizer=3, training_data=iter([]), config=4)
+    assert [problem.split(":")[0] for problem in types.value.problems] == [
+        "optimizer",
+        "training_data",
+        "config",
+    ]
+    with pytest.raises(ConfigError, match="parameter group 0: must have 'params', has lr"):
+        zerotrial.initialize(
+            model=ones(),
+            model_parameters=[{"lr": 1.0}],
+            config={"train_batch_size": 1, "optimizer": {"type": "SGD"}},
+        )
     with pytest.raises(ConfigError, match="optimizer: set it in the engine config, or pass"):
         zerotrial.initialize(model=ones(), config={"train_batch_size": 1})
     model = ones()

@@ -24,7 +24,9 @@ def check(
     file: Annotated[Path, typer.Argument(help="experiment.yaml or ds_config.json.")],
     world_size: Annotated[
         int | None,
-        typer.Option(help="Data-parallel ranks. Default: the experiment's slots_per_trial, or 1."),
+        typer.Option(
+            min=1, help="Data-parallel ranks. Default: the experiment's slots_per_trial, or 1."
+        ),
     ] = None,
 ) -> None:
     """Check a file whole and print what it comes to; all problems at once, exit code 2.

@@ -80,7 +80,9 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         ConfigError: With all problems of the arguments or the file.
     """
     del distributed_port
-    resolved = _read_config(args, model, config if config is not None else config_params)
+    problems = _unusable(optimizer, training_data)
+    given = config if config is not None else config_params
+    resolved = _read_config(args, model, given, problems)
     assert model is not None
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
@@ -139,8 +141,27 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     return engine, engine.optimizer, loader, schedule
 
 
-def _read_config(args: Any, model: Any, config: Any) -> EngineConfig:
+def _unusable(optimizer: Any, training_data: Any) -> list[str]:
+    """What is wrong with two of the arguments."""
     problems = []
+    usable = isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)
+    if optimizer is not None and not usable:
+        problems.append(
+            "optimizer: must be a torch Optimizer or a callable that makes one from parameters, "
+            f"got {type(optimizer).__name__}"
+        )
+    kind = type(training_data)
+    if training_data is not None and not (
+        hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
+    ):
+        problems.append(
+            f"training_data: must be a dataset with a length and items, got {kind.__name__}; "
+            "iterate over any other yourself"
+        )
+    return problems
+
+
+def _read_config(args: Any, model: Any, config: Any, problems: list[str]) -> EngineConfig:
     if not isinstance(model, nn.Module):
         problems.append(f"model: must be a torch.nn.Module, got {type(model).__name__}")
     from_args = getattr(args, "deepspeed_config", None)
@@ -148,6 +169,11 @@ def _read_config(args: Any, model: Any, config: Any) -> EngineConfig:
         problems.append("config: is given twice, by args.deepspeed_config and by config; keep one")
     if from_args is None and config is None:
         problems.append("config: is missing; pass a file name or a mapping")
+    elif not isinstance(
+        config if config is not None else from_args, str | PathLike | Mapping | EngineConfig
+    ):
+        found = type(config if config is not None else from_args).__name__
+        problems.append(f"config: must be a file name or a mapping, got {found}")
     if problems:
         raise ConfigError("initialize()", problems)
     source = config if config is not None else from_args
@@ -217,6 +243,10 @@ def _groups_of(
         raw = given if given and isinstance(given[0], dict) else [{"params": given}]
     groups, seen, problems = [], set(), []
     for index, group in enumerate(raw):
+        if "params" not in group:
+            known = ", ".join(map(str, group)) or "nothing"
+            problems.append(f"parameter group {index}: must have 'params', has {known}")
+            continue
         members = group["params"]
         named = []
         for member in [members] if isinstance(members, nn.Parameter) else list(members):

@@ -140,6 +140,8 @@ def _check_shardable(module: nn.Module, offload: str) -> None:
                 f"parameter {name}: must have a dimension to be cut along, got a scalar; "
                 f"give it the shape (1,), or {_REMEDY}"
             )
+        elif parameter.numel() == 0:
+            problems.append(f"parameter {name}: must have elements to be cut, got none; {_REMEDY}")
         if parameter.is_meta:
             problems.append(f"parameter {name}: must hold values, got the meta device")
     for name, child in module.named_modules():
@@ -175,7 +177,18 @@ def start(module: nn.Module) -> None:
     Args:
         module: The whole model, sharded and laid out.
     """
-    fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+    try:
+        fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+    except AssertionError as error:
+        if "uniform original parameter dtype" not in str(error):
+            raise
+        raise ConfigError(
+            "stage 3",
+            [
+                "model: a block must have its parameters in one type, which optimizer and "
+                f"gradients share; set bf16.enabled or fp16.enabled, cast the model, or {_REMEDY}"
+            ],
+        ) from error
 
 
 def start_over(units: Sequence[FSDPModule]) -> None:
