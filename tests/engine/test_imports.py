@@ -6,6 +6,7 @@ done it before a trial asks. What is checked is that nothing of ours asks for mo
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,19 +55,36 @@ SLOW = (
 OF_OTHER_STAGES = ("fsdp", "offload", "pipeline", "tensor_parallel", "deepspeed_import")
 
 
-@pytest.mark.processes
-def test_training_and_checkpoints_below_stage_3_import_nothing_slow() -> None:
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[str]], list[str]]:
+    """Who asked for what, and what was loaded in the end, where no program is to be found."""
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         cwd=Path(__file__).parents[2],
+        env={**os.environ, "PATH": str(tmp_path_factory.mktemp("no-programs"))},
         capture_output=True,
         text=True,
         check=True,
         timeout=240,
     )
     asked, modules = json.loads(done.stdout.splitlines()[-1])
+    return asked, modules
+
+
+@pytest.mark.processes
+def test_training_and_checkpoints_below_stage_3_import_nothing_slow(
+    done: tuple[list[list[str]], list[str]],
+) -> None:
+    asked, modules = done
     assert ["zerotrial.engine.stages", "torch"] in asked  # imports are seen at all
     assert [pair for pair in asked if pair[1].startswith(SLOW)] == []
     ours = tuple(f"zerotrial.engine.{name}" for name in OF_OTHER_STAGES)
     unwanted = (*ours, "torch.distributed.checkpoint", "torch.distributed.pipelining")
     assert [name for name in modules if name.startswith(unwanted)] == []
+
+
+@pytest.mark.processes
+def test_training_needs_no_compiler(done: tuple[list[list[str]], list[str]]) -> None:
+    """DeepSpeed builds its kernels when it is first used."""
+    asked, _ = done
+    assert [pair for pair in asked if pair[1].startswith("torch.utils.cpp_extension")] == []
