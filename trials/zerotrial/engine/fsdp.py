@@ -112,19 +112,20 @@ class Stage3:
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Return the norm; the averaging itself has happened in backward. **Collective**."""
-        # Where the gradients are: on a GPU nothing is waited for until all squares are summed.
-        squares = torch.zeros(1, dtype=torch.float64, device=self._buckets[0].master.device)
+        # Where the gradients are: on a GPU nothing is waited for until all is summed.
+        sums = torch.zeros(3, dtype=torch.float64, device=self._buckets[0].master.device)
         for index, gradient in enumerate(self._gradients):
             if gradient is not None:
                 for part in self._counted(index, gradient):
-                    squares += squared_norm(part)
-        order = self._order.take().to(squares.device)
-        together = self._comm.sum(torch.cat([squares, order]).to(self._device))
-        self._order.check(together[1:], self._comm.size)
-        squares = together[:1]
+                    sums[0].add_(squared_norm(part))
+        for place, number in enumerate(self._order.take(), start=1):
+            sums[place].fill_(number)
+        sums = self._comm.sum(sums.to(self._device))
         if self._model_group is not None:
-            dist.all_reduce(squares, group=self._model_group)
-        return math.sqrt(squares.item()) / loss_scale
+            dist.all_reduce(sums[:1], group=self._model_group)
+        squares, *order = sums.tolist()
+        self._order.check(order, self._comm.size)
+        return math.sqrt(squares) / loss_scale
 
     def _counted(self, index: int, gradient: Tensor) -> list[Tensor]:
         """Parts of a bucket's gradient whose squares this rank adds to the norm.

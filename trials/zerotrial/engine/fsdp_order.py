@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from zerolab.errors import TrialError
@@ -46,13 +45,13 @@ class ReductionOrder:
 
         return post_backward
 
-    def take(self) -> Tensor:
-        """Give what the ranks are to sum, (2,) fp64, and begin anew."""
+    def take(self) -> tuple[int, int]:
+        """Give what the ranks are to sum, in fp64, and begin anew."""
         number, self._number = self._number, 1
-        return torch.tensor([number, number**2], dtype=torch.float64)
+        return number, number**2
 
     @staticmethod
-    def check(total: Tensor, ranks: int) -> None:
+    def check(total: Sequence[float], ranks: int) -> None:
         """Compare the ranks.
 
         Args:
@@ -62,7 +61,7 @@ class ReductionOrder:
         Raises:
             TrialError: If they have not all reduced the same units in the same order.
         """
-        numbers, squares = (int(value) for value in total)
+        numbers, squares = map(int, total)
         if numbers**2 != ranks * squares:
             raise TrialError(
                 "stage 3: the ranks ran different blocks of the model, or in another order, and "
