@@ -1,6 +1,9 @@
 """What a rank needs: the formula, and what ranks really hold."""
 
+import contextlib
 import gc
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from tests.engine.stage3_models import Language, make_batches
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
 from zerotrial.engine.census import OTHER, census, storage_bytes
-from zerotrial.engine.memory import MemoryEstimate, estimate, every_choice
+from zerotrial.engine.memory import Place, estimate, every_choice
 
 P = 1_000_000
 
@@ -96,10 +99,18 @@ def test_impossible_questions_are_refused_all_at_once() -> None:
     ]
 
 
-def test_every_choice_is_possible() -> None:
+def test_the_choices_are_all_that_are_possible() -> None:
+    places: list[Place] = ["none", "cpu", "nvme"]
+    possible = set()
+    for stage, states, shards in itertools.product(range(4), places, places):
+        with contextlib.suppress(ConfigError):
+            possible.add(estimate(P, 1000, 8, stage, states, shards))
+    alone = estimate(P, 1000, 8, 3, "none", "cpu")  # states go with the shards
+    together = estimate(P, 1000, 8, 3, "cpu", "cpu")
+    assert replace(alone, offload_optimizer="cpu") == together
     found = list(every_choice(P, 1000, 8))
-    assert {choice.stage for choice in found} == {0, 1, 2, 3}
-    assert all(isinstance(choice, MemoryEstimate) for choice in found)
+    assert len(found) == len(set(found))
+    assert set(found) == possible - {alone}
 
 
 def test_a_storage_counts_once_through_however_many_views() -> None:

@@ -170,6 +170,22 @@ def test_mistakes_are_one_message_and_code_2(
     assert "nothing.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("states", ["none", "cpu", "nvme"])
+def test_what_is_configured_is_found_among_the_choices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], states: str
+) -> None:
+    zero = {
+        "stage": 3,
+        "offload_param": {"device": "cpu"},
+        "offload_optimizer": {"device": states, "nvme_path": str(tmp_path)},
+    }
+    file = experiment(tmp_path, f"planned_{states}:NeedsValues", zero_optimization=zero)
+    assert main([str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["configured"]
+    assert (found["stage"], found["offload_param"]) == (3, "cpu")
+    assert (found["disk"] > 0) == (states == "nvme")
+
+
 def test_a_fifth_is_left_to_activations_and_a_cpu_has_one_memory() -> None:
     needs = estimate(1000, 0, 1, 1, offload_optimizer="cpu", precision="bf16")
     device, host = needs.peak_device, needs.host

@@ -93,7 +93,10 @@ class Plan:
     def configured(self) -> Choice | None:
         """The choice that the trial's config makes now."""
         zero = self.engines[0].config.zero_optimization
-        now = (zero.stage, zero.offload_optimizer.device, zero.offload_param.device)
+        states, shards = zero.offload_optimizer.device, zero.offload_param.device
+        if shards == "cpu" and states == "none":
+            states = "cpu"  # they are where the shards are
+        now = (zero.stage, states, shards)
         for choice in self.choices:
             found = choice.estimate
             if (found.stage, found.offload_optimizer, found.offload_param) == now:

@@ -245,6 +245,7 @@ def every_choice(
         (1, "nvme", "none"),
         (2, "nvme", "none"),
         (3, "nvme", "none"),
+        (3, "nvme", "cpu"),
     ]
     for stage, offload_optimizer, offload_param in choices:
         yield estimate(
