@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from zerotrial.engine.comm import Buffer, Communicator, Work
 from zerotrial.engine.flat import Bucket, allocate_for, cut_into_buckets
 from zerotrial.engine.flat_window import gathered_pieces, resume_gathered, slots_within
-from zerotrial.engine.gradients import Averaging, Gradients, ShardedGradients, WholeGradients
+from zerotrial.engine.gradients import Averaging, Gradients
+from zerotrial.engine.gradients_sharded import ShardedGradients
+from zerotrial.engine.gradients_whole import WholeGradients
 from zerotrial.engine.hooks import GradientHooks
 from zerotrial.engine.norm import squared_norm
 from zerotrial.engine.parts import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
