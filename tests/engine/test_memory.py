@@ -4,7 +4,6 @@ import contextlib
 import gc
 import itertools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.engine.stage3_models import Language, make_batches
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
 from zerotrial.engine.census import OTHER, census, storage_bytes
-from zerotrial.engine.memory import Place, estimate, every_choice
+from zerotrial.engine.memory import WHOLE, Place, estimate, every_choice
 
 P = 1_000_000
 
@@ -166,11 +165,19 @@ def measure(directory: str) -> dict[Any, dict[str, int]]:
         world = Replicas(ranks)
         for case in CASES[world.index :: world.count]:
             found[ranks, *case] = measure_case(world, directory, *case)
+    for name in WHOLE:
+        found[name] = measure_case(world, directory, 3, "bf16", "fp32", "none", name)
     return found
 
 
 def measure_case(
-    world: Replicas, directory: str, stage: int, precision: str, kept: str, offload: str
+    world: Replicas,
+    directory: str,
+    stage: int,
+    precision: str,
+    kept: str,
+    offload: str,
+    optimizer: str = "AdamW",
 ) -> dict[str, int]:
     model = Language(width=16, blocks=2)
     numel = sum(p.numel() for p in model.parameters())
@@ -181,7 +188,7 @@ def measure_case(
         zero["offload_optimizer"]["nvme_path"] = directory
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
-        "optimizer": {"type": "AdamW"},
+        "optimizer": {"type": optimizer},
         "data_types": {"grad_accum_dtype": kept},
         "zero_optimization": zero,
     }
@@ -200,9 +207,34 @@ def measure_case(
     return {"numel": numel, "block": block, **kinds}
 
 
+@pytest.fixture(scope="module")
+def every_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, dict[str, int]]]:
+    return run_on_ranks(measure, 4, str(tmp_path_factory.mktemp("states")))
+
+
 @pytest.mark.processes
-def test_ranks_hold_what_the_formula_says_in_every_combination(tmp_path: Path) -> None:
-    measured = [pair for found in run_on_ranks(measure, 4, str(tmp_path)) for pair in found.items()]
+@pytest.mark.parametrize("optimizer", sorted(WHOLE))
+def test_ranks_that_own_whole_parameters_hold_the_formula_together(
+    every_rank: list[dict[Any, dict[str, int]]], optimizer: str
+) -> None:
+    found = [kinds[optimizer] for kinds in every_rank]
+    wanted = estimate(found[0]["numel"], 0, 4, 3, optimizer=optimizer, device="cpu")
+    gradients = sum(kinds["gradients"] for kinds in found)
+    assert gradients == pytest.approx(4 * wanted.gradients, rel=0.02), found
+    moments = sum(kinds["optimizer"] for kinds in found)
+    few = 0.05 if optimizer == "muon" else 0.02  # Muon keeps two for each vector
+    assert moments == pytest.approx(4 * wanted.moments, rel=few), found
+    masters = sum(kinds["master"] for kinds in found)
+    assert masters == pytest.approx(4 * (wanted.parameters + wanted.master), rel=0.02), found
+
+
+@pytest.mark.processes
+def test_ranks_hold_what_the_formula_says_in_every_combination(
+    every_rank: list[dict[Any, dict[str, int]]],
+) -> None:
+    measured = [
+        pair for found in every_rank for pair in found.items() if isinstance(pair[0], tuple)
+    ]
     assert {case for case, _ in measured} == {(n, *case) for n in RANKS for case in CASES}
     for (ranks, stage, precision, kept, offload), kinds in measured:
         wanted = estimate(

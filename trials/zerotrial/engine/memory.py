@@ -43,7 +43,7 @@ Place = Literal["none", "cpu", "nvme"]
 Device = Literal["cuda", "cpu"]
 
 MOMENTS = {"adam": 2, "lamb": 2, "lion": 1, "muon": 1, "adagrad": 1, "momentum": 1, "sgd": 0}
-"""Optimizer states for each parameter, each in fp32, by kind of optimizer."""
+"""Optimizer states for each parameter, each in fp32, by kind of optimizer; Muon's of a matrix."""
 
 WHOLE = frozenset({"lamb", "muon"})
 """Kinds of optimizers that update whole parameters."""
