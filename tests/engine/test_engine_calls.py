@@ -585,3 +585,39 @@ def test_batch_norm_trains_in_16_bits_with_its_statistics_in_fp32(stage: int) ->
     engine.step()
     assert model[1].running_mean.dtype == torch.float32
     assert model[1].running_mean.any()
+
+
+@pytest.mark.parametrize(
+    ("stage", "more"),
+    [
+        (0, {}),
+        (1, {}),
+        (2, {}),
+        (2, {"offload_optimizer": {"device": "cpu"}}),
+        (3, {}),
+    ],
+)
+@pytest.mark.parametrize("half", HALF)
+def test_weights_written_by_hand_stay_written(
+    stage: int, more: dict[str, Any], half: dict[str, Any]
+) -> None:
+    model = nn.Sequential(ones(3, 3), ones(3, 3))
+    nn.init.constant_(model[1].weight, 1.0 + 2**-12)  # lost in 16 bits, kept in the master
+    engine = make(model, lr=0.0, **zero(stage, **more), **half)
+
+    def step() -> dict[str, list[float]]:
+        engine.backward(engine(torch.ones(2, 3)).mean())
+        engine.step()
+        found = engine.stage.full_weights(torch.float32)
+        return {name: weight.flatten().tolist() for name, weight in found}
+
+    step()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.clamp_(max=1.5)  # written to, and left as it was
+        next(model.parameters()).fill_(0.25)
+    assert step() == {"0.weight": [0.25] * 9, "1.weight": [1.0 + 2**-12] * 9}
+    state = {name: torch.full((3, 3), 0.5) for name in ("0.weight", "1.weight")}
+    if stage < 3:
+        engine.module.load_state_dict(state)
+        assert step() == dict.fromkeys(state, [0.5] * 9)

@@ -22,6 +22,7 @@ from zerotrial.engine.norm import squared_norm
 from zerotrial.engine.parts import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
 from zerotrial.engine.precision import kept_in_full
 from zerotrial.engine.updater import build_updater
+from zerotrial.engine.written import WrittenWeights
 
 __all__ = ["FlatStage", "Stage0", "Stage1", "Stage2"]
 
@@ -64,6 +65,12 @@ class FlatStage:
         )
         self._weights = self._flatten_parameters()
         self._updater = (updater_factory or build_updater)(self._updater_inputs())
+        self._written = WrittenWeights(
+            self.buckets,
+            [buffer.tensor for buffer in self._weights],
+            [self._owned(bucket) for bucket in self.buckets],
+            self._updater,
+        )
         self._masters.clear()
         self.optimizer = self._updater.optimizer
         self.gradients = self._build_gradients(
@@ -121,6 +128,7 @@ class FlatStage:
 
     def apply(self, scale: float) -> None:
         """See :class:`~zerotrial.engine.parts.Stage`."""
+        self._written.adopt()
         late = []
         works = []
         for bucket in self.buckets:
@@ -158,6 +166,8 @@ class FlatStage:
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """See :class:`~zerotrial.engine.parts.Stage`."""
+        if not write:
+            self._written.adopt()
         for bucket in self.buckets:
             held = self._owned(bucket)
             walked = held if write else bucket.shard(self._comm.rank)
@@ -214,10 +224,12 @@ class FlatStage:
             work = self._publish(bucket.index)
             if work is not None:
                 work.wait()
+        self._written.forget()
         self._comm.fence()
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """See :class:`~zerotrial.engine.parts.Stage`."""
+        self._written.adopt()
         for bucket in self.buckets:
             whole = self._whole_master(bucket, dtype)
             for slot in bucket.slots:
