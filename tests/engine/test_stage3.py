@@ -222,10 +222,12 @@ def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
 def offloads() -> Iterator[tuple[str, list[str]]]:
     batches = make_batches(3, 2, world()[1])
     with tempfile.TemporaryDirectory() as files:
+        in_files = {"device": "nvme", "nvme_path": files}
         for name, block in (
             ("parameters to the host", {"offload_param": {"device": "cpu"}}),
             ("states to the host", {"offload_optimizer": {"device": "cpu"}}),
-            ("states to files", {"offload_optimizer": {"device": "nvme", "nvme_path": files}}),
+            ("states to files", {"offload_optimizer": in_files}),
+            ("both", {"offload_param": {"device": "cpu"}, "offload_optimizer": in_files}),
         ):
             config = {"zero_optimization": {"stage": 3, **block}, "bf16": {"enabled": True}}
             plain = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
