@@ -117,7 +117,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     )
     loader = None
     if training_data is not None:
-        loader = build_loader(training_data, resolved, batch, rank, collate_fn)
+        pinned = where.type == "cuda"
+        loader = build_loader(training_data, resolved, batch, rank, collate_fn, pin_memory=pinned)
     engine = Engine(
         EngineParts(
             module=model,
@@ -184,13 +185,18 @@ def _read_config(args: Any, model: Any, config: Any, problems: list[str]) -> Eng
 
 
 def _choose_device(device: "torch.device | str | None") -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    if torch.cuda.is_available():
-        where = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda":
+        if not torch.cuda.is_available():
+            problem = f"device: must be one that this machine has, got {where}; use cpu"
+            raise ConfigError("initialize()", [f"{problem}, or install a CUDA build of torch"])
+        if where.index is None:
+            local = os.environ.get("LOCAL_RANK")
+            # A launcher may have shown each rank its own GPU only.
+            index = int(local) % torch.cuda.device_count() if local else torch.cuda.current_device()
+            where = torch.device("cuda", index)
         torch.cuda.set_device(where)
-        return where
-    return torch.device("cpu")
+    return where
 
 
 def _find_group(

@@ -90,8 +90,10 @@ def build_loader(
     batch: BatchSizes,
     rank: int,
     collate_fn: Callable[[Any], Any] | None,
+    *,
+    pin_memory: bool = False,
 ) -> EngineLoader:
-    """Divide a dataset over the ranks and shuffle it anew each epoch."""
+    """Divide a dataset over the ranks and shuffle it anew each epoch; see ``DataLoader``."""
     sampler: _Sampler | None = None
     if not isinstance(data, IterableDataset):
         sampler = _Sampler(
@@ -107,5 +109,6 @@ def build_loader(
         sampler=sampler,
         drop_last=config.dataloader_drop_last,
         collate_fn=collate_fn,
+        pin_memory=pin_memory,
     )
     return EngineLoader(loader, sampler, batch.micro * batch.dp_world_size)
