@@ -413,3 +413,22 @@ def test_a_tag_may_be_a_number_and_no_directory_is_not_the_working_one(tmp_path:
             engine.save_checkpoint(nothing)
         with pytest.raises(CheckpointError, match="load_dir: must be the name of a directory"):
             engine.load_checkpoint(nothing)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {"type": "WarmupLR", "params": {"warmup_num_steps": 5}},
+        {"type": "StepLR", "params": {"step_size": 1, "gamma": 0.5}},
+    ],
+)
+def test_a_fresh_optimizer_goes_on_at_the_rate_of_the_loaded_schedule(
+    tmp_path: Path, scheduler: dict[str, Any]
+) -> None:
+    engine = make_engine(STAGE, scheduler=scheduler)
+    train(engine, 3)
+    engine.save_checkpoint(tmp_path)
+    again = make_engine(STAGE, scheduler=scheduler)
+    assert again.get_lr() != engine.get_lr()
+    again.load_checkpoint(tmp_path, load_optimizer_states=False)
+    assert again.get_lr() == engine.get_lr()

@@ -33,6 +33,7 @@ from zerotrial.engine.checkpoint_state import (
     set_random_state,
 )
 from zerotrial.engine.checkpoint_window import SavedGradients
+from zerotrial.engine.lr_schedules import Schedule
 
 if TYPE_CHECKING:
     from zerotrial.engine.checkpoint import TrainingState
@@ -349,6 +350,8 @@ class Loader:
                 logger.warning("%s: is now %s, so it starts afresh", name, type(part).__name__)
                 continue
             part.load_state_dict(saved_part["state"])
+            if name == "lr_scheduler" and not self._selection.with_states:
+                _set_rates(optimizer, part)
 
     def _resume_window(self, gradients: SavedGradients) -> None:
         window = self._state.window
@@ -369,6 +372,14 @@ def _gaps(wish: _Wish, reader: ShardReader) -> list[str]:
         if gap is not None:
             found.append(f"{wish.name}: no {kind} for elements {gap[0]}:{gap[1]}")
     return found
+
+
+def _set_rates(optimizer: torch.optim.Optimizer, schedule: Any) -> None:
+    """Give a fresh optimizer the rates that a loaded schedule has come to."""
+    ours = isinstance(schedule, Schedule)
+    rates = schedule.get_lr() if ours else schedule.get_last_lr()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _listed(kinds: set[str]) -> str:
