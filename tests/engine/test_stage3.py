@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn import functional
 
 from tests.engine.ranks import run_on_ranks
@@ -535,3 +536,27 @@ def test_ranks_that_take_different_ways_never_mix_their_gradients() -> None:
     for found in run_on_ranks(_ranks_take_different_ways, 2):
         assert "leaf_module.classes" in found[""]
         assert found["Ways"] == pytest.approx(found["expected"], rel=1e-6)
+
+
+class Encoder(Ways):
+    """Has another method that computes, with a weight of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leave = nn.Linear(4, 1)
+
+    def encode(self, x: Tensor) -> Tensor:
+        out: Tensor = self.leave(self.blocks[1](self.blocks[0](x)))
+        return out
+
+
+def test_a_method_beside_forward_gathers_when_torch_is_told_of_it() -> None:
+    torch.manual_seed(0)
+    model = Encoder()
+    expected = model.encode(torch.ones(1, 4)).item()
+    engine = make_engine(model)
+    register_fsdp_forward_method(engine.module, "encode")
+    loss = engine.encode(torch.ones(1, 4))
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    engine.backward(loss)
+    assert engine.step().updated
