@@ -309,6 +309,39 @@ def whole_parameter_optimizers(stage: int) -> bool:
     return True
 
 
+class Unknown(torch.optim.SGD):
+    """Not known to update each element by itself, so that it gets whole parameters."""
+
+
+def clipped_whole_parameters(stage: int) -> bool:
+    """LAMB, Muon and Adafactor do not care how long a gradient is; this one does."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    plain, model = mlp(), mlp()
+    engine, *_ = zerotrial.initialize(
+        model=model,
+        optimizer=Unknown(model.parameters(), lr=1.0),
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_clipping": 0.01,
+            "zero_optimization": {"stage": stage, "reduce_bucket_size": 50},
+        },
+    )
+    reference = torch.optim.SGD(plain.parameters(), lr=1.0)
+    with closing(engine):
+        for step in range(3):
+            parts = inputs(step, ranks)
+            engine.backward(engine(parts[rank]).pow(2).mean())
+            engine.step()
+            reference.zero_grad()
+            plain(torch.cat(parts)).pow(2).mean().backward()
+            assert nn.utils.clip_grad_norm_(plain.parameters(), 0.01) > 0.1
+            reference.step()
+        expected = dict(plain.named_parameters())
+        for key, mine in engine.stage.full_weights():
+            torch.testing.assert_close(mine, expected[key].detach(), rtol=1e-5, atol=1e-6)
+    return True
+
+
 def make_plain(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     from zerotrial.engine.lamb import Lamb
     from zerotrial.engine.muon import MuonWithAdamW
@@ -524,6 +557,7 @@ CASES: list[Callable[[int], Any]] = [
     types,
     elementwise_optimizers,
     whole_parameter_optimizers,
+    clipped_whole_parameters,
     groups_and_norm_by_hand,
     gan,
     first_weights,
@@ -541,6 +575,7 @@ EVERY_STAGE: list[Callable[[int], Any]] = [
     overflow_on_one_rank,
     averaging,
     elementwise_optimizers,
+    clipped_whole_parameters,
 ]
 """Cases of CASES for stage 3 too, where the rest has tests of its own."""
 
@@ -663,6 +698,11 @@ def test_optimizers_of_the_file_train_on_shards_as_on_one_process(of: Find, stag
 @each_stage
 def test_optimizers_of_whole_parameters_train_as_on_one_process(of: Find, stage: int) -> None:
     assert of(whole_parameter_optimizers, stage) == [True, True]
+
+
+@stage_3_too
+def test_gradients_of_whole_parameters_are_clipped(of: Find, stage: int) -> None:
+    assert of(clipped_whole_parameters, stage) == [True, True]
 
 
 @each_stage
