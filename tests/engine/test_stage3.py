@@ -1,8 +1,10 @@
 """Stage 3 against a plain one-process loop; many cases in one spawn of ranks."""
 
 import math
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
@@ -411,7 +413,13 @@ def test_ranks_train_as_one_process(ranks: int) -> None:
         assert problems == {}
 
 
+@pytest.mark.processes
 def test_a_process_that_is_alone_is_left_as_it_was() -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(open_and_close_engines).result()
+
+
+def open_and_close_engines() -> None:
     first, second = make_engine(seeded(Language)), make_engine(seeded(Language))
     assert dist.is_initialized()
     first.close()

@@ -45,12 +45,13 @@ def census(kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
     alive = gc.get_objects()
     # type(), not isinstance(): asking a lazy proxy for its class may run code.
     everything = _storages(found for found in alive if issubclass(type(found), Tensor))
-    seen = _of_other_ranks(found for found in alive if type(found) in {Buffer, Common})
+    seen: set[tuple[str, int]] = set()
     counted: dict[str, int] = {}
     for kind, tensors in kinds.items():
         mine = {key: size for key, size in _storages(tensors).items() if key not in seen}
         seen |= mine.keys()
         counted[kind] = sum(mine.values())
+    seen |= _of_other_ranks(found for found in alive if type(found) in {Buffer, Common})
     counted[OTHER] = sum(size for key, size in everything.items() if key not in seen)
     return counted
 
@@ -60,7 +61,7 @@ def _of_other_ranks(shared: Iterable[Buffer | Common]) -> set[tuple[str, int]]:
     found: set[tuple[str, int]] = set()
     for memory in shared:
         if isinstance(memory, Common):
-            found |= _storages([memory.whole]).keys()
+            found |= _storages(memory.parts).keys()
         else:
             found |= _storages(memory.peers).keys() - _storages([memory.tensor]).keys()
     return found

@@ -9,6 +9,7 @@ Shapes: N ranks, S elements in a shard; a buffer has N * S elements, and rank r 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import Protocol
 
 import torch
@@ -72,18 +73,30 @@ class Buffer:
         return Buffer(self.tensor.view(dtype), [peer.view(dtype) for peer in self.peers])
 
 
-@dataclass(frozen=True)
 class Common:
     """One memory for all ranks: what one writes there, the others read.
 
     In order only where a fence or another collective lies between.
+
+    Args:
+        memory: Mapped by every rank, and zeroed.
+        dtype: Of the elements.
     """
 
-    whole: Tensor
-    """(N * S,)."""
+    def __init__(self, memory: mmap, dtype: torch.dtype) -> None:
+        self._memory = memory
+        self._dtype = dtype
+        self.parts: list[Tensor] = []
+        """All that were asked for."""
 
-    own: Tensor
-    """(S,), this rank's part of it, as a storage of its own, so that it is counted by itself."""
+    def part(self, start: int, stop: int) -> Tensor:
+        """Return elements ``start:stop``, as a storage of their own."""
+        count, offset = stop - start, start * self._dtype.itemsize
+        if count == 0:
+            return torch.empty(0, dtype=self._dtype)
+        part = torch.frombuffer(self._memory, dtype=self._dtype, count=count, offset=offset)
+        self.parts.append(part)
+        return part
 
 
 class Work(Protocol):

@@ -7,13 +7,7 @@ all-to-all.
 N ranks, S elements of a unit on each: what is gathered or reduced has N * S elements, and rank r's
 part is the r-th S, exactly as in a :class:`~zerotrial.engine.comm.Buffer`.
 
-**Gathering** waits for nobody and sends nothing: weights change only when the optimizer steps.
-After it each rank publishes its shards, in the type that forward computes in, in memory that all
-ranks map, each its own part, and all meet once; from then on that memory is what a gather gives.
-When a rank publishes again, the norm of the gradient has been summed in between, so that no other
-rank is still in a forward or backward that reads. User code may write to weights as well (to clip
-them, say): the ranks ask each other once for each forward of the model, and publish again if any
-shard is not what it was.
+**Gathering**: see :mod:`zerotrial.engine.fsdp_publish`.
 
 **Reducing** overlaps backward: a collective is started, and advanced without waiting whenever
 another one starts; only the end of backward waits. The buffers are used in turn, each again when no
@@ -32,9 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from zerotrial.engine.comm import Buffer, Common, Communicator, Work
+from zerotrial.engine.comm import Buffer, Communicator, Work
+from zerotrial.engine.fsdp_publish import PublishedShards, publish_shards
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -89,14 +84,15 @@ class Reductions:
 
     def start(self, buffer: Buffer, out: Tensor, factor: float) -> None:
         """Start ``out = factor * sum over ranks`` of what was lent last. **Collective**."""
-        self._advance()
+        self.advance()
         work = self._comm.reduce_scatter(buffer, out, factor, add=False)
         self._readers[self._turn] = work
         self._turn = (self._turn + 1) % _RING
         self._works.append(work)
-        self._advance()
+        self.advance()
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Do what can be done without waiting."""
         while self._works and self._works[0].advance():
             self._works.popleft()
 
@@ -104,83 +100,6 @@ class Reductions:
         """Wait until every sum is there."""
         while self._works:
             self._works.popleft().wait()
-
-
-class PublishedShards:
-    """One unit's shards as the other ranks read them.
-
-    Args:
-        owner: The unit's parameter group inside ``fully_shard``.
-        comm: Between the ranks.
-    """
-
-    def __init__(self, owner: Any, comm: Communicator) -> None:
-        self._shards: list[Tensor] = [p._sharded_param_data for p in owner.fsdp_params]  # noqa: SLF001 - no public way
-        sizes = [shard.numel() for shard in self._shards]
-        kinds = {p.param_dtype or p.orig_dtype for p in owner.fsdp_params}
-        self._common: Common | None = None
-        if len(kinds) == 1:
-            self._common = comm.allocate_common(comm.size * sum(sizes), kinds.pop())
-        self._homes = [] if self._common is None else list(torch.split(self._common.own, sizes))
-
-    @property
-    def whole(self) -> Tensor | None:
-        """(N * S,), the same memory on every rank; None where there is no such memory."""
-        return None if self._common is None else self._common.whole
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """This rank's part of it."""
-        return [] if self._common is None else [self._common.own]
-
-    def is_current(self) -> bool:
-        """Whether the shards are still what was published."""
-        pairs = zip(self._homes, self._shards, strict=bool(self._homes))
-        return all(torch.equal(home, shard.to(home.dtype)) for home, shard in pairs)
-
-    def write(self) -> None:
-        """Put the shards where the others read them; nobody may be reading."""
-        if self._homes:
-            torch._foreach_copy_(self._homes, self._shards)
-
-
-class SharedAllGather(AllGather):
-    """Gathers a unit's parameters; see ``FSDPModule.set_custom_all_gather``.
-
-    Args:
-        comm: Between the ranks.
-        published: The unit's shards.
-    """
-
-    def __init__(self, comm: Communicator, published: PublishedShards) -> None:
-        self._comm = comm
-        self._published = published
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        """Give the memory in which a unit is whole; this rank's part is written once more."""
-        numel = math.prod(int(length) for length in size)
-        whole = self._published.whole
-        if whole is not None and (whole.numel(), whole.dtype) == (numel, dtype):
-            return whole
-        return torch.empty(numel, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
-    ) -> None:
-        """Fill the other ranks' parts. **Collective** only where ranks share no memory."""
-        self._comm.traffic.add("all_gather", output_tensor.numel())
-        whole = self._published.whole
-        if whole is not None and whole.data_ptr() == output_tensor.data_ptr():
-            return  # they are there
-        own = input_tensor.clone()  # gloo copies the input into the output
-        call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        call(output_tensor, own, group=group)
 
 
 class SharedReduceScatter(ReduceScatter):
@@ -291,8 +210,7 @@ def plug_in(
         state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
         if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
             continue
-        published.append(PublishedShards(owner, comm))
-        unit.set_custom_all_gather(SharedAllGather(comm, published[-1]))
+        published.append(publish_shards(unit, owner, comm, reductions.advance))
         unit.set_custom_reduce_scatter(
             SharedReduceScatter(reductions, owner.fsdp_params, factor, observer)
         )

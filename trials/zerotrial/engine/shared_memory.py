@@ -16,11 +16,11 @@ goes on when all peers have said so:
 """
 
 import contextlib
-import mmap
 import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,6 @@ from zerotrial.engine.wires import (
 __all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
 
 _CHUNK = 1 << 16  # elements: 256 KB of fp32 stay in a core's cache
-_LINE = 64  # bytes of a cache line
 _BOARD = 64  # fp64 numbers that `sum` can add up
 
 _Step = Callable[[], None]  # what a collective does after a phase
@@ -83,14 +82,9 @@ class SharedMemoryCommunicator:
 
     def allocate_common(self, numel: int, dtype: torch.dtype) -> Common:
         """See :class:`~zerotrial.engine.comm.Communicator`."""
-        nbytes = numel * dtype.itemsize
-        with self._opened(_LINE + nbytes) as files:
-            memory = mmap.mmap(files[0], _LINE + nbytes)
-        # Memory is known by its address, so no part may begin where the whole does.
-        whole = torch.frombuffer(memory, dtype=torch.uint8)[_LINE:].view(dtype)
-        part = numel // self.size
-        start = _LINE + self.rank * part * dtype.itemsize
-        return Common(whole, torch.frombuffer(memory, dtype=dtype, count=part, offset=start))
+        nbytes = max(numel * dtype.itemsize, 1)
+        with self._opened(nbytes) as files:
+            return Common(mmap(files[0], nbytes), dtype)
 
     @contextlib.contextmanager
     def _opened(self, nbytes: int) -> Iterator[list[int]]:
