@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import functional
 
 from tests.engine.ranks import run_on_ranks
@@ -460,6 +460,12 @@ class Reaching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.blocks[0].weight).sum()
+
+
+def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(FSDPModule, "reset_iter_state")
+    with pytest.raises(ConfigError, match=r"stage: 3 needs torch 2\.13 or newer, this is torch 2"):
+        make_engine(seeded(Language))
 
 
 def test_a_weight_read_outside_its_module_is_explained() -> None:

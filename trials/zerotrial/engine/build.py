@@ -282,6 +282,9 @@ def _build_stage(inputs: StageInputs) -> Stage:
 
         updater = build_updater
     if zero.stage == 3:
+        from zerotrial.engine.fsdp_needs import check_torch
+
+        check_torch()
         from zerotrial.engine.fsdp import build_stage3
 
         return build_stage3(inputs)
