@@ -478,3 +478,17 @@ def test_overrides_may_be_laid_over_a_file(tmp_path: Path) -> None:
     config = load_engine_config(file, {"optimizer": {"params": {"lr": 0.5}}})
     assert config.overridden == {"optimizer.params.lr"}
     assert config.source == str(file)
+
+
+def test_null_means_the_default_in_an_optimizers_and_a_schedules_parameters_too() -> None:
+    config = load_engine_config(
+        {
+            "train_batch_size": 1,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.5, "weight_decay": None}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": None}},
+        }
+    )
+    assert config.optimizer is not None
+    assert config.scheduler is not None
+    assert config.optimizer.params == {"lr": 0.5}
+    assert config.scheduler.params == {}

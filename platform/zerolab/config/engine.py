@@ -280,7 +280,7 @@ def parse_engine_config(
     filled, problems = fill_auto(merged, hyperparameters or {})
     renamed, twice = without_aliases(filled)
     rest, refused, off = take_refused(renamed, REFUSED, _OPAQUE)
-    config, wrong, paths = validate(EngineConfig, without_nulls(rest, _OPAQUE))
+    config, wrong, paths = validate(EngineConfig, without_nulls(rest, ()))
     problems += [*twice, *refused, *wrong]
     bad = frozenset(dotted(path) for path in paths)
     if config is None:
