@@ -259,11 +259,22 @@ ELEMENTWISE: dict[str, dict[str, Any]] = {
 }
 
 
+def train_beside(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer) -> None:
+    """Four steps of both, the plain one on the samples of all ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for step in range(4):
+        parts = inputs(step, ranks)
+        engine.backward(engine(parts[rank]).pow(2).mean())
+        engine.step()
+        reference.zero_grad()
+        plain(torch.cat(parts)).pow(2).mean().backward()
+        reference.step()
+
+
 def elementwise_optimizers(stage: int) -> bool:
     """Named in the file, on shards, against torch's own on whole parameters."""
     from zerotrial.engine.lion import Lion
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     for name, params in ELEMENTWISE.items():
         plain = mlp()
         cls: Any = Lion if name == "Lion" else getattr(torch.optim, name)
@@ -272,13 +283,7 @@ def elementwise_optimizers(stage: int) -> bool:
         optimizer = {"type": name, "params": params}
         engine = make(mlp(), stage, zero={"reduce_bucket_size": 40}, optimizer=optimizer)
         with closing(engine):
-            for step in range(4):
-                parts = inputs(step, ranks)
-                engine.backward(engine(parts[rank]).pow(2).mean())
-                engine.step()
-                reference.zero_grad()
-                plain(torch.cat(parts)).pow(2).mean().backward()
-                reference.step()
+            train_beside(engine, plain, reference)
             expected = dict(plain.named_parameters())
             for key, mine in engine.stage.full_weights():
                 torch.testing.assert_close(mine, expected[key].detach(), rtol=1e-4, atol=1e-5)
@@ -286,23 +291,16 @@ def elementwise_optimizers(stage: int) -> bool:
 
 
 def whole_parameter_optimizers(stage: int) -> bool:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     for name, lr in (("LAMB", 0.05), ("Muon", 0.05), ("Adafactor", 0.05)):
         plain = mlp()
         reference = make_plain(name, plain, lr)
         engine = make(mlp(), stage, name, lr, zero={"reduce_bucket_size": 40})
         with closing(engine):
-            for step in range(4):
-                parts = inputs(step, ranks)
-                engine.backward(engine(parts[rank]).pow(2).mean())
-                engine.step()
-                reference.zero_grad()
-                plain(torch.cat(parts)).pow(2).mean().backward()
-                reference.step()
+            train_beside(engine, plain, reference)
             for mine, expected in zip(engine.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5, msg=name)
             names = {piece.name for piece in engine.stage.pieces(write=True)} if stage else set()
-            gathered: list[Any] = [None] * ranks
+            gathered: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(gathered, names)
             if stage:
                 assert set().union(*gathered) == dict(plain.named_parameters()).keys()

@@ -128,6 +128,16 @@ def step_all(updater: Updater, sizes: list[int], publish: list[Tensor], step: in
 SHAPES = [[torch.Size([4, 6]), torch.Size([6])], [torch.Size([3, 2]), torch.Size([1])]]
 
 
+def check_same_states(one: Updater, other: Updater, *, buckets: int) -> None:
+    """Compare bit by bit, and close both."""
+    for index in range(buckets):
+        with one.states(index, write=False) as mine, other.states(index, write=False) as theirs:
+            assert mine.keys() == theirs.keys()
+            assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
+    one.close()
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("build", "optimizer"),
     [
@@ -155,15 +165,7 @@ def test_whole_parameters_are_updated_alike_wherever_states_live(
         for updater, publish in zip(updaters, published, strict=True):
             step_all(updater, sizes, publish, step)
         assert all(torch.equal(*pair) for pair in zip(*published, strict=True))
-    for index in range(len(sizes)):
-        with (
-            updaters[0].states(index, write=False) as mine,
-            updaters[1].states(index, write=False) as theirs,
-        ):
-            assert mine.keys() == theirs.keys()
-            assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
-    for updater in updaters:
-        updater.close()
+    check_same_states(*updaters, buckets=len(sizes))
 
 
 @pytest.mark.parametrize("build", [NvmeUpdater, CpuUpdater])
@@ -184,15 +186,7 @@ def test_an_updater_publishes_what_the_one_in_memory_does(
         for mine, theirs in zip(*published, strict=True):
             assert torch.equal(mine, theirs)
     assert updaters[0].scalars() == updaters[1].scalars()
-    for index in range(len(sizes)):
-        with (
-            updaters[0].states(index, write=False) as mine,
-            updaters[1].states(index, write=False) as theirs,
-        ):
-            assert mine.keys() == theirs.keys()
-            assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
-    for updater in updaters:
-        updater.close()
+    check_same_states(*updaters, buckets=len(sizes))
 
 
 @pytest.mark.parametrize("spread", [0, 300])

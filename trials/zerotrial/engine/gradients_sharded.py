@@ -18,6 +18,16 @@ class ShardedGradients(Gradients):
     Buckets travel in two transport buffers in turn; a buffer is used again when all ranks have read
     it. If a bucket's buffer is free when a gradient arrives, the gradient is copied at once, while
     it is in the cache; if not, it stays with its parameter until the bucket is sent.
+
+    Args:
+        buckets: See :class:`Gradients`.
+        comm: See :class:`Gradients`.
+        averaging: See :class:`Gradients`.
+        device: Of the gradients.
+        accumulate: Type of the shard that is kept of each bucket, (S,).
+        communicate: Type in which each bucket travels.
+        overlap: See :class:`Gradients`.
+        refuse_unused: See :class:`Gradients`.
     """
 
     _BUFFERS = 2
