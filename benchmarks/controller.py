@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import zerotrial
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
 from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext
 from zerotrial.session import Session

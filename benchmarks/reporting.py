@@ -22,10 +22,10 @@ import numpy as np
 
 from zerolab.client import archive
 from zerolab.client.http import Client
-from zerolab.client.reporting import Reporter
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
+from zerolab.contract.wire import AgentRegistration, SlotInfo
 from zerolab.paths import Home
-from zerolab.wire import AgentRegistration, SlotInfo
+from zerolab.reports.reporter import Reporter
 
 GOAL_US = 10.0
 GOAL_RATIO = 0.99

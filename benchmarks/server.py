@@ -26,7 +26,7 @@ import psutil
 
 from zerolab.client.archive import pack
 from zerolab.client.http import Client
-from zerolab.wire import (
+from zerolab.contract.wire import (
     MSGPACK,
     AgentRegistration,
     MetricsRecord,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from zerolab.contract import ENV_HOME
+from zerolab.contract.spec import ENV_HOME
 from zerolab.errors import ConfigError
 from zerolab.files import create_private, write_atomic
 

@@ -18,9 +18,9 @@ from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
 from zerolab.paths import Home
 from zeroserver.app import create_app
-from zeroserver.migrate import migrate
 from zeroserver.services import Services
 from zeroserver.settings import Settings
+from zeroserver.store.migrate import migrate
 
 __all__ = ["main"]
 

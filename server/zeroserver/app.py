@@ -15,19 +15,19 @@ from fastapi.staticfiles import StaticFiles
 
 from zerolab import __version__
 from zerolab.paths import Home
-from zeroserver.database import Change, Database, sqlite_url
+from zeroserver.access.guard import OPEN_PATHS, Guard, Keys
+from zeroserver.api import cluster, events, experiments, trials
+from zeroserver.api.common import add_errors
+from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.errors import StorageError, install_error_handlers
 from zeroserver.live import Hub, Journal
-from zeroserver.migrate import migrate
+from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.retention import leftovers
 from zeroserver.orchestrator.scheduling import tick
-from zeroserver.orchestrator.world import World
-from zeroserver.routes import cluster, events, experiments, trials
-from zeroserver.routes.common import add_errors
-from zeroserver.routes.wire import WIRE_ROUTES, describe
-from zeroserver.security import OPEN_PATHS, Guard, Keys
 from zeroserver.services import Services
 from zeroserver.settings import Settings
+from zeroserver.store.database import Change, Database, sqlite_url
+from zeroserver.store.migrate import migrate
 
 __all__ = ["STATIC", "create_app"]
 

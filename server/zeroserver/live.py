@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from zeroserver.database import Change
+from zeroserver.store.database import Change
 
 __all__ = ["ALL", "Entry", "Hub", "Journal"]
 

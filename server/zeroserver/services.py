@@ -9,11 +9,11 @@ from fastapi import Depends, Request
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from zeroserver.database import Database, Transaction
+from zeroserver.access.guard import Keys
 from zeroserver.live import Hub, Journal
-from zeroserver.orchestrator.world import World
-from zeroserver.security import Keys
+from zeroserver.orchestrator.desk import World
 from zeroserver.settings import Settings
+from zeroserver.store.database import Database, Transaction
 
 __all__ = ["ReadDep", "Services", "ServicesDep", "services_of"]
 

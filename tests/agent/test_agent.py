@@ -120,8 +120,8 @@ def test_going_down_lets_runs_checkpoint_and_coming_up_lets_them_go_on(
     gate = tmp_path / "gate"
     source = """
 import os, pathlib, signal, sys, time
-from zerolab.contract import EXIT_PREEMPTED
-from zerolab.launcher.outcome import write_reason
+from zerolab.contract.spec import EXIT_PREEMPTED
+from zerolab.contract.outcome import write_reason
 gate = pathlib.Path(GATE)
 if (gate / "checkpoint").exists():
     print("gone on", flush=True)
@@ -164,8 +164,8 @@ def test_reports_that_a_killed_rank_left_in_its_spool_are_delivered_before_its_e
 ) -> None:
     source = """
 import os, pathlib, signal, msgspec
-from zerolab.client.reporting import Reporter
-from zerolab.contract import read_run_spec
+from zerolab.reports.reporter import Reporter
+from zerolab.contract.spec import read_run_spec
 if os.environ["RANK"] == "0":
     spec = read_run_spec(pathlib.Path(os.environ["ZEROLAB_RUN_SPEC"]))
     nobody = msgspec.structs.replace(spec, master="http://127.0.0.1:9")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolab.agent.logs import LogShipper
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.wire import LogEntry
 from zerolab.errors import UnreachableError
-from zerolab.launcher.run_folder import RunFolder
-from zerolab.wire import LogEntry
 
 
 class Store:

@@ -3,9 +3,9 @@
 import pytest
 
 from zerolab.agent.slots import find_slots, run_environment
+from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
 from zerolab.linux import usable_cores
-from zerolab.wire import SlotInfo
 
 CPUS = [SlotInfo(index, "cpu") for index in range(4)]
 GPUS = [SlotInfo(index, f"cuda:{index} NVIDIA H100") for index in range(4)]

@@ -16,9 +16,9 @@ import yaml
 
 from tests.cli.model import MODEL, experiment
 from tests.end_to_end.installation import Installation, eventually
-from zerolab.client.local import MetricsFile
-from zerolab.contract import RunSpec
-from zerolab.wire import MetricsRecord
+from zerolab.contract.spec import RunSpec
+from zerolab.contract.wire import MetricsRecord
+from zerolab.reports.file import MetricsFile
 
 pytestmark = pytest.mark.processes
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
 
 
 def make_spec(directory: Path, **changes: Any) -> RunSpec:

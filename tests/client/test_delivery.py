@@ -9,13 +9,13 @@ import pytest
 
 from tests.client.helpers import make_spec
 from tests.faults.helpers import KillableServer, make_runs, stored_points, until
-from zerolab.client.delivery import deliver
 from zerolab.client.http import Client
-from zerolab.client.reporting import METRICS_FILE, SPOOL_DIR, Reporter
-from zerolab.client.spool import Spool
+from zerolab.contract.wire import MetricsRecord, RunExit
 from zerolab.core.store import new_uuid
 from zerolab.errors import ConfigError, StaleRunError
-from zerolab.wire import MetricsRecord, RunExit
+from zerolab.reports.delivery import deliver
+from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter
+from zerolab.reports.spool import Spool
 
 pytestmark = pytest.mark.processes
 

@@ -9,6 +9,7 @@ import pytest
 from tests.client.helpers import closed_port
 from tests.faults.helpers import KillableServer, make_runs, until
 from zerolab.client import Client, archive
+from zerolab.contract.wire import LogEntry, RunExit
 from zerolab.errors import (
     ConfigError,
     ConflictError,
@@ -17,7 +18,6 @@ from zerolab.errors import (
     StaleRunError,
     UnreachableError,
 )
-from zerolab.wire import LogEntry, RunExit
 
 pytestmark = pytest.mark.processes
 

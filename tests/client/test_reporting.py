@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from tests.client.helpers import closed_port, make_spec
-from zerolab import wire
-from zerolab.client.reporting import METRICS_FILE, SPOOL_DIR, Reporter, plain_metadata
-from zerolab.client.spool import SpoolReader
-from zerolab.contract import RunSpec
+from zerolab.contract import wire
+from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError
+from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter, plain_metadata
+from zerolab.reports.spool import SpoolReader
 
 
 def lines(spec: RunSpec) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ FULL_DISK = """
 import logging, resource, signal, sys
 from pathlib import Path
 from tests.client.helpers import make_spec
-from zerolab.client.reporting import Reporter
+from zerolab.reports.reporter import Reporter
 
 logging.basicConfig()
 directory = Path(sys.argv[1])

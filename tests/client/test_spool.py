@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerolab.client.spool import AppendFile, Spool, SpoolReader
+from zerolab.reports.spool import AppendFile, Spool, SpoolReader
 
 
 def read_all(directory: Path, max_bytes: int = 64) -> list[tuple[int, bytes]]:
@@ -145,7 +145,7 @@ def test_a_spool_that_nobody_empties_stops_growing_and_says_so(tmp_path: Path) -
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from zerolab.client.spool import AppendFile
+from zerolab.reports.spool import AppendFile
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 file = AppendFile(Path(sys.argv[1]), 0)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from zerolab.config import check_experiment, check_file, load_engine_config, resolve
-from zerolab.config.resolved import format_entries
+from zerolab.config.engine.resolved import format_entries
 from zerolab.errors import ConfigError
 
 EXPERIMENT: dict[str, Any] = {

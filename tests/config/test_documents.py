@@ -7,8 +7,8 @@ import yaml
 
 from zerolab.config import load_engine_config, load_experiment
 from zerolab.config.describe import TABLES, rows, with_tables
-from zerolab.config.engine import EngineConfig
-from zerolab.config.experiment import ExperimentConfig
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.hints import hints_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -30,7 +30,7 @@ def test_every_key_that_is_not_a_hint_is_read_by_a_program() -> None:
     roots = ("trials/zerotrial", "server/zeroserver", "platform/zerolab/agent")
     files = [file for root in roots for file in (DOCS.parent / root).rglob("*.py")]
     words = set(re.findall(r"\w+", "".join(file.read_text(encoding="utf-8") for file in files)))
-    words |= {"cpu", "cuda"}  # read by zerolab.config.environment
+    words |= {"cpu", "cuda"}  # read by zerolab.config.experiment.environment
     unread = []
     for section, model in ((EngineConfig, "DeepSpeed"), (ExperimentConfig, "Determined")):
         keys = {key for key, *_ in rows(section, model)} - set(hints_of(section))

@@ -17,10 +17,10 @@ from zerolab.config import (
     resolve,
 )
 from zerolab.config.describe import rows
-from zerolab.config.engine import EngineConfig
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.optimizers import AdamParams
+from zerolab.config.engine.refused import REFUSED
 from zerolab.config.hints import hints_of
-from zerolab.config.optimizers import AdamParams
-from zerolab.config.refused import REFUSED
 from zerolab.errors import ConfigError
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}

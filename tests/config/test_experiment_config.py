@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
-from zerolab.config.environment import variables_of
-from zerolab.config.experiment_refused import OTHER_SEARCHERS, REFUSED_FIELDS
-from zerolab.config.hyperparameters import extremes
+from zerolab.config.experiment.environment import variables_of
+from zerolab.config.experiment.hyperparameters import extremes
+from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.errors import ConfigError
 
 MINIMAL: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 
 import zerolab.core
 from tests.client.helpers import make_spec
-from zerolab.contract import (
+from zerolab.contract.spec import (
     ENV_RUN_SPEC,
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,

@@ -5,8 +5,8 @@ import pytest
 from tests.client.helpers import closed_port, make_spec
 from tests.faults.helpers import KillableServer, make_runs, until
 from zerolab.client.http import Client
+from zerolab.contract.wire import RunExit
 from zerolab.core.preempt import DirectivePoller
-from zerolab.wire import RunExit
 
 
 def test_without_a_server_nobody_asks_to_leave(tmp_path: Path) -> None:

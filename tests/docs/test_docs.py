@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zerolab import contract
 from zerolab.config import load_engine_config, load_experiment
+from zerolab.contract import spec as contract
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -19,9 +19,9 @@ import yaml
 
 from zerolab.cli.main import main
 from zerolab.client.http import Client
-from zerolab.contract import ENV_HOME
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import ENV_HOME
 from zerolab.files import read_json
-from zerolab.launcher.run_folder import RunFolder
 from zerolab.linux import kill_all
 from zerolab.paths import Home
 

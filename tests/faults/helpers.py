@@ -13,10 +13,10 @@ import msgspec
 from tests.faults.nursery import Nursery
 from zerolab.client import archive
 from zerolab.client.http import Client
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
+from zerolab.contract.wire import AgentRegistration, SlotInfo
 from zerolab.errors import UnreachableError
 from zerolab.paths import Home
-from zerolab.wire import AgentRegistration, SlotInfo
 
 T = TypeVar("T")
 

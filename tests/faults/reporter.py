@@ -5,8 +5,8 @@ import struct
 import time
 from pathlib import Path
 
-from zerolab.client.reporting import Reporter
-from zerolab.contract import RunSpec, read_run_spec
+from zerolab.contract.spec import RunSpec, read_run_spec
+from zerolab.reports.reporter import Reporter
 
 _LEDGER = struct.Struct("<qq")
 

@@ -11,10 +11,10 @@ import pytest
 from tests.faults.helpers import KillableServer, make_runs, stored_points, until
 from tests.faults.nursery import Nursery
 from tests.faults.reporter import Ledger, value_of
-from zerolab.client.delivery import deliver
-from zerolab.client.reporting import SPOOL_DIR
-from zerolab.client.spool import Spool
-from zerolab.contract import RunSpec, write_run_spec
+from zerolab.contract.spec import RunSpec, write_run_spec
+from zerolab.reports.delivery import deliver
+from zerolab.reports.reporter import SPOOL_DIR
+from zerolab.reports.spool import Spool
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 

@@ -10,15 +10,15 @@ import pytest
 
 from tests.launcher.helpers import end_of, eventually
 from tests.trial.helpers import last_checkpoint, metrics
-from zerolab.contract import (
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import (
     ENV_COLLECTIVE_TIMEOUT,
     EXIT_PREEMPTED,
     CheckpointRef,
     RunSpec,
     write_run_spec,
 )
-from zerolab.launcher.process import start_launcher
-from zerolab.launcher.run_folder import RunFolder
+from zerolab.launcher.local import start_launcher
 
 pytestmark = pytest.mark.processes
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import psutil
 
-from zerolab.contract import RunSpec, write_run_spec
-from zerolab.launcher.outcome import Outcome, read_outcome
-from zerolab.launcher.process import LauncherProcess
-from zerolab.launcher.run_folder import RunFolder
+from zerolab.contract.outcome import Outcome, read_outcome
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import RunSpec, write_run_spec
+from zerolab.launcher.local import LauncherProcess
 
 DEADLINE_S = 120.0
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.helpers import alive, end_of, eventually, make_run
-from zerolab.contract import EXIT_PREEMPTED, EXIT_USER_ERROR
+from zerolab.contract.outcome import Outcome
+from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_USER_ERROR
 from zerolab.files import write_json
 from zerolab.launcher.fork_client import ForkServer
-from zerolab.launcher.outcome import Outcome
-from zerolab.launcher.process import (
+from zerolab.launcher.local import (
     kill_leftovers,
     note_launcher,
     start_launcher,
@@ -103,7 +103,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
 def test_what_a_rank_says_on_purpose_is_the_reason(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import os, sys
-from zerolab.launcher.outcome import write_reason
+from zerolab.contract.outcome import write_reason
 if os.environ["RANK"] == "0":
     write_reason("..", {EXIT_USER_ERROR}, "model_def.py:3: no class DigitsTrial")
     print("something else", file=sys.stderr)
@@ -120,7 +120,7 @@ def test_a_script_that_ends_well_after_a_preemption_was_preempted(
 ) -> None:
     script = f"""
 import os
-from zerolab.launcher.outcome import write_reason
+from zerolab.contract.outcome import write_reason
 if os.environ["RANK"] == "0":
     write_reason("..", {EXIT_PREEMPTED}, "preempted at batch 7")
 """
@@ -132,7 +132,7 @@ if os.environ["RANK"] == "0":
 def test_a_run_that_is_stopped_has_time_to_say_goodbye(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import signal, sys, os
-from zerolab.launcher.outcome import write_reason
+from zerolab.contract.outcome import write_reason
 def leave(*_):
     write_reason("..", {EXIT_PREEMPTED}, "checkpoint saved")
     sys.exit({EXIT_PREEMPTED})

@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from zerolab.client.archive import pack
-from zerolab.contract import RunSpec
-from zerolab.wire import (
+from zerolab.contract.spec import RunSpec
+from zerolab.contract.wire import (
     MSGPACK,
     CheckpointRecord,
     LogBatch,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.helpers import Server
-from zerolab.client.reporting import METRICS_FILE, Reporter
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
+from zerolab.reports.reporter import METRICS_FILE, Reporter
 
 
 def written(run_dir: Path) -> bytes:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.server.helpers import Server, checkpoint, progress, training, validation
-from zerolab.contract import EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_USER_ERROR
+from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_USER_ERROR
 
 
 def test_a_trial_that_ends_well_completes_its_experiment(server: Server) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.helpers import Server, checkpoint, metrics, training, validation
-from zeroserver.database import Transaction
-from zeroserver.metrics import SHIFTS, forget_after, read_curve, store_points
+from zeroserver.store.database import Transaction
+from zeroserver.store.points import SHIFTS, forget_after, read_curve, store_points
 
 
 def running(server: Server, **changes: Any) -> int:

@@ -15,8 +15,8 @@ import pytest
 from tests.server.helpers import checkpoint, experiment_config, model_archive, training
 from tests.server.processes import DEADLINE_S, LiveServer
 from zerolab.client.http import Client
+from zerolab.contract.wire import AgentRegistration, LogEntry, ReportBatch, RunExit, SlotInfo
 from zerolab.errors import UnreachableError
-from zerolab.wire import AgentRegistration, LogEntry, ReportBatch, RunExit, SlotInfo
 
 pytestmark = pytest.mark.processes
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from tests.server.helpers import Server, checkpoint, training, validation
 from tests.server.processes import DEADLINE_S, LiveServer
-from zeroserver import resources
 from zeroserver.__main__ import _parser
+from zeroserver.api import resources
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rest.md"
 ROUTE = re.compile(r"^\| `(GET|POST|PATCH|DELETE) (/\S+)` \|", re.MULTILINE)

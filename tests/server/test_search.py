@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import Server, checkpoint, serve, validation
-from zerolab.contract import EXIT_INVALID_HP, EXIT_PREEMPTED
+from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_PREEMPTED
 from zerolab.searcher import Continue, Operation, Stop
 from zeroserver.orchestrator.trials import carry_out
 

@@ -11,9 +11,9 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount, Route
 
 from tests.server.helpers import Server, training
-from zeroserver.database import Change
+from zeroserver.access.guard import COOKIE, OPEN_PATHS
 from zeroserver.live import ALL, Hub, Journal
-from zeroserver.security import COOKIE, OPEN_PATHS
+from zeroserver.store.database import Change
 
 CORPUS = [
     "..", "../../etc/passwd", "%2e%2e%2fetc", "..%252f..%252fetc", "#", "//proc/self/root",

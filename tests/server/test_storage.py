@@ -18,12 +18,12 @@ from sqlalchemy import text
 from tests.server.conftest import new_database
 from tests.server.helpers import Server, experiment_config, model_archive, serve, training
 from tests.server.processes import DEADLINE_S, LiveServer
+from zerolab.contract.wire import AgentRegistration, ReportBatch, SlotInfo
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
-from zerolab.wire import AgentRegistration, ReportBatch, SlotInfo
-from zeroserver import migrations
-from zeroserver.database import Database, Transaction, sqlite_url
-from zeroserver.migrate import migrate, upgrade
-from zeroserver.schema import HEAD, metadata
+from zeroserver.store import migrations
+from zeroserver.store.database import Database, Transaction, sqlite_url
+from zeroserver.store.migrate import migrate, upgrade
+from zeroserver.store.schema import HEAD, metadata
 
 
 def opened(url: str) -> Database:

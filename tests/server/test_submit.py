@@ -12,7 +12,7 @@ import pytest
 from tests.server.helpers import Server, experiment_config, model_archive
 from zerolab.config import check_experiment
 from zerolab.errors import ConfigError
-from zeroserver.archives import reader
+from zeroserver.store.archives import reader
 
 
 def send(server: Server, config: Any, archive: bytes) -> Any:

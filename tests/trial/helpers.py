@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import zerotrial
-from zerolab.contract import CheckpointRef, RunSpec
+from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext
 from zerotrial.controller import Controller, Ending

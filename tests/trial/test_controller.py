@@ -23,8 +23,8 @@ from tests.trial.helpers import (
     metrics,
     records,
 )
+from zerolab.contract.wire import Directive
 from zerolab.errors import StaleRunError, TrialError
-from zerolab.wire import Directive
 from zerotrial import Batch, Ending
 from zerotrial.devices import to_device
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.trial.helpers import last_checkpoint, make_spec, metrics
-from zerolab.contract import ENV_COLLECTIVE_TIMEOUT, RunSpec
+from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT, RunSpec
 from zerotrial import harness
 from zerotrial.collectives import collective_timeout_s, is_peer_failure
 from zerotrial.failures import exit_code_of

@@ -23,7 +23,7 @@ from tests.trial.helpers import (
     metrics,
     records,
 )
-from zerolab.wire import Directive
+from zerolab.contract.wire import Directive
 from zerotrial import Batch, Epoch, Reducer
 from zerotrial.collectives import CollectiveError, Distributed
 

@@ -21,7 +21,7 @@ from tests.trial.helpers import (
     metrics,
     records,
 )
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
 from zerolab.core.store import CheckpointStore
 from zerotrial import Batch
 from zerotrial.collectives import Distributed

@@ -11,7 +11,7 @@ import torch
 
 import zerotrial
 from tests.trial.helpers import LineTrial, last_checkpoint, make_spec, metrics, records
-from zerolab.contract import ENV_RUN_SPEC, write_run_spec
+from zerolab.contract.spec import ENV_RUN_SPEC, write_run_spec
 from zerolab.errors import ConfigError, NotFoundError
 from zerotrial import Batch, Ending, Epoch, Trainer
 

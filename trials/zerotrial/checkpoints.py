@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from zerolab.client.reporting import Reporter
-from zerolab.contract import CheckpointRef
+from zerolab.contract.spec import CheckpointRef
 from zerolab.core.store import CheckpointStore, new_uuid
 from zerolab.errors import StaleRunError, TrialError
+from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import Callback, CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.trial import ZeroTrial

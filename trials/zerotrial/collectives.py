@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from zerolab.contract import ENV_COLLECTIVE_TIMEOUT
+from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
 from zerotrial.engine.shared_memory import PeerError
 

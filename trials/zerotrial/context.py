@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from zerolab.contract import CheckpointRef, RunSpec
+from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerolab.errors import TrialError
 from zerotrial.collectives import Distributed
 from zerotrial.devices import choose_device, to_device

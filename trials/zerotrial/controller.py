@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from zerolab.client.reporting import Reporter
-from zerolab.contract import EXIT_PREEMPTED, EXIT_STALE
+from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_STALE
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.errors import TrialError
+from zerolab.reports.reporter import Reporter
 from zerotrial import random_state
 from zerotrial.callbacks import CallbackList
 from zerotrial.checkpoints import CheckpointKeeper, SavedState
@@ -50,7 +50,7 @@ class Ending(enum.IntEnum):
 
     @property
     def exit_code(self) -> int:
-        """What tells the platform (:mod:`zerolab.contract`)."""
+        """What tells the platform (:mod:`zerolab.contract.spec`)."""
         return {Ending.PREEMPTED: EXIT_PREEMPTED, Ending.STALE: EXIT_STALE}.get(self, 0)
 
 

@@ -36,9 +36,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from zerolab.contract import ENV_RUN_SPEC, EXIT_PREEMPTED, RunSpec, read_run_spec
-from zerolab.launcher.command import command_of
-from zerolab.launcher.outcome import (
+from zerolab.contract.outcome import (
     DELIBERATE,
     Outcome,
     failure,
@@ -46,8 +44,10 @@ from zerolab.launcher.outcome import (
     write_outcome,
     write_reason,
 )
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_PREEMPTED, RunSpec, read_run_spec
+from zerolab.launcher.command import command_of
 from zerolab.launcher.rank import announce_rank
-from zerolab.launcher.run_folder import RunFolder
 
 __all__ = ["launch", "run_launcher", "run_rank"]
 
@@ -142,7 +142,7 @@ def launch(spec_file: Path) -> Outcome:
     """Run all ranks of a run to their end.
 
     Args:
-        spec_file: The :class:`zerolab.contract.RunSpec`.
+        spec_file: The :class:`zerolab.contract.spec.RunSpec`.
 
     Returns:
         How the run ended; a rank's failure is not an exception here.

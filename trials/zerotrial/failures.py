@@ -4,7 +4,7 @@ import linecache
 import traceback
 from pathlib import Path
 
-from zerolab.contract import EXIT_INVALID_HP, EXIT_STALE, EXIT_USER_ERROR
+from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_STALE, EXIT_USER_ERROR
 from zerolab.errors import (
     InvalidHyperparametersError,
     StaleRunError,

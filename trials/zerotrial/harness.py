@@ -1,7 +1,7 @@
 """One rank of a trial: ``python -m zerotrial.harness``, started by the launcher.
 
 It reads the run that ``ZEROLAB_RUN_SPEC`` names, builds the user's trial, runs its loop, and tells
-by its exit code how that ended (:mod:`zerolab.contract`).
+by its exit code how that ended (:mod:`zerolab.contract.spec`).
 """
 
 import faulthandler
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from zerolab.contract import ENV_RUN_SPEC, RunSpec, read_run_spec
+from zerolab.contract.outcome import write_reason
+from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, read_run_spec
 from zerolab.errors import TrialError
-from zerolab.launcher.outcome import write_reason
 from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext
 from zerotrial.controller import Ending

@@ -25,10 +25,10 @@ import torch
 
 from zerolab.config import sample_hyperparameters
 from zerolab.config.checking import check_experiment
-from zerolab.config.engine import EngineConfig
-from zerolab.config.experiment import ExperimentConfig
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.files import read_yaml
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
 from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import zerotrial
-from zerolab.config.engine import EngineConfig, load_engine_config
+from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
 from zerolab.errors import TrialError
 from zerotrial import engine as engine_package
 from zerotrial.engine import build

@@ -5,7 +5,7 @@ Every rank has a recorder, for averages need all of them; the chief's sends.
 
 import logging
 
-from zerolab.client.reporting import Reporter
+from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.metrics import TrainingWindow, average_by_batch, to_numbers

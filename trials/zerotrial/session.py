@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from zerolab.client.reporting import Reporter
-from zerolab.contract import EXIT_PREEMPTED, RunSpec
+from zerolab.contract.outcome import read_reason
+from zerolab.contract.spec import EXIT_PREEMPTED, RunSpec
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
-from zerolab.launcher.outcome import read_reason
+from zerolab.reports.reporter import Reporter
 from zerotrial import random_state
 from zerotrial.context import ZeroTrialContext
 from zerotrial.controller import Controller, Ending

@@ -59,7 +59,7 @@ class FitSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, test_mode: bool = False) -> "FitSettings":
-        """Read the configuration that a :class:`zerolab.contract.RunSpec` carries.
+        """Read the configuration that a :class:`zerolab.contract.spec.RunSpec` carries.
 
         Raises:
             ConfigError: If a length is missing or malformed.

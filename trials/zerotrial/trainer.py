@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from zerolab.contract import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
+from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
 from zerolab.core.store import CheckpointStore
 from zerolab.errors import ConfigError
 from zerotrial import random_state

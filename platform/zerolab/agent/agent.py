@@ -14,14 +14,14 @@ import filelock
 from zerolab.agent.run import Run, finish_run, leftover_runs
 from zerolab.agent.slots import run_environment
 from zerolab.client.http import Client
-from zerolab.config.environment import variables_of
+from zerolab.config.experiment.environment import variables_of
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.wire import AgentRegistration, SlotInfo, Work, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
 from zerolab.launcher.fork_client import ForkServer
-from zerolab.launcher.process import LauncherProcess, start_launcher
-from zerolab.launcher.run_folder import RunFolder
+from zerolab.launcher.local import LauncherProcess, start_launcher
 from zerolab.paths import Home
-from zerolab.wire import AgentRegistration, SlotInfo, Work, WorkItem
 
 __all__ = ["Agent"]
 

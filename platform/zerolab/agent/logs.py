@@ -12,9 +12,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.wire import LogEntry
 from zerolab.files import write_atomic
-from zerolab.launcher.run_folder import RunFolder
-from zerolab.wire import LogEntry
 
 __all__ = ["LogShipper", "LogTarget"]
 

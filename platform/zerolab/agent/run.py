@@ -13,20 +13,20 @@ import msgspec
 
 from zerolab.agent.logs import LogShipper
 from zerolab.client.archive import unpack
-from zerolab.client.delivery import deliver
 from zerolab.client.http import Client
-from zerolab.contract import EXIT_USER_ERROR, write_run_spec
+from zerolab.contract.outcome import Outcome, read_outcome, tail, write_outcome
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import EXIT_USER_ERROR, write_run_spec
+from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
-from zerolab.launcher.outcome import Outcome, read_outcome, tail, write_outcome
-from zerolab.launcher.process import (
+from zerolab.launcher.local import (
     LauncherProcess,
     kill_leftovers,
     note_launcher,
     stop_launcher,
 )
-from zerolab.launcher.run_folder import RunFolder
-from zerolab.wire import RunExit, WorkItem
+from zerolab.reports.delivery import deliver
 
 __all__ = ["Run", "RunStarter", "finish_run", "leftover_runs"]
 

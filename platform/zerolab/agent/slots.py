@@ -3,9 +3,9 @@
 import os
 from collections.abc import Sequence
 
+from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
 from zerolab.linux import usable_cores
-from zerolab.wire import SlotInfo
 
 __all__ = ["find_slots", "run_environment"]
 

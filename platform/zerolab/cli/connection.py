@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from zerolab.contract import ENV_MASTER, ENV_TOKEN
+from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import UnreachableError
 from zerolab.files import read_json
 from zerolab.paths import Home

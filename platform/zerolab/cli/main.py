@@ -16,7 +16,7 @@ from zerolab.cli import (
     tools,
     trial,
 )
-from zerolab.contract import ENV_MASTER
+from zerolab.contract.spec import ENV_MASTER
 from zerolab.errors import ZerolabError
 
 __all__ = ["app", "main"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerolab.contract import ENV_HOME, ENV_MASTER, ENV_TOKEN
+from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
 from zerolab.files import read_json
 from zerolab.paths import Home
@@ -241,6 +241,6 @@ def _stop(service: Service, process: "psutil.Process", say: Callable[[str], None
 
 
 def _tail(log: Path) -> str:
-    from zerolab.launcher.outcome import tail
+    from zerolab.contract.outcome import tail
 
     return tail(log, 15)

@@ -15,8 +15,7 @@ import httpx
 import msgspec
 
 from zerolab.client.answers import Event, Json, error_of, parse_events, resource
-from zerolab.errors import ConfigError, UnreachableError
-from zerolab.wire import (
+from zerolab.contract.wire import (
     JSON,
     MSGPACK,
     AgentRegistration,
@@ -27,6 +26,7 @@ from zerolab.wire import (
     Stored,
     Work,
 )
+from zerolab.errors import ConfigError, UnreachableError
 
 __all__ = ["Client", "Event", "Json"]
 
@@ -267,7 +267,7 @@ class Client:
         return msgspec.json.decode(response.content, type=Work)
 
     def download_archive(self, path: str) -> bytes:
-        """Fetch the archive that a :class:`zerolab.wire.WorkItem` names, a path on the server."""
+        """Fetch the archive whose path on the server a work item names."""
         return b"".join(self._download(path, {}))
 
     def run_started(self, run_id: int) -> None:
@@ -286,7 +286,7 @@ class Client:
     # -- runs --------------------------------------------------------------------------------
 
     def report(self, run_id: int, body: bytes) -> int:
-        """Send a :class:`zerolab.wire.ReportBatch`, encoded as MessagePack.
+        """Send a :class:`zerolab.contract.wire.ReportBatch`, encoded as MessagePack.
 
         Returns:
             Number of the last record of this run that the server has stored.

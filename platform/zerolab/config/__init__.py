@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zerolab.config.batch import BatchSizes
     from zerolab.config.checking import check_experiment, check_file
-    from zerolab.config.engine import EngineConfig, load_engine_config
-    from zerolab.config.experiment import ExperimentConfig, load_experiment
-    from zerolab.config.hyperparameters import grid_points, sample_hyperparameters
-    from zerolab.config.merge import overwrite_deepspeed_config
-    from zerolab.config.resolved import resolve
+    from zerolab.config.engine.batch import BatchSizes
+    from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
+    from zerolab.config.engine.merge import overwrite_deepspeed_config
+    from zerolab.config.engine.resolved import resolve
+    from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
+    from zerolab.config.experiment.hyperparameters import grid_points, sample_hyperparameters
 
 __all__ = [
     "BatchSizes",
@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchSizes": "batch",
-    "EngineConfig": "engine",
-    "ExperimentConfig": "experiment",
+    "BatchSizes": "engine.batch",
+    "EngineConfig": "engine.engine_config",
+    "ExperimentConfig": "experiment.experiment_config",
     "check_experiment": "checking",
     "check_file": "checking",
-    "grid_points": "hyperparameters",
-    "load_engine_config": "engine",
-    "load_experiment": "experiment",
-    "overwrite_deepspeed_config": "merge",
-    "resolve": "resolved",
-    "sample_hyperparameters": "hyperparameters",
+    "grid_points": "experiment.hyperparameters",
+    "load_engine_config": "engine.engine_config",
+    "load_experiment": "experiment.experiment_config",
+    "overwrite_deepspeed_config": "engine.merge",
+    "resolve": "engine.resolved",
+    "sample_hyperparameters": "experiment.hyperparameters",
 }
 
 

@@ -5,12 +5,12 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from zerolab.config.engine import EngineConfig, EngineFile, parse_engine_config
-from zerolab.config.experiment import ExperimentConfig, parse_experiment
+from zerolab.config.engine.engine_config import EngineConfig, EngineFile, parse_engine_config
+from zerolab.config.engine.resolved import format_entries, resolve
+from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
+from zerolab.config.experiment.hyperparameters import extremes, space_problems
 from zerolab.config.files import parse_json, read_json, read_yaml
 from zerolab.config.hints import hints_of
-from zerolab.config.hyperparameters import extremes, space_problems
-from zerolab.config.resolved import format_entries, resolve
 from zerolab.errors import ConfigError
 
 __all__ = ["check_experiment", "check_file", "engine_files"]

@@ -16,14 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zerolab.config.engine import EngineConfig
-from zerolab.config.experiment import ExperimentConfig
-from zerolab.config.experiment_refused import OTHER_SEARCHERS, OTHER_STORAGES, REFUSED_FIELDS
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
+from zerolab.config.engine.refused import ALIASES, REFUSED
+from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
+from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.experiment.lengths import Length
+from zerolab.config.experiment.refused import OTHER_SEARCHERS, OTHER_STORAGES, REFUSED_FIELDS
 from zerolab.config.hints import HINT
-from zerolab.config.lengths import Length
-from zerolab.config.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
-from zerolab.config.refused import ALIASES, REFUSED
-from zerolab.config.schedules import SCHEDULES, TORCH_SCHEDULES
 from zerolab.config.section import Section, section_of
 
 __all__ = ["TABLES", "field_texts", "rows", "with_tables"]

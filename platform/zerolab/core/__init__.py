@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from zerolab.contract import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
+from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
 from zerolab.core.context import Context
 from zerolab.core.distributed import Distributed
 from zerolab.core.store import CheckpointStore

@@ -9,8 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from zerolab.client.reporting import Reporter, plain_metadata
-from zerolab.contract import EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE, CheckpointRef, RunSpec
+from zerolab.contract.outcome import write_reason
+from zerolab.contract.spec import (
+    EXIT_INVALID_HP,
+    EXIT_PREEMPTED,
+    EXIT_STALE,
+    CheckpointRef,
+    RunSpec,
+)
 from zerolab.core.distributed import Distributed
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.core.store import CheckpointStore, new_uuid
@@ -20,7 +26,7 @@ from zerolab.errors import (
     StaleRunError,
     ZerolabError,
 )
-from zerolab.launcher.outcome import write_reason
+from zerolab.reports.reporter import Reporter, plain_metadata
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
 

@@ -11,9 +11,9 @@ import time
 from types import FrameType
 
 from zerolab.client.http import Client
-from zerolab.contract import RunSpec
+from zerolab.contract.spec import RunSpec
+from zerolab.contract.wire import Directive
 from zerolab.errors import NotFoundError, StaleRunError
-from zerolab.wire import Directive
 
 __all__ = ["DirectivePoller", "SigtermFlag"]
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolab.launcher.process import MODULE, LauncherProcess, start_launcher
-from zerolab.launcher.run_folder import RunFolder
+from zerolab.contract.run_folder import RunFolder
+from zerolab.launcher.local import MODULE, LauncherProcess, start_launcher
 
 __all__ = ["ForkServer"]
 
@@ -70,7 +70,7 @@ class ForkServer:
     def start(
         self, folder: RunFolder, environment: Mapping[str, str], timeout_s: float = 60.0
     ) -> LauncherProcess:
-        """Start a launcher, as :func:`zerolab.launcher.process.start_launcher` does.
+        """Start a launcher, as :func:`zerolab.launcher.local.start_launcher` does.
 
         Args:
             folder: Of the run; holds the run spec.

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from zerolab.contract import ENV_RUN_SPEC
-from zerolab.launcher.run_folder import RunFolder
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import ENV_RUN_SPEC
 from zerolab.linux import die_with_parent
 
 __all__ = ["announce_rank", "main"]

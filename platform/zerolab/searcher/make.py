@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from zerolab.config.experiment_sections import SearcherConfig
-from zerolab.config.hyperparameters import grid_points, sample_hyperparameters
+from zerolab.config.experiment.hyperparameters import grid_points, sample_hyperparameters
+from zerolab.config.experiment.sections import SearcherConfig
 from zerolab.config.section import validate
 from zerolab.errors import ConfigError
 from zerolab.searcher.interface import Searcher

@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import RowMapping, delete, select
 
 from zerolab.errors import ConflictError
-from zeroserver.database import Transaction
 from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.trials import (
     cancel_idle_trials,
@@ -20,8 +20,9 @@ from zeroserver.orchestrator.trials import (
     settle_experiment,
     stop_trial,
 )
-from zeroserver.orchestrator.world import World, find, save, touch
-from zeroserver.schema import (
+from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState, TrialState
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import (
     checkpoints,
     experiments,
     logs,
@@ -31,7 +32,6 @@ from zeroserver.schema import (
     searcher_events,
     trials,
 )
-from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState, TrialState
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping
 
-from zerolab.client.local import FORMAT, MetricsHeader
+from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
-from zerolab.wire import MetricsRecord, Record
-from zeroserver.database import Transaction
-from zeroserver.metrics import store_points
-from zeroserver.orchestrator.reports import best_of, read_points
-from zeroserver.orchestrator.world import World, find, save, touch
-from zeroserver.schema import experiments, trials
+from zerolab.reports.file import FORMAT, MetricsHeader
+from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.ingest import best_of, read_points
 from zeroserver.states import ExperimentState, TrialState
+from zeroserver.store.database import Transaction
+from zeroserver.store.points import store_points
+from zeroserver.store.schema import experiments, trials
 
 __all__ = ["MetricsLog", "import_run", "parse"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, and_, select, update
 
-from zeroserver.database import Transaction
-from zeroserver.orchestrator.world import World, find, touch
-from zeroserver.schema import checkpoints, experiments, metric_keys, points, trials
+from zeroserver.orchestrator.desk import World, find, touch
 from zeroserver.states import TRIAL_ENDED
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import checkpoints, experiments, metric_keys, points, trials
 
 __all__ = ["apply_retention", "leftovers"]
 

@@ -5,21 +5,18 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select
 
-from zerolab.contract import (
+from zerolab.contract.spec import (
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
     CheckpointRef,
     RunSpec,
 )
+from zerolab.contract.wire import RunExit
 from zerolab.errors import StaleRunError
-from zerolab.wire import RunExit
-from zeroserver.database import Change, Transaction
-from zeroserver.metrics import forget_after
-from zeroserver.orchestrator import policies
+from zeroserver.orchestrator import log_policies as policies
+from zeroserver.orchestrator.desk import World, checkpoint_root, find, log_line, save, touch
 from zeroserver.orchestrator.trials import end_trial, move_trial
-from zeroserver.orchestrator.world import World, checkpoint_root, find, log_line, save, touch
-from zeroserver.schema import checkpoints, experiments, runs, trials
 from zeroserver.states import (
     RUN_MOVES,
     TRIAL_ENDED,
@@ -28,6 +25,9 @@ from zeroserver.states import (
     TrialState,
     check_move,
 )
+from zeroserver.store.database import Change, Transaction
+from zeroserver.store.points import forget_after
+from zeroserver.store.schema import checkpoints, experiments, runs, trials
 
 __all__ = ["assign", "current_run", "exited", "started"]
 

@@ -6,15 +6,15 @@ import msgspec
 from sqlalchemy import RowMapping, func, select
 
 from zerolab import scheduler
-from zerolab.contract import EXIT_PREEMPTED
+from zerolab.contract.spec import EXIT_PREEMPTED
+from zerolab.contract.wire import RunExit
 from zerolab.scheduler import AgentSlots, Allocation, Request
-from zerolab.wire import RunExit
-from zeroserver.database import Transaction
+from zeroserver.orchestrator.desk import World, find, log_line, save, touch
 from zeroserver.orchestrator.runs import assign, exited
 from zeroserver.orchestrator.trials import direct_run, kill_run
-from zeroserver.orchestrator.world import World, find, log_line, save, touch
-from zeroserver.schema import agents, experiments, runs, trials
 from zeroserver.states import ExperimentState, RunState, TrialState
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import agents, experiments, runs, trials
 
 __all__ = ["EXIT_LOST", "schedule", "tick"]
 

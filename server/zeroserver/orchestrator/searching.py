@@ -13,9 +13,9 @@ import msgspec
 from sqlalchemy import RowMapping, select
 
 from zerolab.searcher import Operation, Searcher, make_searcher
-from zeroserver.database import Transaction
-from zeroserver.orchestrator.world import World, find
-from zeroserver.schema import experiments, searcher_events
+from zeroserver.orchestrator.desk import World, find
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import experiments, searcher_events
 
 __all__ = ["Event", "first_operations", "progress", "tell"]
 

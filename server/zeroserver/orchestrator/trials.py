@@ -8,12 +8,10 @@ import msgspec
 from sqlalchemy import RowMapping, func, select, update
 
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
-from zeroserver.database import Change, Transaction
 from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.retention import apply_retention
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.world import World, find, save, touch
-from zeroserver.schema import experiments, runs, trials
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_MOVES,
@@ -23,6 +21,8 @@ from zeroserver.states import (
     TrialState,
     check_move,
 )
+from zeroserver.store.database import Change, Transaction
+from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = [
     "cancel_idle_trials",

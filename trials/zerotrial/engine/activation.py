@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from zerotrial.engine.wrapping import find_blocks
 
 if TYPE_CHECKING:
-    from zerolab.config.runtime import ActivationCheckpointingConfig
+    from zerolab.config.engine.runtime import ActivationCheckpointingConfig
 
 _Forward = Callable[..., Any]
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zerolab.config.engine import EngineConfig, load_engine_config
+from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine.activation import checkpoint_blocks
 from zerotrial.engine.all_reducing import without_reduce_scatter

@@ -14,7 +14,7 @@ from torch import nn
 from zerotrial.engine.wrapping import find_blocks
 
 if TYPE_CHECKING:
-    from zerolab.config.runtime import CompileConfig
+    from zerolab.config.engine.runtime import CompileConfig
 
 
 def compile_blocks(module: nn.Module, config: CompileConfig) -> list[str]:

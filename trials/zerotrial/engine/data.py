@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from zerolab.config.batch import BatchSizes
-from zerolab.config.engine import EngineConfig
+from zerolab.config.engine.batch import BatchSizes
+from zerolab.config.engine.engine_config import EngineConfig
 
 __all__ = ["EngineLoader", "build_loader"]
 

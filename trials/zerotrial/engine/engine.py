@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerolab.config.batch import BatchSizes
-from zerolab.config.engine import EngineConfig
+from zerolab.config.engine.batch import BatchSizes
+from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ZerolabError
 from zerotrial.engine.checkpoint_engine import (
     load_checkpoint,

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from zerolab.config.zero import LIVE_LIMIT
+from zerolab.config.engine.zero import LIVE_LIMIT
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerolab.config.zero import ZeroConfig
+    from zerolab.config.engine.zero import ZeroConfig
     from zerotrial.engine.wrapping import Unit
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zerolab.config.precision import Fp16Config
+from zerolab.config.engine.precision import Fp16Config
 from zerolab.errors import ConfigError, ZerolabError
 
 __all__ = ["DynamicLossScaler", "LossScaleError", "LossScaler", "StaticLossScaler", "make_scaler"]

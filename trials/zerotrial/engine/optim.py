@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from zerolab.config.engine import EngineConfig
-from zerolab.config.optimizers import OPTIMIZERS
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.errors import ConfigError
 from zerotrial.engine.parts import OptimizerFactory
 

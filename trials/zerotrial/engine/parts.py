@@ -15,7 +15,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from zerolab.config.engine import EngineConfig
+    from zerolab.config.engine.engine_config import EngineConfig
 
 __all__ = [
     "GradientSource",

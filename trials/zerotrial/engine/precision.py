@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zerolab.config.engine import EngineConfig
+from zerolab.config.engine.engine_config import EngineConfig
 from zerotrial.engine.parts import Precision
 
 __all__ = ["DTYPES", "cast_inputs", "choose_precision", "kept_in_full", "register_input_cast"]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zerolab.config.resolved import format_entries, resolve
+from zerolab.config.engine.resolved import format_entries, resolve
 from zerotrial.engine.census import census
 from zerotrial.engine.flops import ForwardProfile, counter, format_profile, in_units, peak_flops
 from zerotrial.engine.parts import NullObserver, Observer
@@ -29,7 +29,7 @@ from zerotrial.engine.timers import PhaseTimer
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from zerolab.config.engine import EngineConfig
+    from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.engine import Engine
     from zerotrial.engine.parts import StepResult
 

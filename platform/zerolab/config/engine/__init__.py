@@ -1,0 +1,1 @@
+"""The engine file: DeepSpeed's JSON, section by section."""

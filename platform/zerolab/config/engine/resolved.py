@@ -1,0 +1,151 @@
+"""The engine's configuration with every value in place, and where each one came from."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.optimizers import OPTIMIZERS
+from zerolab.config.engine.zero import LIVE_LIMIT
+from zerolab.config.hints import hints_of
+from zerolab.config.section import Section
+
+__all__ = ["Entry", "format_entries", "resolve"]
+
+Entry = tuple[str, Any, str]
+"""Dotted key, value, origin. The origin begins with ``file``, ``override``, ``default``,
+``derived`` or ``hint``; after a colon there may be a remark."""
+
+_BUCKET = "zero_optimization.reduce_bucket_size"
+_OFF = "hint: does not exist here, and is off"
+
+
+def resolve(
+    config: EngineConfig, world_size: int, model_elements: int | None = None
+) -> list[Entry]:
+    """Say what the engine will use, and where each value came from.
+
+    Args:
+        config: The configuration.
+        world_size: Data-parallel ranks.
+        model_elements: Trainable parameters, in elements, where they are known: buckets are
+            clamped to them.
+
+    Returns:
+        One entry for each key that has an effect, and for each hint that the file gives.
+
+    Raises:
+        ConfigError: If the batch sizes do not fit the number of ranks.
+    """
+    hints = _hints(config)
+    derived = _derived(config, world_size, model_elements)
+    entries: list[Entry] = []
+    for key, value, is_set in _leaves(config, ""):
+        origin = "file" if is_set else "default"
+        if is_set and any(key == o or o.startswith(f"{key}.") for o in config.overridden):
+            origin = "override"
+        if key in hints:
+            if is_set:
+                entries.append((key, value, f"hint: {hints[key]}"))
+        elif key == _BUCKET and not is_set:
+            entries.append((key, None, "derived: the engine chooses it by the model's size"))
+        elif key in derived and derived[key] != value:
+            remark = f": {origin} says {value}" if is_set else ""
+            entries.append((key, derived[key], f"derived{remark}"))
+        else:
+            entries.append((key, value, origin))
+    entries += [(key, None, _OFF) for key in config.off]
+    return entries
+
+
+_STAGES = {
+    "prescale_gradients": (0, 1, 2),
+    "gradient_predivide_factor": (0, 1, 2),
+    _BUCKET: (0, 1, 2),
+    "zero_optimization.allgather_bucket_size": (1, 2),
+    "zero_optimization.overlap_comm": (0, 1, 2),
+    "zero_optimization.reduce_scatter": (1, 2),
+    "zero_optimization.sub_group_size": (3,),
+    "zero_optimization.stage3_prefetch_bucket_size": (3,),
+    "zero_optimization.stage3_param_persistence_threshold": (3,),
+    "zero_optimization.stage3_model_persistence_threshold": (3,),
+    "zero_optimization.stage3_max_live_parameters": (3,),
+    "zero_optimization.stage3_max_reuse_distance": (3,),
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": (3,),
+    "zero_optimization.leaf_module.classes": (3,),
+}
+"""Keys that have an effect at some stages only."""
+
+
+def _hints(config: EngineConfig) -> dict[str, str]:
+    """Keys that change nothing in this configuration, and why."""
+    hints = hints_of(EngineConfig)
+    if config.optimizer is not None and config.optimizer.type in OPTIMIZERS:
+        hints |= hints_of(OPTIMIZERS[config.optimizer.type], "optimizer.params.")
+    for key, stages in _STAGES.items():
+        if config.zero_optimization.stage not in stages:
+            hints[key] = f"has an effect at stage {', '.join(map(str, stages))} only"
+    return hints
+
+
+def _derived(config: EngineConfig, world_size: int, model_elements: int | None) -> dict[str, Any]:
+    """Values that follow from others where the file leaves them open."""
+    sizes = config.batch_sizes(world_size)
+    zero = config.zero_optimization
+    # With one micro-batch there is nothing to sum: gradients stay as backward made them.
+    summed = "fp32" if sizes.accumulation_steps > 1 else config.dtype
+    accumulate = config.data_types.grad_accum_dtype or summed
+    values: dict[str, Any] = {
+        "train_batch_size": sizes.train,
+        "train_micro_batch_size_per_gpu": sizes.micro,
+        "gradient_accumulation_steps": sizes.accumulation_steps,
+        "data_types.grad_accum_dtype": accumulate,
+        "data_types.param_dtype": config.dtype,
+        "communication_data_type": config.communication_data_type or accumulate,
+        "activation_checkpointing.enabled": config.activation_checkpointing.active,
+    }
+    if zero.overlap_comm is None:
+        values["zero_optimization.overlap_comm"] = True
+    limits = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+    given = [name for name in limits if getattr(zero, name) is not None]
+    values |= {
+        f"zero_optimization.{name}": LIVE_LIMIT for name in set(limits) - set(given) if given
+    }
+    if model_elements is not None:
+        for name in ("reduce_bucket_size", "allgather_bucket_size"):
+            values[f"zero_optimization.{name}"] = min(getattr(zero, name), model_elements)
+    return values
+
+
+def _leaves(section: Section, prefix: str) -> Iterator[tuple[str, Any, bool]]:
+    """Key, value and whether the file gives it, for everything inside a section."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            yield from ((f"{prefix}{name}.{key}", value[key], True) for key in value)
+        else:
+            yield f"{prefix}{name}", value, name in section.model_fields_set
+
+
+def format_entries(entries: Iterable[Entry], origins: Iterable[str] = ()) -> str:
+    """Write entries as aligned lines ``key = value   (origin)``.
+
+    Args:
+        entries: From :func:`resolve`.
+        origins: Only entries of these origins, by first word; all when empty.
+    """
+    wanted = set(origins)
+    rows = [
+        (f"{key} = {_text(value)}", origin)
+        for key, value, origin in entries
+        if not wanted or origin.partition(":")[0] in wanted
+    ]
+    width = min(max((len(left) for left, _ in rows), default=0), 64)
+    return "\n".join(f"{left:<{width}}  ({origin})" for left, origin in rows)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:,}".replace(",", "_") if isinstance(value, int) else str(value)

@@ -1,0 +1,1 @@
+"""The experiment file: its sections, and the space of hyperparameters."""

@@ -1,0 +1,271 @@
+"""The experiment file: Determined's field names, types and defaults, checked as a whole."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from zerolab.config.engine.refused import take_refused
+from zerolab.config.experiment.hyperparameters import needs_search, space_problems
+from zerolab.config.experiment.lengths import Length
+from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
+from zerolab.config.experiment.sections import (
+    CheckpointStorageConfig,
+    EnvironmentConfig,
+    LogPolicy,
+    ProfilingConfig,
+    ReproducibilityConfig,
+    ResourcesConfig,
+    RetentionPolicyConfig,
+    SearcherConfig,
+)
+from zerolab.config.files import read_yaml
+from zerolab.config.section import (
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    dotted,
+    validate,
+    without_nulls,
+)
+from zerolab.errors import ConfigError
+
+__all__ = ["ExperimentConfig", "ExperimentFile", "load_experiment", "parse_experiment"]
+
+DEFAULT_LOG_POLICIES = (
+    LogPolicy(name="CUDA OOM", pattern=".*CUDA out of memory.*"),
+    LogPolicy(name="ECC Error", pattern=".*uncorrectable ECC error encountered.*"),
+)
+"""Labels that every experiment has unless it names a policy of its own so."""
+
+_CLASS = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def _entrypoint(value: Any) -> Any:
+    words = value if isinstance(value, list) else [value]
+    if not words or not all(isinstance(word, str) and word.strip() for word in words):
+        text = "must be module:Class, or a command as text or as a list of words"
+        raise ValueError(f"{text}, got {value!r}")
+    flat = " ".join(words).split()
+    if any(word.startswith("determined.launch") for word in flat):
+        found = next((word for word in flat if _CLASS.fullmatch(word)), "module:Class")
+        text = "ranks are started without Determined's launchers"
+        raise ValueError(f"{text}; write {found}, got {value!r}")
+    return value
+
+
+class ExperimentConfig(Section):
+    """An experiment file; attributes are named as its fields."""
+
+    name: Annotated[str, Field(min_length=1, max_length=255)] = "experiment"
+    """What the experiment is called."""
+
+    description: str | None = None
+    """A line about it."""
+
+    labels: list[str] = Field(default_factory=list)
+    """Words to find it by."""
+
+    data: dict[str, Any] = Field(default_factory=dict)
+    """Free for the trial's own use: ``context.get_data_config()``."""
+
+    entrypoint: Annotated[Any, AfterValidator(_entrypoint)]
+    """``module:Class`` of a ZeroTrial, or a command as text or as a list of words."""
+
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    """Constants and search specs at any depth; ``deepspeed_config`` names the engine file (or
+    holds its content), ``overwrite_deepspeed_args`` is laid over it."""
+
+    searcher: SearcherConfig
+    """Which trials there are."""
+
+    resources: ResourcesConfig = ResourcesConfig()
+    """What each trial runs on."""
+
+    max_restarts: NonNegativeInt = 5
+    """How often a trial that fails is started again, from its last checkpoint."""
+
+    min_validation_period: Length = Length(batches=0)
+    """How often to validate; 0 means only at the end of training."""
+
+    min_checkpoint_period: Length = Length(batches=0)
+    """How often to checkpoint; 0 means only as ``checkpoint_policy`` says and at the end."""
+
+    checkpoint_policy: Literal["best", "all", "none"] = "best"
+    """Checkpoint after a validation: if it is the trial's best, always, or never."""
+
+    checkpoint_storage: CheckpointStorageConfig = CheckpointStorageConfig()
+    """Where checkpoints are kept, and which of them."""
+
+    perform_initial_validation: bool = False
+    """Validate before the first batch."""
+
+    scheduling_unit: PositiveInt = 100
+    """Training metrics are reported each time so many batches are done."""
+
+    records_per_epoch: NonNegativeInt = 0
+    """Samples in an epoch, for training data that has no length; 0 means unknown."""
+
+    reproducibility: ReproducibilityConfig = ReproducibilityConfig()
+    """Randomness."""
+
+    environment: EnvironmentConfig = EnvironmentConfig()
+    """What the processes of a trial find around them."""
+
+    log_policies: list[LogPolicy] = Field(default_factory=list)
+    """What to do when a line of a trial's log matches a pattern."""
+
+    preemption_timeout: PositiveInt = 3600
+    """Seconds that a run may take to checkpoint and exit when it is asked to."""
+
+    retention_policy: RetentionPolicyConfig = RetentionPolicyConfig()
+    """How long logs are kept."""
+
+    profiling: ProfilingConfig = ProfilingConfig()
+    """Timings of the training loop."""
+
+    @property
+    def trial_class(self) -> tuple[str, str] | None:
+        """Module and class of the entrypoint; None when it is a command."""
+        if isinstance(self.entrypoint, str) and _CLASS.fullmatch(self.entrypoint.strip()):
+            module, _, name = self.entrypoint.strip().partition(":")
+            return module, name
+        return None
+
+    def policies(self) -> list[LogPolicy]:
+        """The log policies in force: the file's, and defaults that it does not replace."""
+        mine = {policy.name for policy in self.log_policies if policy.name}
+        kept = [policy for policy in DEFAULT_LOG_POLICIES if policy.name not in mine]
+        return [policy for policy in (*self.log_policies, *kept) if policy.pattern]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole file as plain values, defaults filled in; reading it gives the same again."""
+        return self.model_dump(mode="json")
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """What reading an experiment file gave."""
+
+    config: ExperimentConfig | None
+    problems: list[str]
+    bad: frozenset[str]
+    """Dotted fields that were wrong; they stand at their defaults in ``config``."""
+
+
+def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> ExperimentConfig:
+    """Read and check an experiment file, without the engine file that it names.
+
+    Args:
+        source: Path of a YAML file, or its content.
+
+    Raises:
+        ConfigError: With every problem of the file.
+    """
+    name = "experiment" if isinstance(source, Mapping) else str(source)
+    parsed = parse_experiment(source if isinstance(source, Mapping) else read_yaml(source))
+    if parsed.problems or parsed.config is None:
+        raise ConfigError(name, parsed.problems)
+    return parsed.config
+
+
+def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
+    """Check the content of an experiment file and go on after its mistakes."""
+    content, problems = _without_strangers(content)
+    rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
+    config, wrong, paths = validate(ExperimentConfig, without_nulls(rest, _OPAQUE))
+    problems += refused + wrong
+    bad = frozenset(dotted(path) for path in paths)
+    if config is not None:
+        told = {problem.partition(": ")[0] for problem in problems}
+        problems += [line for line in _checks(config) if line.partition(": ")[0] not in told]
+        return ExperimentFile(config, problems, bad)
+    space = content.get("hyperparameters")
+    if isinstance(space, Mapping):
+        problems += space_problems(space)
+    return ExperimentFile(None, problems, bad)
+
+
+_OPAQUE = frozenset({"hyperparameters", "data"})
+"""Blocks whose content is the user's own."""
+
+
+def _without_strangers(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Name a searcher and a storage of Determined that do not exist here, in one line each.
+
+    Returns:
+        The file with known ones in their place, so that what else is wrong can still be told,
+        and the problems.
+    """
+    problems: list[str] = []
+    kept = dict(content)
+    for block, (key, table, fields, stand_in) in STRANGERS.items():
+        values = content.get(block)
+        chosen = values.get(key) if isinstance(values, Mapping) else None
+        if isinstance(values, Mapping) and isinstance(chosen, str) and chosen in table:
+            known = {name: value for name, value in values.items() if name not in fields}
+            kept[block] = stand_in | known | {key: stand_in[key]}
+            problems.append(f"{block}.{key}: {table[chosen]}, got {chosen!r}")
+    return kept, problems
+
+
+def _checks(config: ExperimentConfig) -> Iterator[str]:
+    """Rules between fields."""
+    searcher = config.searcher
+    if searcher.max_length is not None and searcher.max_length.count == 0:
+        yield "searcher.max_length: must be at least one batch or epoch, got 0"
+    if searcher.max_length is None and config.trial_class is not None:
+        yield (
+            "searcher.max_length: is required for a trial class, got nothing; "
+            "say how far to train, e.g. {batches: 1000}"
+        )
+    if searcher.name == "random" and searcher.max_trials is None:
+        yield "searcher.max_trials: is required by the random searcher, got nothing"
+    if searcher.name != "random" and searcher.max_trials is not None:
+        yield (
+            f"searcher.max_trials: does not belong to the {searcher.name} searcher, "
+            f"got {searcher.max_trials}; remove it or set searcher.name to random"
+        )
+    yield from space_problems(config.hyperparameters, grid=searcher.name == "grid")
+    searched = needs_search(config.hyperparameters)
+    if searcher.name == "single" and searched:
+        yield (
+            "searcher.name: must be random or grid where hyperparameters are searched, "
+            f"got 'single' with {', '.join(searched)}"
+        )
+    yield from _storage_problems(config.checkpoint_storage)
+    profiling = config.profiling
+    last = profiling.end_after_batch
+    if last is not None and last < profiling.begin_on_batch:
+        yield (
+            "profiling.end_after_batch: must not be less than begin_on_batch = "
+            f"{profiling.begin_on_batch}, got {last}"
+        )
+    slots = config.resources.slots_per_trial
+    if config.resources.max_slots is not None and config.resources.max_slots < slots:
+        yield (
+            f"resources.max_slots: must be at least slots_per_trial = {slots}, "
+            f"got {config.resources.max_slots}"
+        )
+
+
+def _storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
+    needed = {"shared_fs": "host_path", "directory": "container_path"}
+    field = needed.get(storage.type or "")
+    path = getattr(storage, field) if field else None
+    if field and not path:
+        yield (
+            f"checkpoint_storage.{field}: is required for type {storage.type!r}, got nothing; "
+            "name a directory"
+        )
+    if path and not path.startswith("/"):
+        yield f"checkpoint_storage.{field}: must be an absolute path, got {path!r}"
+    inside = storage.storage_path
+    if inside and (".." in inside.split("/") or inside.startswith("/")):
+        yield (
+            "checkpoint_storage.storage_path: must be a relative path inside host_path, "
+            f"got {inside!r}"
+        )

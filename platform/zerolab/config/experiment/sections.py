@@ -1,0 +1,201 @@
+"""The blocks of an experiment file."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from zerolab.config.experiment.hyperparameters import MAX_TRIALS
+from zerolab.config.experiment.lengths import Length
+from zerolab.config.hints import hint
+from zerolab.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
+
+__all__ = [
+    "CheckpointStorageConfig",
+    "EnvironmentConfig",
+    "LogPolicy",
+    "ProfilingConfig",
+    "ReproducibilityConfig",
+    "ResourcesConfig",
+    "RetentionPolicyConfig",
+    "SearcherConfig",
+]
+
+
+class SearcherConfig(Section):
+    """Which trials there are, and how far each one trains."""
+
+    name: Literal["single", "random", "grid"]
+    """``single``: one trial; ``random``: ``max_trials`` samples; ``grid``: every combination."""
+
+    metric: str
+    """The validation metric by which trials are compared."""
+
+    smaller_is_better: bool = True
+    """Whether a smaller metric is the better one."""
+
+    max_length: Length | None = None
+    """How far each trial trains: ``{batches: n}``, ``{epochs: n}`` or a number of batches.
+    Required unless the entrypoint is a command."""
+
+    max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)] | None = None
+    """How many trials there are (``random``)."""
+
+    max_concurrent_trials: NonNegativeInt = 16
+    """How many of them exist at a time (``random``, ``grid``); 0 means all."""
+
+
+class ResourcesConfig(Section):
+    """What each trial runs on."""
+
+    slots_per_trial: PositiveInt = 1
+    """Ranks of a trial, one for each slot: a GPU, or a CPU slot where there is none."""
+
+    max_slots: PositiveInt | None = None
+    """Most slots that all trials of the experiment hold at a time."""
+
+    weight: PositiveFloat = 1.0
+    """Share of the slots, against experiments of the same priority."""
+
+    priority: Annotated[int, Field(ge=1, le=99)] = 42
+    """1 to 99; a smaller number goes first."""
+
+    is_single_node: bool | None = hint(None, "all slots of a trial are on one machine")
+    """All slots of a trial on one machine."""
+
+
+class CheckpointStorageConfig(Section):
+    """Where checkpoints are kept, and which of them are kept."""
+
+    type: Literal["shared_fs", "directory"] | None = None
+    """``shared_fs`` or ``directory``: a directory that every machine sees at the same path; when
+    it is left out, the installation's own."""
+
+    host_path: str | None = None
+    """The directory of ``shared_fs``."""
+
+    storage_path: str | None = None
+    """A folder inside it."""
+
+    container_path: str | None = None
+    """The directory of ``directory``."""
+
+    save_experiment_best: NonNegativeInt = 0
+    """Checkpoints kept of the experiment: those with the best metric."""
+
+    save_trial_best: NonNegativeInt = 1
+    """Checkpoints kept of each trial: those with the best metric."""
+
+    save_trial_latest: NonNegativeInt = 1
+    """Checkpoints kept of each trial: the newest."""
+
+
+class ReproducibilityConfig(Section):
+    """Randomness."""
+
+    experiment_seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """From which hyperparameters and the seeds of trials are drawn; chosen when left out."""
+
+
+def _variables(value: Any) -> Any:
+    """Read the three ways in which Determined's users write variables as one list."""
+    if isinstance(value, dict) and set(value) <= {"cpu", "cuda", "gpu", "rocm"}:
+        if {"gpu", "rocm"} & set(value):
+            text = f"must be a list, or lists under cpu and cuda, got {sorted(value)}"
+            raise ValueError(text)
+        return value
+    return {"cpu": value, "cuda": value} if isinstance(value, list) else value
+
+
+_OURS = frozenset(
+    {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE"}
+    | {"MASTER_ADDR", "MASTER_PORT"}
+)
+"""Variables that say where a rank runs."""
+
+
+def _assignments(value: list[str]) -> list[str]:
+    for text in value:
+        if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", text):
+            raise ValueError(f"must be lines of the form NAME=value, got {text!r}")
+        name = text.partition("=")[0]
+        theirs = name == ENV_COLLECTIVE_TIMEOUT
+        if name in _OURS or (name.startswith("ZEROLAB_") and not theirs):
+            raise ValueError(f"{name} is set by the platform; remove it")
+    return value
+
+
+Assignments = Annotated[list[str], AfterValidator(_assignments)]
+
+
+class EnvironmentVariables(Section):
+    """Variables by kind of slot."""
+
+    cpu: Assignments = Field(default_factory=list)
+    """For ranks on CPU slots."""
+
+    cuda: Assignments = Field(default_factory=list)
+    """For ranks on GPUs."""
+
+
+class EnvironmentConfig(Section):
+    """What the processes of a trial find around them."""
+
+    environment_variables: Annotated[EnvironmentVariables, BeforeValidator(_variables)] = (
+        EnvironmentVariables()
+    )
+    """Lines ``NAME=value``, as one list or as lists under ``cpu`` and ``cuda``."""
+
+
+def _regex(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"must be a regular expression, got {value!r} ({error})") from None
+    return value
+
+
+def _action(value: Any) -> Any:
+    """Read the old form ``{type: cancel_retries}`` as well."""
+    return value["type"] if isinstance(value, dict) and set(value) == {"type"} else value
+
+
+class LogPolicy(Section):
+    """What to do when a line of a trial's log matches a pattern."""
+
+    name: str | None = None
+    """A label shown with the trial; a policy of the same name replaces a default one."""
+
+    pattern: Annotated[str, AfterValidator(_regex)] = ""
+    """A regular expression; an empty one switches the default policy of that name off."""
+
+    action: Annotated[
+        Literal["cancel_retries", "exclude_node"] | None, BeforeValidator(_action)
+    ] = None
+    """``cancel_retries``: the trial is not restarted; ``exclude_node``: not on that machine."""
+
+
+class RetentionPolicyConfig(Section):
+    """How long logs are kept."""
+
+    log_retention_days: Annotated[int, Field(ge=-1, le=32767)] | None = hint(
+        None, "logs are kept until the experiment is deleted"
+    )
+    """Days after which logs go."""
+
+
+class ProfilingConfig(Section):
+    """Timings of the training loop, reported as system metrics."""
+
+    enabled: bool = False
+    """Time the phases of each batch. CPU, memory and GPU metrics are recorded in any case."""
+
+    begin_on_batch: NonNegativeInt = 0
+    """First batch that is timed, counted from 0."""
+
+    end_after_batch: NonNegativeInt | None = None
+    """Last batch that is timed; null means the last one of training."""
+
+    sync_timings: bool = True
+    """Wait for the GPU before reading the clock."""

@@ -1,0 +1,114 @@
+"""How a run ended: the exit code, and one line for the user."""
+
+import signal
+from pathlib import Path
+
+import msgspec
+
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import (
+    EXIT_INVALID_HP,
+    EXIT_PREEMPTED,
+    EXIT_STALE,
+    EXIT_USER_ERROR,
+)
+from zerolab.files import create_private, read_json, write_json
+
+__all__ = [
+    "DELIBERATE",
+    "Outcome",
+    "failure",
+    "read_outcome",
+    "read_reason",
+    "tail",
+    "write_outcome",
+    "write_reason",
+]
+
+DELIBERATE = frozenset({EXIT_USER_ERROR, EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE})
+"""Exit codes with which a rank says something; every other one but 0 is a crash."""
+
+_TAIL_BYTES = 64 * 1024
+_REASON_CHARS = 500
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How the processes of a run ended."""
+
+    exit_code: int
+    """0, a code of :mod:`zerolab.contract.spec`, another one of the user's, or -n for signal n."""
+    reason: str | None = None
+    """One line for the user; None when there is nothing to say."""
+    rank: int | None = None
+    """The rank that decided it, where it was one."""
+
+
+def write_reason(run_dir: Path | str, exit_code: int, reason: str) -> None:
+    """Say why this rank ends on purpose; of several ranks, the first one is believed.
+
+    Args:
+        run_dir: ``RunSpec.run_dir``.
+        exit_code: The code with which the process is about to exit.
+        reason: One line for the user.
+    """
+    content = msgspec.json.encode({"exit_code": exit_code, "reason": reason})
+    create_private(RunFolder(Path(run_dir)).reason, content)
+
+
+def read_reason(run_dir: Path) -> Outcome | None:
+    """Return what a rank said with :func:`write_reason`, if one did."""
+    said = read_json(RunFolder(run_dir).reason)
+    if said is None or not isinstance(said.get("exit_code"), int):
+        return None
+    return Outcome(said["exit_code"], str(said["reason"]) if said.get("reason") else None)
+
+
+def write_outcome(run_dir: Path, outcome: Outcome) -> None:
+    """Keep how the run ended, for the agent, or for the next one."""
+    write_json(RunFolder(run_dir).exit, msgspec.to_builtins(outcome))
+
+
+def read_outcome(run_dir: Path) -> Outcome | None:
+    """Return how the run ended, or None when its launcher did not live to say."""
+    found = read_json(RunFolder(run_dir).exit)
+    return None if found is None else msgspec.convert(found, Outcome)
+
+
+def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
+    """Describe the rank that failed first.
+
+    A rank that was killed by a signal is the cause, whatever the others said as they lost it;
+    else what a rank said on purpose counts, and else its last line on standard error.
+
+    Args:
+        run_dir: Directory of the run.
+        rank: That failed first.
+        exit_code: Its own; -n for signal n.
+    """
+    said = read_reason(run_dir)
+    if exit_code < 0 and (said is None or said.exit_code not in DELIBERATE):
+        return Outcome(exit_code, f"rank {rank} was killed by {_signal_name(-exit_code)}", rank)
+    if said is not None:
+        return said
+    lines = [line for line in tail(RunFolder(run_dir).stderr(rank)).splitlines() if line.strip()]
+    last = lines[-1].strip()[:_REASON_CHARS] if lines else "it wrote nothing to standard error"
+    return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {last}", rank)
+
+
+def tail(path: Path, max_lines: int = 100) -> str:
+    """Return the last lines of a text file; empty when it is not there."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            content = file.read()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(content.decode(errors="replace").splitlines()[-max_lines:])
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,197 @@
+"""What travels between a run, its agent and the server, as msgspec types.
+
+Both ends import this one module. A batch is a struct here and a map on the wire, so JSON and
+MessagePack carry the same thing; every time is in seconds since 1970 (UTC, float). MessagePack
+carries numbers that are not finite by itself; JSON cannot, so there they travel as the strings
+``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` (:func:`wire_number`, :func:`plain_number`).
+"""
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+from zerolab.contract.spec import RunSpec
+
+__all__ = [
+    "JSON",
+    "MSGPACK",
+    "AgentRegistration",
+    "CheckpointRecord",
+    "Directive",
+    "LogBatch",
+    "LogEntry",
+    "MetricsRecord",
+    "ProgressRecord",
+    "Record",
+    "ReportBatch",
+    "RunExit",
+    "SlotInfo",
+    "StateRecord",
+    "Stored",
+    "Work",
+    "WorkItem",
+    "plain_number",
+    "wire_number",
+]
+
+JSON = "application/json"
+MSGPACK = "application/x-msgpack"
+
+
+class MetricsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="metrics"):
+    """Named numbers of one group at one point of the training."""
+
+    group: str
+    """``training``, ``validation`` or ``system``."""
+    steps: int
+    """Batches (optimizer steps) completed; at least 0."""
+    values: dict[str, float | str]
+    """Name to number. Validation metrics carry ``epochs`` too, for searchers that count in them."""
+    time: float
+
+
+class ProgressRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="progress"):
+    """How far the trial is, 0 to 1."""
+
+    value: float
+    time: float
+
+
+class StateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
+    """What the run is doing: ``starting``, ``training``, ``validating``, ``checkpointing``."""
+
+    state: str
+    time: float
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="checkpoint"):
+    """A checkpoint that is complete in the storage."""
+
+    uuid: str
+    steps_completed: int
+    resources: dict[str, int]
+    """Path inside the checkpoint to its size in bytes."""
+    metadata: dict[str, Any]
+    time: float
+
+
+Record = MetricsRecord | ProgressRecord | StateRecord | CheckpointRecord
+
+
+class ReportBatch(msgspec.Struct, frozen=True):
+    """Body of ``POST /runs/{id}/reports``: records in order, numbered from 1 in each run."""
+
+    first: int
+    """Number of the first record in ``records``."""
+    records: list[Record]
+
+
+class LogEntry(msgspec.Struct, frozen=True):
+    """One line that a rank, or the agent about it, wrote."""
+
+    text: str
+    time: float
+    rank: int | None = None
+    stream: Literal["stdout", "stderr", "agent", "server"] = "stdout"
+    level: str | None = None
+    """``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL`` where it is known."""
+
+
+class LogBatch(msgspec.Struct, frozen=True):
+    """Body of ``POST /runs/{id}/logs``: entries in order, numbered from 0 in each run."""
+
+    first: int
+    entries: list[LogEntry]
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Answer to a batch.
+
+    For reports, the number of the last record that is stored (0 for none); for logs, the number
+    of the next entry that the server waits for.
+    """
+
+    stored: int
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """What a run shall do now: go on, or checkpoint and exit with code 66."""
+
+    action: Literal["train", "preempt", "stop"]
+    version: int
+    """To be sent back as ``version`` with the next question, which then waits for a change."""
+    deadline_s: float | None = None
+    """Seconds that are left for it, counted from now; None when there is no limit."""
+
+
+class SlotInfo(msgspec.Struct, frozen=True):
+    """A device that an agent offers."""
+
+    id: int
+    device: str
+    """``cpu``, or ``cuda:0 NAME``."""
+
+
+class AgentRegistration(msgspec.Struct, frozen=True):
+    """Body of ``POST /agents``; the same name is the same agent."""
+
+    name: str
+    host: str
+    slots: list[SlotInfo]
+
+
+class WorkItem(msgspec.Struct, frozen=True):
+    """A run that an agent shall run, or kill."""
+
+    run_id: int
+    action: Literal["run", "kill"]
+    spec: RunSpec
+    """``model_dir`` and ``run_dir`` are empty: the agent fills in its own."""
+    archive: str
+    """Path, on the server, of the model directory as tar.gz."""
+    slot_ids: list[int]
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Answer to ``GET /agents/{id}/work``: all that the agent shall be running."""
+
+    version: int
+    runs: list[WorkItem]
+
+
+class RunExit(msgspec.Struct, frozen=True):
+    """Body of ``POST /runs/{id}/exited``."""
+
+    exit_code: int
+    """As a shell shows it; a death by signal n is -n."""
+    reason: str | None = None
+    """One line for the user."""
+    log_tail: str = ""
+    """The last lines of the rank that failed, traceback included."""
+
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def wire_number(value: float) -> float | str:
+    """Return ``value`` as JSON may carry it."""
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def plain_number(value: float | str) -> float:
+    """Undo :func:`wire_number`.
+
+    Raises:
+        ValueError: If ``value`` is another string.
+    """
+    if isinstance(value, str):
+        if value not in _NOT_FINITE:
+            msg = f"metric value: must be a number, NaN, Infinity or -Infinity, got {value!r}"
+            raise ValueError(msg)
+        return _NOT_FINITE[value]
+    return float(value)

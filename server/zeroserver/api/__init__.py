@@ -1,0 +1,1 @@
+"""REST: routes, what they answer, and the queries behind them."""

@@ -1,0 +1,126 @@
+"""What this server is, what there is to run on, what waits; health and numbers."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
+from sqlalchemy import func, select, text
+
+from zerolab import __version__
+from zeroserver.access.guard import COOKIE
+from zeroserver.api import queries
+from zeroserver.api.resources import (
+    AgentPage,
+    Health,
+    Info,
+    JobPage,
+    LoginLink,
+    iso,
+)
+from zeroserver.api.resources import Cluster as ClusterInfo
+from zeroserver.services import ReadDep, ServicesDep
+from zeroserver.states import RunState
+from zeroserver.store.schema import agents, experiments, runs, trials
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["server"])
+
+
+@router.get("/api/v1/info")
+def get_info(services: ServicesDep, connection: ReadDep) -> Info:
+    """Read the server's version, data directory, start and cluster."""
+    found = [agent for agent in queries.agent_list(connection) if agent.alive]
+    slots = [slot for agent in found for slot in agent.slots]
+    free = sum(slot.run_id is None for slot in slots)
+    return Info(
+        version=__version__,
+        home=str(services.world.home.path),
+        database="sqlite" if services.database.sqlite else "postgresql",
+        started_at=iso(services.started_at) or "",
+        cluster=ClusterInfo(agents=len(found), slots=len(slots), free_slots=free),
+    )
+
+
+@router.get("/api/v1/agents")
+def list_agents(connection: ReadDep) -> AgentPage:
+    """List the agents, and what runs on their slots."""
+    return AgentPage(agents=queries.agent_list(connection))
+
+
+@router.get("/api/v1/jobs")
+def list_jobs(connection: ReadDep) -> JobPage:
+    """List the experiments that have not ended, the first to run first."""
+    return JobPage(jobs=queries.jobs(connection))
+
+
+@router.post("/api/v1/login-links", status_code=201)
+def create_login_link(services: ServicesDep) -> LoginLink:
+    """Make a link that opens the page once, within five minutes."""
+    return LoginLink(url=f"/login?code={services.keys.login_code()}")
+
+
+@router.get("/healthz")
+def get_health(connection: ReadDep) -> Health:
+    """Answer if the server is up and its database can be read."""
+    connection.execute(text("SELECT 1"))
+    return Health(status="ok")
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def get_numbers(services: ServicesDep, connection: ReadDep) -> PlainTextResponse:
+    """Read numbers about the server in the format of Prometheus."""
+    lines: list[str] = []
+    for name, table in (("experiments", experiments), ("trials", trials), ("runs", runs)):
+        query = select(table.c.state, func.count().label("number")).group_by(table.c.state)
+        counts = {row.state: row.number for row in connection.execute(query)}
+        lines += [
+            f"# HELP zerolab_{name} Number of {name} by state.",
+            f"# TYPE zerolab_{name} gauge",
+        ]
+        lines += [f'zerolab_{name}{{state="{state}"}} {n}' for state, n in sorted(counts.items())]
+    living = connection.scalar(select(func.count()).select_from(agents).where(agents.c.alive == 1))
+    held = connection.scalar(
+        select(func.count()).select_from(runs).where(runs.c.state != RunState.EXITED)
+    )
+    for name, help_text, value in (
+        ("agents", "Agents that are alive.", living),
+        ("runs_holding_slots", "Runs that hold slots.", held),
+        ("start_time_seconds", "Start of the server since 1970.", services.started_at),
+        ("write_groups_total", "Database transactions committed.", services.database.groups),
+        ("write_jobs_total", "Changes committed.", services.database.jobs),
+    ):
+        kind = "counter" if name.endswith("_total") else "gauge"
+        full = f"zerolab_{name}"
+        lines += [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", f"{full} {value}"]
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+_EXPIRED = (
+    "<!doctype html><title>Zerolab</title><p>This link has been used or is too old. "
+    "Ask for a new one: <code>zerolab open</code>."
+)
+
+
+_LOGIN: dict[int | str, dict[str, Any]] = {
+    303: {"description": "Logged in; the page is at `/`."},
+    403: {"content": {"text/html": {}}, "description": "The link has been used.", "x-own": True},
+}
+
+
+@router.get("/login", response_class=HTMLResponse, responses=_LOGIN)
+def log_in(services: ServicesDep, code: Annotated[str, Query(max_length=200)]) -> Response:
+    """Open the page through a one-time link: sets the cookie and goes on to the page."""
+    session = services.keys.redeem(code)
+    if session is None:
+        return HTMLResponse(_EXPIRED, status_code=403)
+    answer = RedirectResponse("/", status_code=303)
+    answer.set_cookie(
+        COOKIE,
+        session,
+        max_age=int(services.keys.session_s),
+        httponly=True,
+        samesite="strict",
+        path="/",
+    )
+    return answer

@@ -1,0 +1,138 @@
+"""Event streams: what changes, as it changes, with a cursor (server-sent events)."""
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Header
+from fastapi.responses import StreamingResponse
+from sqlalchemy import Connection, RowMapping, select
+
+from zeroserver.api import queries
+from zeroserver.api.common import IdPath
+from zeroserver.api.resources import Experiment, Log, Trial
+from zeroserver.live import ALL, Entry
+from zeroserver.services import Services, ServicesDep
+from zeroserver.store.schema import checkpoints, experiments, logs, trials
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1", tags=["events"])
+
+_PAUSE_S = 15.0
+"""Silence after which a comment is sent, so that a dead connection is noticed."""
+
+_MANY = 1000
+
+LastEventId = Annotated[str | None, Header(max_length=100)]
+
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {}}, "description": "Events, until the client leaves."}
+}
+
+Event = tuple[int | None, str, Any]
+"""Number of its entry, name and data."""
+
+
+@router.get("/experiments/{experiment_id}/events", response_class=StreamingResponse,
+            responses=_STREAM)  # fmt: skip
+async def follow_experiment(
+    services: ServicesDep, experiment_id: IdPath, last_event_id: LastEventId = None
+) -> StreamingResponse:
+    """Follow an experiment: events experiment, trial, metric, checkpoint and log."""
+    await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    return _stream(services, experiment_id, last_event_id)
+
+
+@router.get("/events", response_class=StreamingResponse, responses=_STREAM)
+async def follow_all(services: ServicesDep, last_event_id: LastEventId = None) -> StreamingResponse:
+    """Follow the list of experiments: events experiment and trial of all of them."""
+    return _stream(services, ALL, last_event_id)
+
+
+def _stream(services: Services, experiment_id: int, cursor: str | None) -> StreamingResponse:
+    return StreamingResponse(
+        _text(services, experiment_id, cursor),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+async def _text(services: Services, experiment_id: int, cursor: str | None) -> AsyncIterator[bytes]:
+    journal = services.journal
+    yield b"retry: 1000\n\n"
+    async for entries in journal.follow(experiment_id, cursor, _PAUSE_S):
+        if entries is None:
+            first = await services.read(lambda found: _everything(found, experiment_id))
+            for _, name, data in first:
+                yield _event(None, name, data)
+            continue
+        events = await _load(services, entries, experiment_id)
+        for number, name, data in events:
+            yield _event(journal.cursor(number) if number else None, name, data)
+        if not events:
+            yield b": nothing new\n\n"
+
+
+async def _load(services: Services, entries: list[Entry], experiment_id: int) -> list[Event]:
+    if experiment_id == ALL:
+        entries = [entry for entry in entries if entry.kind in {"experiment", "trial"}]
+    if not entries:
+        return []
+    return await services.read(lambda connection: _resources(connection, entries))
+
+
+def _resources(connection: Connection, entries: list[Entry]) -> list[Event]:
+    """Turn entries into events; a thing that changed twice is told once, as it is now."""
+    last = {_key(entry): entry.number for entry in entries}
+    found: list[Event] = []
+    for entry in entries:
+        if last[_key(entry)] == entry.number:
+            found += [(entry.number, entry.kind, data) for data in _data(connection, entry)]
+    return found
+
+
+def _key(entry: Entry) -> tuple[str, Any]:
+    unique = entry.kind in {"metric", "log"}
+    return entry.kind, entry.number if unique else entry.resource
+
+
+def _data(connection: Connection, entry: Entry) -> Iterable[Any]:
+    if entry.kind == "metric":
+        return [entry.resource]
+    if entry.kind == "log":
+        first, last = entry.resource
+        query = select(logs).where(
+            logs.c.id.between(first, last), logs.c.experiment_id == entry.experiment_id
+        )
+        rows = connection.execute(query.order_by(logs.c.id)).mappings()
+        return [Log.of(row) for row in rows]
+    if entry.kind == "checkpoint":
+        row = _row(connection, checkpoints, checkpoints.c.uuid == entry.resource)
+        return queries.checkpoint_list(connection, [row] if row else [])
+    table = {"experiment": experiments, "trial": trials}[entry.kind]
+    row = _row(connection, table, table.c.id == entry.resource)
+    if row is None:  # deleted since
+        return [{"id": entry.resource, "deleted": True}]
+    return [Experiment.of(row) if entry.kind == "experiment" else Trial.of(row)]
+
+
+def _row(connection: Connection, table: Any, where: Any) -> RowMapping | None:
+    return connection.execute(select(table).where(where)).mappings().one_or_none()
+
+
+def _everything(connection: Connection, experiment_id: int) -> list[Event]:
+    """What a reader needs who may have missed something: the present, and the advice to reload."""
+    reload = [(None, name, {"reload": True}) for name in ("metric", "checkpoint", "log")]
+    if experiment_id == ALL:
+        return [(None, "experiment", {"reload": True})]
+    row = queries.one(connection, experiments, experiment_id)
+    query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
+    first = connection.execute(query.limit(_MANY)).mappings()
+    told: list[Event] = [(None, "experiment", Experiment.of(row))]
+    return told + [(None, "trial", Trial.of(each)) for each in first] + reload
+
+
+def _event(cursor: str | None, name: str, data: Any) -> bytes:
+    head = b"" if cursor is None else f"id: {cursor}\n".encode()
+    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), msgspec.json.encode(data))

@@ -1,0 +1,273 @@
+"""Experiments: submit, list, read, change, and what is done with them."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, select
+from starlette.concurrency import run_in_threadpool
+
+from zerolab.errors import ConfigError
+from zeroserver.api import queries
+from zeroserver.api.common import After, IdPath, Limit
+from zeroserver.api.queries import Window
+from zeroserver.api.resources import Experiment, ExperimentAnswer, ExperimentPage, respond
+from zeroserver.orchestrator import experiments as control
+from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.experiments import Submission
+from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.states import ExperimentState
+from zeroserver.store.archives import archive_path, reader, store_archive
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import experiments
+
+__all__ = ["imports", "router"]
+
+router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
+imports = APIRouter(prefix="/api/v1", tags=["experiments"])
+
+Sort = Literal[
+    "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",
+    "best_validation", "-best_validation", "num_trials", "-num_trials",
+]  # fmt: skip
+
+
+@router.post("", status_code=201, response_model=ExperimentAnswer)
+async def create_experiment(
+    services: ServicesDep,
+    config: Annotated[str, Form(description="The experiment file as JSON.")],
+    archive: Annotated[UploadFile, File(description="tar.gz of the model directory.")],
+    activate: bool = True,
+    test: bool = False,
+) -> Response:
+    """Submit an experiment; everything is checked before anything starts."""
+    raw = _mapping(config)
+    content = await archive.read()
+    submission = await run_in_threadpool(_checked, services, raw, content, activate, test)
+    return await _submit(services, submission)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ConfigError("experiment", [f"config: must be a JSON object ({error})"]) from None
+
+
+def _checked(
+    services: Services,
+    raw: Mapping[str, Any],
+    content: bytes,
+    activate: bool,
+    test: bool,
+) -> Submission:
+    # Checking loads the engine's configuration, which a server that only starts can do without.
+    from zerolab.config import check_experiment
+
+    limit = services.settings.limits.archive_bytes
+    if len(content) > limit:
+        problem = f"must have at most {limit} bytes, got {len(content)}; name what is not needed "
+        raise ConfigError("archive", [problem + "in .zerolabignore"])
+    checked = check_experiment(raw, reader(content))
+    seed = checked.reproducibility.experiment_seed
+    return Submission(
+        config=checked,
+        raw_config=raw,
+        archive=store_archive(services.world.home.archives, content),
+        seed=secrets.randbelow(2**31) if seed is None else seed,
+        activate=activate,
+        test_mode=test,
+    )
+
+
+async def _submit(services: Services, submission: Submission) -> Response:
+    experiment_id = await services.write(
+        lambda world, transaction: control.create(world, transaction, submission)
+    )
+    return await services.read(lambda connection: _answer(connection, experiment_id, 201))
+
+
+def _answer(connection: Connection, experiment_id: int, status: int = 200) -> Response:
+    row = queries.one(connection, experiments, experiment_id)
+    return respond({"experiment": Experiment.of(row)}, status)
+
+
+@router.get("", response_model=ExperimentPage)
+def list_experiments(
+    connection: ReadDep,
+    state: Annotated[ExperimentState | None, Query()] = None,
+    name: Annotated[str | None, Query(max_length=255, description="Part of the name.")] = None,
+    label: Annotated[str | None, Query(max_length=255)] = None,
+    archived: bool | None = None,
+    sort: Sort = "-id",
+    after: After = None,
+    limit: Limit = 100,
+) -> Response:
+    """List experiments, the newest first."""
+    columns = experiments.c
+    query = select(experiments)
+    if state is not None:
+        query = query.where(columns.state == state)
+    if name is not None:
+        query = query.where(columns.name.icontains(name, autoescape=True))
+    if label is not None:
+        quoted = msgspec.json.encode(label).decode()
+        query = query.where(columns.labels.contains(quoted, autoescape=True))
+    if archived is not None:
+        query = query.where(columns.archived == int(archived))
+    rows, next_after = queries.page(connection, query, experiments, Window(sort, after, limit))
+    found = [Experiment.of(row) for row in rows]
+    return respond({"experiments": found, "next_after": next_after})
+
+
+@router.get("/{experiment_id}", response_model=ExperimentAnswer)
+def get_experiment(connection: ReadDep, experiment_id: IdPath) -> Response:
+    """Read one experiment."""
+    return _answer(connection, experiment_id)
+
+
+class ExperimentPatch(BaseModel):
+    """What may be changed; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    description: Annotated[str, Field(max_length=10_000)] | None = None
+    labels: list[Annotated[str, Field(max_length=255)]] | None = None
+    notes: Annotated[str, Field(max_length=1_000_000)] | None = None
+    archived: bool | None = None
+
+
+@router.patch("/{experiment_id}", response_model=ExperimentAnswer)
+def patch_experiment(
+    services: ServicesDep, experiment_id: IdPath, patch: ExperimentPatch
+) -> Response:
+    """Change an experiment's name, description, labels or notes, or archive it."""
+
+    def job(world: World, transaction: Transaction) -> None:
+        find(transaction, experiments, experiment_id)
+        values: dict[str, Any] = {
+            key: value.replace("\0", "")
+            for key, value in patch.model_dump(include={"name", "description", "notes"}).items()
+            if value is not None
+        }
+        if patch.labels is not None:
+            values["labels"] = msgspec.json.encode(patch.labels).decode()
+        if values:
+            save(transaction, experiments, experiment_id, **values)
+        if patch.archived is not None:
+            action = "archive" if patch.archived else "unarchive"
+            control.act(world, transaction, experiment_id, action)
+        touch(transaction, "experiment", experiment_id, experiment_id)
+
+    services.write_now(job)
+    with services.database.read() as connection:
+        return _answer(connection, experiment_id)
+
+
+@router.delete("/{experiment_id}", status_code=204)
+def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
+    """Delete an experiment that has ended, its checkpoints and its archive."""
+    paths, digest = services.write_now(
+        lambda _world, transaction: control.remove(transaction, experiment_id)
+    )
+    for path in paths:
+        services.world.janitor.remove(path)
+    if digest is not None:
+        (services.world.home.archives / f"{digest}.tar.gz").unlink(missing_ok=True)
+    return Response(status_code=204)
+
+
+class Fork(BaseModel):
+    """What a fork has different."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Laid over the configuration of the original, block by block."""
+    activate: bool = True
+
+
+@router.post("/{experiment_id}/fork", status_code=201, response_model=ExperimentAnswer)
+async def fork_experiment(
+    services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
+) -> Response:
+    """Submit an experiment again, with changes to its configuration."""
+    fork = fork or Fork()
+    original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    raw = _overlay(msgspec.json.decode(original["raw_config"]), fork.config)
+    path = archive_path(services.world.home.archives, original["archive"])
+
+    def check() -> Submission:
+        return _checked(
+            services, raw, path.read_bytes(), fork.activate, bool(original["test_mode"])
+        )
+
+    checked = await run_in_threadpool(check)
+    return await _submit(services, replace(checked, forked_from=experiment_id))
+
+
+def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        result[key] = _overlay(below, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+_ARCHIVE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/gzip": {}}, "description": "The archive."}
+}
+
+
+@router.get("/{experiment_id}/archive", response_class=FileResponse, responses=_ARCHIVE)
+def get_archive(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> FileResponse:
+    """Download the model directory as tar.gz."""
+    row = queries.one(connection, experiments, experiment_id)
+    path: Path = archive_path(services.world.home.archives, row["archive"])
+    return FileResponse(path, media_type="application/gzip", filename="model.tar.gz")
+
+
+_METRICS_FILE = {
+    "requestBody": {
+        "required": True,
+        "description": "A metrics file: a header, then one record a line.",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@imports.post(
+    "/import", status_code=201, response_model=ExperimentAnswer, openapi_extra=_METRICS_FILE
+)
+async def import_metrics(services: ServicesDep, request: Request) -> Response:
+    """Bring the metrics file of a run without a server in, as an experiment that has ended."""
+    # The client's HTTP library comes with it, which a server that only starts can do without.
+    from zeroserver.orchestrator.importing import import_run, parse
+
+    content = await request.body()
+    log = await run_in_threadpool(parse, content)
+    experiment_id = await services.write(
+        lambda world, transaction: import_run(world, transaction, log)
+    )
+    return await services.read(lambda connection: _answer(connection, experiment_id, 201))
+
+
+Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
+
+
+@router.post("/{experiment_id}/{action}", response_model=ExperimentAnswer)
+def act_on_experiment(services: ServicesDep, experiment_id: IdPath, action: Action) -> Response:
+    """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
+    services.write_now(
+        lambda world, transaction: control.act(world, transaction, experiment_id, action)
+    )
+    with services.database.read() as connection:
+        return _answer(connection, experiment_id)

@@ -1,0 +1,234 @@
+"""Trials, their metrics, checkpoints and logs."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+from sqlalchemy import ColumnElement, Connection, select
+
+from zeroserver.api import queries
+from zeroserver.api.common import (
+    After,
+    IdPath,
+    Level,
+    Limit,
+    LineCursor,
+    Rank,
+    Tail,
+)
+from zeroserver.api.export import export_csv, export_ndjson
+from zeroserver.api.queries import Window
+from zeroserver.api.resources import (
+    CheckpointAnswer,
+    CheckpointPage,
+    Log,
+    LogPage,
+    MetricName,
+    MetricNames,
+    Metrics,
+    Trial,
+    TrialAnswer,
+    TrialPage,
+    respond,
+)
+from zeroserver.orchestrator import experiments as control
+from zeroserver.services import ReadDep, ServicesDep
+from zeroserver.states import TrialState
+from zeroserver.store.points import MAX_STEP, read_curve
+from zeroserver.store.schema import checkpoints, experiments, logs, trials
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1", tags=["trials"])
+
+Sort = Literal[
+    "id", "-id", "state", "-state", "best_validation", "-best_validation",
+    "latest_validation", "-latest_validation", "steps_completed", "-steps_completed",
+    "restarts", "-restarts",
+]  # fmt: skip
+
+
+@router.get("/experiments/{experiment_id}/trials", response_model=TrialPage)
+def list_trials(
+    connection: ReadDep,
+    experiment_id: IdPath,
+    state: Annotated[TrialState | None, Query()] = None,
+    sort: Sort = "id",
+    after: After = None,
+    limit: Limit = 100,
+) -> Response:
+    """List an experiment's trials, the oldest first."""
+    queries.one(connection, experiments, experiment_id)
+    query = select(trials).where(trials.c.experiment_id == experiment_id)
+    if state is not None:
+        query = query.where(trials.c.state == state)
+    rows, next_after = queries.page(connection, query, trials, Window(sort, after, limit))
+    found = [Trial.of(row) for row in rows]
+    return respond({"trials": found, "next_after": next_after})
+
+
+@router.get("/trials/{trial_id}", response_model=TrialAnswer)
+def get_trial(connection: ReadDep, trial_id: IdPath) -> Response:
+    """Read one trial."""
+    row = queries.one(connection, trials, trial_id)
+    return respond({"trial": Trial.of(row)})
+
+
+@router.post("/trials/{trial_id}/kill", response_model=TrialAnswer)
+def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
+    """Stop one trial now; one that has ended stays as it is."""
+    services.write_now(lambda world, transaction: control.kill_trial(world, transaction, trial_id))
+    with services.database.read() as connection:
+        return get_trial(connection, trial_id)
+
+
+Group = Annotated[str | None, Query(max_length=200, description="training, validation, system.")]
+
+
+@router.get("/trials/{trial_id}/metric-names")
+def get_metric_names(connection: ReadDep, trial_id: IdPath, group: Group = None) -> MetricNames:
+    """List the metrics that a trial has reported."""
+    queries.one(connection, trials, trial_id)
+    found = queries.metric_names(connection, trial_id, group)
+    return MetricNames(names=[MetricName(group=each[1], name=each[2]) for each in found])
+
+
+@router.get("/trials/{trial_id}/metrics", response_model=Metrics)
+def get_metrics(
+    connection: ReadDep,
+    trial_id: IdPath,
+    group: Group = None,
+    names: Annotated[str | None, Query(max_length=2000, description="Separated by commas.")] = None,
+    max_points: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    first: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0,
+    last: Annotated[int, Query(ge=0, le=MAX_STEP)] = MAX_STEP,
+) -> Response:
+    """Read curves; long ones as mean with the band of minimum and maximum, so no spike hides."""
+    queries.one(connection, trials, trial_id)
+    wanted = None if names is None else set(names.split(","))
+    found = [
+        read_curve(connection, trial_id, key, max_points, (first, last))
+        for key in queries.metric_names(connection, trial_id, group)
+        if wanted is None or key[2] in wanted
+    ]
+    return respond({"metrics": found})
+
+
+_EXPORT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/x-ndjson": {}, "text/csv": {}}, "description": "Every point."}
+}
+
+
+@router.get(
+    "/experiments/{experiment_id}/metrics/export",
+    response_class=StreamingResponse,
+    responses=_EXPORT,
+)
+def export_metrics(
+    services: ServicesDep,
+    connection: ReadDep,
+    experiment_id: IdPath,
+    format: Literal["ndjson", "csv"] = "ndjson",  # noqa: A002 - name of the query parameter
+    group: Group = None,
+) -> StreamingResponse:
+    """Stream every metric point of an experiment."""
+    queries.one(connection, experiments, experiment_id)
+    write = export_ndjson if format == "ndjson" else export_csv
+
+    def rows() -> Iterator[bytes]:
+        with services.database.read() as reading:
+            yield from write(reading, experiment_id, group)
+
+    media = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format]
+    name = f'attachment; filename="experiment-{experiment_id}.{format}"'
+    return StreamingResponse(rows(), media_type=media, headers={"Content-Disposition": name})
+
+
+CheckpointState = Literal["COMPLETED", "DELETED", "ERROR"]
+
+
+def _checkpoints(
+    connection: Connection, where: ColumnElement[bool], state: str | None, window: Window
+) -> Response:
+    query = select(checkpoints).where(where)
+    if state is not None:
+        query = query.where(checkpoints.c.state == state)
+    rows, next_after = queries.page(connection, query, checkpoints, window)
+    found = queries.checkpoint_list(connection, rows)
+    return respond({"checkpoints": found, "next_after": next_after})
+
+
+@router.get(
+    "/experiments/{experiment_id}/checkpoints", tags=["checkpoints"], response_model=CheckpointPage
+)
+def list_experiment_checkpoints(
+    connection: ReadDep,
+    experiment_id: IdPath,
+    state: CheckpointState | None = None,
+    after: After = None,
+    limit: Limit = 100,
+) -> Response:
+    """List an experiment's checkpoints, the oldest first."""
+    queries.one(connection, experiments, experiment_id)
+    where = checkpoints.c.experiment_id == experiment_id
+    return _checkpoints(connection, where, state, Window("id", after, limit))
+
+
+@router.get("/trials/{trial_id}/checkpoints", tags=["checkpoints"], response_model=CheckpointPage)
+def list_trial_checkpoints(
+    connection: ReadDep,
+    trial_id: IdPath,
+    state: CheckpointState | None = None,
+    after: After = None,
+    limit: Limit = 100,
+) -> Response:
+    """List a trial's checkpoints, the oldest first."""
+    queries.one(connection, trials, trial_id)
+    where = checkpoints.c.trial_id == trial_id
+    return _checkpoints(connection, where, state, Window("id", after, limit))
+
+
+@router.get("/checkpoints/{uuid}", tags=["checkpoints"], response_model=CheckpointAnswer)
+def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
+    """Read one checkpoint."""
+    row = queries.one(connection, checkpoints, uuid)
+    found = queries.checkpoint_list(connection, [row])[0]
+    return respond({"checkpoint": found})
+
+
+def _logs(connection: Connection, where: ColumnElement[bool], **filters: Any) -> Response:
+    rows, next_after = queries.log_page(connection, where, filters)
+    return respond({"logs": [Log.of(row) for row in rows], "next_after": next_after})
+
+
+@router.get("/trials/{trial_id}/logs", tags=["logs"], response_model=LogPage)
+def get_trial_logs(
+    connection: ReadDep,
+    trial_id: IdPath,
+    after: LineCursor = 0,
+    limit: Limit = 1000,
+    tail: Tail = None,
+    level: Level | None = None,
+    rank: Rank = None,
+) -> Response:
+    """Read a trial's log lines in the order in which they arrived."""
+    queries.one(connection, trials, trial_id)
+    where = logs.c.trial_id == trial_id
+    return _logs(connection, where, after=after, limit=limit, tail=tail, level=level, rank=rank)
+
+
+@router.get("/experiments/{experiment_id}/logs", tags=["logs"], response_model=LogPage)
+def get_experiment_logs(
+    connection: ReadDep,
+    experiment_id: IdPath,
+    after: LineCursor = 0,
+    limit: Limit = 1000,
+    tail: Tail = None,
+    level: Level | None = None,
+    rank: Rank = None,
+) -> Response:
+    """Read the log lines of all trials of an experiment in the order in which they arrived."""
+    queries.one(connection, experiments, experiment_id)
+    where = logs.c.experiment_id == experiment_id
+    return _logs(connection, where, after=after, limit=limit, tail=tail, level=level, rank=rank)

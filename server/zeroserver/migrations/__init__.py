@@ -1,1 +1,0 @@
-"""Changes of the schema, in order; :mod:`zeroserver.migrate` runs them."""

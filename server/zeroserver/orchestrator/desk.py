@@ -1,0 +1,117 @@
+"""What the orchestrator keeps in memory, and the small helpers that all its parts use."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from sqlalchemy import RowMapping, Table, select, update
+
+from zerolab.errors import NotFoundError
+from zerolab.paths import Home
+from zeroserver.live import Journal
+from zeroserver.settings import Settings
+from zeroserver.store.database import Change, Transaction
+from zeroserver.store.janitor import Janitor
+from zeroserver.store.points import MetricKeys
+from zeroserver.store.schema import experiments, logs
+
+if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
+    from zerolab.config import ExperimentConfig
+    from zerolab.searcher import Searcher
+
+__all__ = ["Fields", "World", "checkpoint_root", "find", "log_line", "save", "touch"]
+
+
+@dataclass
+class World:
+    """Memory of the orchestrator; only the writer's thread uses what is not marked otherwise."""
+
+    settings: Settings
+    home: Home
+    journal: Journal
+    keys: MetricKeys = field(default_factory=MetricKeys)
+    searchers: dict[int, "Searcher"] = field(default_factory=dict)
+    configs: dict[int, "ExperimentConfig"] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    seen: dict[int, float] = field(default_factory=dict)
+    """Agent to the monotonic time of its last question; written by the event loop."""
+    clock: Callable[[], float] = time.time
+    janitor: Janitor = field(default_factory=Janitor)
+
+    def config(self, transaction: Transaction, experiment_id: int) -> "ExperimentConfig":
+        """Return an experiment's configuration."""
+        known = self.configs.get(experiment_id)
+        if known is None:
+            from zerolab.config import load_experiment
+
+            row = find(transaction, experiments, experiment_id)
+            known = load_experiment(msgspec.json.decode(row["config"]))
+            self.configs[experiment_id] = known
+        return known
+
+    def silence_s(self, agent_id: int) -> float:
+        """Seconds since an agent last asked for work, or since the start of this server."""
+        return time.monotonic() - self.seen.get(agent_id, self.started)
+
+
+def find(transaction: Transaction, table: Table, row_id: int) -> RowMapping:
+    """Return one row.
+
+    Raises:
+        NotFoundError: If there is none.
+    """
+    query = select(table).where(table.c.id == row_id)
+    row = transaction.connection.execute(query).mappings().one_or_none()
+    if row is None:
+        msg = f"there is no {table.name.removesuffix('s')} {row_id}"
+        raise NotFoundError(msg)
+    return row
+
+
+def save(transaction: Transaction, table: Table, row_id: int, **values: Any) -> None:
+    """Change some columns of one row."""
+    transaction.connection.execute(update(table).where(table.c.id == row_id).values(**values))
+
+
+def touch(transaction: Transaction, kind: str, experiment_id: int, resource: Any) -> None:
+    """Tell the event streams that something has changed."""
+    transaction.changes.append(Change("", experiment_id, kind, resource))
+
+
+def checkpoint_root(world: World, transaction: Transaction, experiment_id: int) -> Path:
+    """The directory in which an experiment's checkpoints lie, each named by its uuid."""
+    storage = world.config(transaction, experiment_id).checkpoint_storage
+    if storage.type == "shared_fs" and storage.host_path:
+        return Path(storage.host_path) / (storage.storage_path or "")
+    if storage.type == "directory" and storage.container_path:
+        return Path(storage.container_path)
+    return world.home.checkpoints
+
+
+class Fields(Protocol):
+    """A row, or part of one, by the names of its columns."""
+
+    def __getitem__(self, name: str, /) -> Any:
+        """Return one column."""
+        ...
+
+
+def log_line(
+    world: World, transaction: Transaction, run: Fields, text: str, level: str = "INFO"
+) -> None:
+    """Write a line of the server's own into a run's log."""
+    row = {
+        "experiment_id": run["experiment_id"],
+        "trial_id": run["trial_id"],
+        "run_id": run["id"],
+        "stream": "server",
+        "level": level,
+        "text": text,
+        "time": world.clock(),
+    }
+    made = transaction.connection.execute(logs.insert().values(row).returning(logs.c.id))
+    line = made.scalar_one()
+    touch(transaction, "log", run["experiment_id"], (line, line))

@@ -1,0 +1,363 @@
+"""Metric points: stored once, rolled up as they come, read as charts.
+
+A roll-up row is the minimum, maximum, sum and count of the points of ``2**shift`` steps, for each
+shift of :data:`SHIFTS`. They are written with the points, so a chart of a million points is a
+read of a thousand rows, and a spike cannot hide. A step that arrives again replaces the value;
+then the roll-ups around it are made anew from the points.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from zerolab.contract.wire import wire_number
+from zerolab.errors import ConfigError
+from zeroserver.store.database import Transaction, raw_rows
+from zeroserver.store.schema import metric_keys
+
+__all__ = [
+    "SHIFTS",
+    "Curve",
+    "MetricKeys",
+    "Point",
+    "forget_after",
+    "read_curve",
+    "store_points",
+]
+
+SHIFTS = (6, 10, 14, 18)
+
+MAX_NAME = 200
+MAX_STEP = 2**53
+_RAW_FACTOR = 16
+
+Point = tuple[int, int, float | None, float]
+"""Key id, step, value (None for NaN), time."""
+
+Bucket = tuple[int, int, int]
+"""Key id, shift, number of the bucket."""
+
+
+class MetricKeys:
+    """Ids of metric names, kept in memory; only the writer asks for new ones."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str], int] = {}
+
+    def find(self, transaction: Transaction, group: str, name: str) -> int:
+        """Return the id of a metric, made if need be.
+
+        Raises:
+            ConfigError: If the name is empty or too long.
+        """
+        known = self._ids.get((group, name))
+        if known is not None:
+            return known
+        for what, text in (("group", group), ("name", name)):
+            if not 0 < len(text) <= MAX_NAME or "\0" in text:
+                problem = f"{what}: must have 1 to {MAX_NAME} characters, got {text[:50]!r}"
+                raise ConfigError("metric", [problem])
+        columns = metric_keys.c
+        wanted = select(columns.id).where(columns.group_name == group, columns.name == name)
+        found = transaction.connection.scalar(wanted)
+        if found is None:
+            made = metric_keys.insert().values(group_name=group, name=name).returning(columns.id)
+            found = int(transaction.connection.execute(made).scalar_one())
+            transaction.undo.append(lambda: self._forget(group, name))
+        self._ids[group, name] = found
+        return found
+
+    def _forget(self, group: str, name: str) -> None:
+        self._ids.pop((group, name), None)
+
+
+@dataclass
+class _Sums:
+    least: float | None = None
+    most: float | None = None
+    total: float = 0.0
+    finite: int = 0
+    count: int = 0
+    last_step: int = 0
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, float | None]]) -> "_Sums":
+        """Sum up steps and values."""
+        numbers = [value for _, value in rows if value is not None]
+        least, most = min(numbers, default=None), max(numbers, default=None)
+        finite = numbers
+        if least == -math.inf or most == math.inf:
+            finite = [number for number in numbers if math.isfinite(number)]
+        last_step = max([step for step, _ in rows], default=0)
+        return cls(least, most, sum(finite), len(finite), len(rows), last_step)
+
+    def merge(self, other: "_Sums") -> None:
+        self.least = _pick(min, self.least, other.least)
+        self.most = _pick(max, self.most, other.most)
+        self.total += other.total
+        self.finite += other.finite
+        self.count += other.count
+        self.last_step = max(self.last_step, other.last_step)
+
+    def row(self) -> tuple[Any, ...]:
+        total = self.total if math.isfinite(self.total) else math.copysign(1.7e308, self.total)
+        return (self.least, self.most, total, self.finite, self.count, self.last_step)
+
+
+def _pick(choose: Any, one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return float(choose(one, other))
+
+
+_COLUMNS = "(trial_id, key_id, step, value, time)"
+_INSERT = f"INSERT INTO points {_COLUMNS} VALUES (?, ?, ?, ?, ?) "  # noqa: S608 - our own words
+_KEY = "ON CONFLICT (trial_id, key_id, step) "
+_REPLACE = "DO UPDATE SET value = excluded.value, time = excluded.time"
+
+_ROLLUP = (
+    "INSERT INTO rollups (trial_id, key_id, shift, bucket, "
+    "least, most, total, finite, count, last_step) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (trial_id, key_id, shift, bucket) DO UPDATE SET "
+)
+_ROLLUP_NEW = _ROLLUP + (
+    "least = excluded.least, most = excluded.most, total = excluded.total, "
+    "finite = excluded.finite, count = excluded.count, last_step = excluded.last_step"
+)
+
+
+def _rollup_add(least: str, most: str) -> str:
+    return _ROLLUP + (
+        f"least = {least}(coalesce(rollups.least, excluded.least), "
+        "coalesce(excluded.least, rollups.least)), "
+        f"most = {most}(coalesce(rollups.most, excluded.most), "
+        "coalesce(excluded.most, rollups.most)), "
+        "total = rollups.total + excluded.total, "
+        "finite = rollups.finite + excluded.finite, "
+        "count = rollups.count + excluded.count, "
+        f"last_step = {most}(rollups.last_step, excluded.last_step)"
+    )
+
+
+_ROLLUP_ADD = {True: _rollup_add("min", "max"), False: _rollup_add("least", "greatest")}
+
+
+def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) -> None:
+    """Store points and keep the roll-ups true.
+
+    Args:
+        transaction: Of the writer.
+        trial_id: Whose points.
+        new: When a step of a key comes twice, the later one counts.
+    """
+    unique = {(key, step): (trial_id, key, step, value, time) for key, step, value, time in new}
+    rows = list(unique.values())
+    if not rows:
+        return
+    if transaction.sqlite:
+        stored = transaction.many(_INSERT + _KEY + "DO NOTHING", rows)
+    else:
+        stored = _copy(transaction, rows)
+    if stored == len(rows):
+        sums = _sum_up((key, step, value) for _, key, step, value, _ in rows)
+        added = [(trial_id, *bucket, *each.row()) for bucket, each in sums.items()]
+        transaction.many(_ROLLUP_ADD[transaction.sqlite], added)
+        return
+    transaction.many(_INSERT + _KEY + _REPLACE, rows)
+    _rebuild(transaction, trial_id, {(key, step >> SHIFTS[0]) for key, step in unique})
+
+
+def _copy(transaction: Transaction, rows: list[tuple[Any, ...]]) -> int:
+    """Insert what is new through COPY; return how many rows that were."""
+    connection = transaction.connection
+    connection.exec_driver_sql(
+        "CREATE TEMPORARY TABLE IF NOT EXISTS incoming (trial_id bigint, key_id bigint, "
+        "step bigint, value double precision, time double precision) ON COMMIT DELETE ROWS"
+    )
+    connection.exec_driver_sql("TRUNCATE incoming")
+    driver: Any = connection.connection.driver_connection
+    statement = f"COPY incoming {_COLUMNS} FROM STDIN (FORMAT BINARY)"
+    with driver.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.set_types(["int8", "int8", "int8", "float8", "float8"])
+        for row in rows:
+            copy.write_row(row)
+    return connection.exec_driver_sql(
+        f"INSERT INTO points {_COLUMNS} SELECT trial_id, key_id, step, value, time "  # noqa: S608
+        f"FROM incoming {_KEY} DO NOTHING"
+    ).rowcount
+
+
+def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> dict[Bucket, _Sums]:
+    finest = SHIFTS[0]
+    found: defaultdict[tuple[int, int], list[tuple[int, float | None]]] = defaultdict(list)
+    for key, step, value in values:
+        found[key, step >> finest].append((step, value))
+    sums = {(key, finest, number): _Sums.of(rows) for (key, number), rows in found.items()}
+    for lower, shift in pairwise(SHIFTS):
+        for (key, level, number), each in list(sums.items()):
+            if level == lower:
+                above = (key, shift, number >> (shift - lower))
+                sums.setdefault(above, _Sums()).merge(each)
+    return sums
+
+
+def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int]]) -> None:
+    """Make the roll-ups over some finest buckets anew, bottom up."""
+    lower = SHIFTS[0]
+    rows = []
+    for key, number in finest:
+        found = transaction.raw(
+            "SELECT step, value FROM points WHERE trial_id = ? AND key_id = ? "
+            "AND step >= ? AND step < ?",
+            (trial_id, key, number << lower, (number + 1) << lower),
+        )
+        rows.append((trial_id, key, lower, number, *_Sums.of(found).row()))
+    _put(transaction, rows)
+    touched = finest
+    for below, shift in pairwise(SHIFTS):
+        touched = {(key, number >> (shift - below)) for key, number in touched}
+        rows = []
+        for key, number in touched:
+            found = transaction.raw(
+                "SELECT least, most, total, finite, count, last_step FROM rollups "
+                "WHERE trial_id = ? AND key_id = ? AND shift = ? AND bucket >= ? AND bucket < ?",
+                (trial_id, key, below, number << (shift - below), (number + 1) << (shift - below)),
+            )
+            each = _Sums()
+            for row in found:
+                each.merge(_Sums(*row))
+            rows.append((trial_id, key, shift, number, *each.row()))
+        _put(transaction, rows)
+
+
+def _put(transaction: Transaction, rows: list[tuple[Any, ...]]) -> None:
+    """Write whole roll-up rows; those without points go."""
+    empty = [row[:4] for row in rows if row[8] == 0]
+    transaction.many(_ROLLUP_NEW, [row for row in rows if row[8]])
+    transaction.many(
+        "DELETE FROM rollups WHERE trial_id = ? AND key_id = ? AND shift = ? AND bucket = ?", empty
+    )
+
+
+def forget_after(transaction: Transaction, trial_id: int, step: int) -> None:
+    """Delete a trial's points after ``step``, since a new run will report those steps again."""
+    edges = transaction.raw(
+        "SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND last_step > ?", (trial_id, step)
+    )
+    if not edges:
+        return
+    transaction.run("DELETE FROM points WHERE trial_id = ? AND step > ?", (trial_id, step))
+    for shift in SHIFTS:
+        transaction.run(
+            "DELETE FROM rollups WHERE trial_id = ? AND shift = ? AND bucket > ?",
+            (trial_id, shift, step >> shift),
+        )
+    last = max(step, 0) >> SHIFTS[0]
+    _rebuild(transaction, trial_id, {(key, last) for (key,) in edges})
+
+
+_READ_POINTS = (
+    "SELECT step, value FROM points WHERE trial_id = ? AND key_id = ? "
+    "AND step BETWEEN ? AND ? ORDER BY step"
+)
+_OF_BUCKETS = "WHERE trial_id = ? AND shift = ? AND key_id = ? AND bucket BETWEEN ? AND ?"
+_READ_EXTENT = f"SELECT min(bucket), max(last_step), sum(count) FROM rollups {_OF_BUCKETS}"  # noqa: S608 - our own words
+_READ_ROLLUPS = (
+    "SELECT least, most, total, finite, count, last_step "  # noqa: S608 - our own words
+    f"FROM rollups {_OF_BUCKETS} ORDER BY bucket"
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the steps, short enough to draw."""
+
+    group: str
+    name: str
+    points: list[list[Any]]
+    """``[step, value]``; the mean of its bucket where the curve is down-sampled."""
+    band: list[list[Any]] | None
+    """``[step, min, max, mean]`` when down-sampled."""
+
+
+def read_curve(
+    connection: Connection,
+    trial_id: int,
+    key: tuple[int, str, str],
+    max_points: int,
+    within: tuple[int, int] = (0, MAX_STEP),
+) -> Curve:
+    """Read one metric of a trial with at most ``max_points`` points.
+
+    At most some thousand rows are read, however long the trial; the minimum and the maximum of
+    what is merged are always in the band.
+
+    Args:
+        connection: For reading.
+        trial_id: Whose metric.
+        key: Id, group and name of the metric.
+        max_points: At least 1.
+        within: First and last step.
+    """
+    key_id, group, name = key
+    span, count = _extent(connection, trial_id, key_id, within)
+    if min(span, count) <= _RAW_FACTOR * max_points:
+        raw = raw_rows(connection, _READ_POINTS, (trial_id, key_id, *within))
+        if len(raw) <= max_points:
+            return Curve(group, name, [[step, _json(value)] for step, value in raw], None)
+        sums = [_Sums.of([row]) for row in raw]
+    else:
+        sums = _rolled(connection, trial_id, key_id, _level(span, max_points), within)
+    merged = _squeeze(sums, max_points)
+    band = [[each.last_step, _json(each.least), _json(each.most), _mean(each)] for each in merged]
+    return Curve(group, name, [[row[0], row[3]] for row in band], band)
+
+
+def _extent(
+    connection: Connection, trial_id: int, key_id: int, within: tuple[int, int]
+) -> tuple[int, int]:
+    """Steps from the first point to the last, and at most how many points; from a few rows."""
+    top = SHIFTS[-1]
+    buckets = (within[0] >> top, within[1] >> top)
+    ((first, last, count),) = raw_rows(connection, _READ_EXTENT, (trial_id, top, key_id, *buckets))
+    if first is None:
+        return 0, 0
+    return min(last, within[1]) - max(int(first) << top, within[0]) + 1, int(count)
+
+
+def _level(span: int, max_points: int) -> int:
+    """The finest roll-up whose rows over ``span`` steps are not many more than the points."""
+    return next((s for s in SHIFTS if span >> s <= 4 * max_points), SHIFTS[-1])
+
+
+def _rolled(
+    connection: Connection, trial_id: int, key_id: int, shift: int, within: tuple[int, int]
+) -> list[_Sums]:
+    buckets = (within[0] >> shift, within[1] >> shift)
+    rows = raw_rows(connection, _READ_ROLLUPS, (trial_id, shift, key_id, *buckets))
+    return [_Sums(*row) for row in rows]
+
+
+def _squeeze(sums: list[_Sums], max_points: int) -> list[_Sums]:
+    """Merge neighbours until at most ``max_points`` are left."""
+    each = -(-len(sums) // max_points)
+    merged = []
+    for start in range(0, len(sums), each):
+        one = sums[start]
+        for other in sums[start + 1 : start + each]:
+            one.merge(other)
+        merged.append(one)
+    return merged
+
+
+def _json(value: float | None) -> float | str:
+    return "NaN" if value is None else wire_number(value)
+
+
+def _mean(sums: _Sums) -> float | str:
+    return wire_number(sums.total / sums.finite) if sums.finite else _json(sums.least)
