@@ -24,11 +24,11 @@ from torch import nn
 
 import zerotrial
 from zerolab.contract.spec import RunSpec
-from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext
-from zerotrial.session import Session
-from zerotrial.settings import FitSettings
-from zerotrial.units import TrainUnit
+from zerotrial.loop.session import Session
+from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.units import TrainUnit
+from zerotrial.ranks import Distributed
 
 
 class Samples(torch.utils.data.Dataset[Any]):

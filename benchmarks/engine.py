@@ -174,8 +174,8 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from benchmarks.gpt import batches
-    from zerotrial.engine.flops import peak_flops
-    from zerotrial.engine.precision import DTYPES
+    from zerotrial.engine.module.precision import DTYPES
+    from zerotrial.engine.watch.flops import peak_flops
 
     device = torch.device(options.device)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.config import load_engine_config
 from zerotrial.engine import initialize
-from zerotrial.engine.activation import _HostCopy, _Waiting, checkpoint_blocks
+from zerotrial.engine.module.activation import _HostCopy, _Waiting, checkpoint_blocks
 
 
 def settings(**block: Any) -> Any:

@@ -16,7 +16,7 @@ from torch import nn
 from tests.engine.checkpointing import Net, all_states, make_engine, probe, train
 from zerolab.errors import NotFoundError, ZerolabError
 from zerotrial.engine import initialize
-from zerotrial.engine.checkpoint_files import CheckpointError, CheckpointNotFoundError, Manifest
+from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointNotFoundError, Manifest
 
 STAGE = 2
 

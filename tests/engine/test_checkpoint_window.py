@@ -13,7 +13,7 @@ from tests.engine.checkpointing import Ranks, all_states, make_engine
 from tests.engine.ranks import run_on_ranks
 from tests.engine.test_checkpoint_ranks import error_of
 from zerotrial.engine import Engine
-from zerotrial.engine.checkpoint_files import CheckpointError
+from zerotrial.engine.checkpoint.files import CheckpointError
 
 ACCUMULATION = 4
 SAMPLES = 4

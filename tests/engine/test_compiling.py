@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.config import load_engine_config
 from zerotrial.engine import initialize
-from zerotrial.engine.compiling import compile_blocks
+from zerotrial.engine.module.compiling import compile_blocks
 
 
 def losses(model: nn.Module, config: dict[str, Any]) -> list[float]:

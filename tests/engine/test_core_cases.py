@@ -273,7 +273,7 @@ def train_beside(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer
 
 def elementwise_optimizers(stage: int) -> bool:
     """Named in the file, on shards, against torch's own on whole parameters."""
-    from zerotrial.engine.lion import Lion
+    from zerotrial.engine.update.lion import Lion
 
     for name, params in ELEMENTWISE.items():
         plain = mlp()
@@ -341,8 +341,8 @@ def clipped_whole_parameters(stage: int) -> bool:
 
 
 def make_plain(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    from zerotrial.engine.lamb import Lamb
-    from zerotrial.engine.muon import MuonWithAdamW
+    from zerotrial.engine.update.lamb import Lamb
+    from zerotrial.engine.update.muon import MuonWithAdamW
 
     known: dict[str, Any] = {"LAMB": Lamb, "Muon": MuonWithAdamW}
     return (known.get(name) or getattr(torch.optim, name))(model.parameters(), lr=lr)
@@ -502,7 +502,7 @@ def model_parallel(stage: int) -> dict[str, list[float]]:
 def over_gloo(stage: int) -> bool:
     """gloo's collectives, which ranks of several hosts use, give what shared memory gives."""
     from zerotrial.engine import build
-    from zerotrial.engine.comm import GroupCommunicator, connect
+    from zerotrial.engine.comm.communicator import GroupCommunicator, connect
 
     weights = []
     for link in (connect, GroupCommunicator):

@@ -20,9 +20,9 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, decay_groups, make_batches, train_plainly
 from tests.engine.test_shared_memory import check_copies, check_reductions
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.activation import checkpoint_blocks
-from zerotrial.engine.comm import GroupCommunicator
-from zerotrial.engine.flops import peak_flops
+from zerotrial.engine.comm.communicator import GroupCommunicator
+from zerotrial.engine.module.activation import checkpoint_blocks
+from zerotrial.engine.watch.flops import peak_flops
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from tests.engine.checkpointing import all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
 from zerotrial.engine import initialize
-from zerotrial.engine.checkpoint_files import CheckpointError, CheckpointNotFoundError
-from zerotrial.engine.checkpoint_shards import ShardReader
-from zerotrial.engine.deepspeed_import import import_deepspeed
+from zerotrial.engine.checkpoint.deepspeed.convert import import_deepspeed
+from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointNotFoundError
+from zerotrial.engine.checkpoint.shards import ShardReader
 
 WORLD = 2
 ORDER = ("first.weight", "first.bias", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight",

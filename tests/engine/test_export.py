@@ -12,7 +12,7 @@ from tests.engine.checkpointing import Net, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
 from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.errors import ConfigError, ZerolabError
-from zerotrial.engine.checkpoint_files import CheckpointError
+from zerotrial.engine.checkpoint.files import CheckpointError
 
 
 def loss_of_file(path: Path) -> float:

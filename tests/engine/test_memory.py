@@ -14,8 +14,8 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
-from zerotrial.engine.census import OTHER, census, storage_bytes
 from zerotrial.engine.memory import WHOLE, Place, estimate, every_choice
+from zerotrial.engine.watch.census import OTHER, census, storage_bytes
 
 P = 1_000_000
 

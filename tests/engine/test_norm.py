@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from zerotrial.engine.norm import squared_norm
+from zerotrial.engine.update.norm import squared_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

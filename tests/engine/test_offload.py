@@ -17,14 +17,14 @@ from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.config import load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
-from zerotrial.engine.census import storage_bytes
-from zerotrial.engine.offload_cpu import CpuUpdater
-from zerotrial.engine.offload_files import OffloadError, PagedFile
-from zerotrial.engine.offload_nvme import NvmeUpdater
-from zerotrial.engine.optim import choose_optimizer
-from zerotrial.engine.optimizer_states import make_states, read_scalars, tensor_states
-from zerotrial.engine.parts import Updater, UpdaterInputs
-from zerotrial.engine.updater import build_updater
+from zerotrial.engine.seams import Updater, UpdaterInputs
+from zerotrial.engine.update.choose import choose_optimizer
+from zerotrial.engine.update.files import NvmeUpdater
+from zerotrial.engine.update.host import CpuUpdater
+from zerotrial.engine.update.in_memory import build_updater
+from zerotrial.engine.update.paged_file import OffloadError, PagedFile
+from zerotrial.engine.update.states import make_states, read_scalars, tensor_states
+from zerotrial.engine.watch.census import storage_bytes
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 0.01, "weight_decay": 0.1},

@@ -8,9 +8,9 @@ from torch import nn
 
 import zerotrial
 from zerolab.errors import ConfigError
-from zerotrial.engine.lamb import Lamb
-from zerotrial.engine.lion import Lion
-from zerotrial.engine.muon import MuonWithAdamW
+from zerotrial.engine.update.lamb import Lamb
+from zerotrial.engine.update.lion import Lion
+from zerotrial.engine.update.muon import MuonWithAdamW
 
 GRADIENTS = [torch.tensor([0.5, -2.0, 0.0]), torch.tensor([-1.0, 1.0, 0.25])]
 

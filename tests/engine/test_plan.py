@@ -14,7 +14,7 @@ import yaml
 import zerotrial
 from zerotrial.engine import build
 from zerotrial.engine.memory import estimate
-from zerotrial.plan import Devices, find_devices, fits, main
+from zerotrial.plan.plan import Devices, find_devices, fits, main
 
 TRIAL = '''
 import torch

@@ -11,10 +11,10 @@ import torch
 
 from tests.engine.stage3_models import Language, make_batches
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.flops import PEAK_VARIABLE, count_flops
-from zerotrial.engine.parts import NullObserver
-from zerotrial.engine.report import Reporter, count_tokens
-from zerotrial.engine.timers import PhaseTimer
+from zerotrial.engine.seams import NullObserver
+from zerotrial.engine.watch.flops import PEAK_VARIABLE, count_flops
+from zerotrial.engine.watch.reporter import Reporter, count_tokens
+from zerotrial.engine.watch.timers import PhaseTimer
 
 CPU = torch.device("cpu")
 

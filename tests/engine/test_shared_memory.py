@@ -11,9 +11,14 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.ranks import run_on_ranks
-from zerotrial.engine.census import storage_bytes
-from zerotrial.engine.comm import Communicator, GroupCommunicator, SoloCommunicator, connect
-from zerotrial.engine.shared_memory import PeerError, SharedMemoryCommunicator
+from zerotrial.engine.comm.communicator import (
+    Communicator,
+    GroupCommunicator,
+    SoloCommunicator,
+    connect,
+)
+from zerotrial.engine.comm.shared_memory import PeerError, SharedMemoryCommunicator
+from zerotrial.engine.watch.census import storage_bytes
 
 CPU = torch.device("cpu")
 SHARD = 100_000

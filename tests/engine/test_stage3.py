@@ -25,9 +25,9 @@ from tests.engine.stage3_models import (
 )
 from zerolab.errors import ConfigError, TrialError
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.census import storage_bytes
-from zerotrial.engine.lamb import Lamb
-from zerotrial.engine.muon import MuonWithAdamW
+from zerotrial.engine.update.lamb import Lamb
+from zerotrial.engine.update.muon import MuonWithAdamW
+from zerotrial.engine.watch.census import storage_bytes
 
 STEPS = 20
 LEARNING_RATE = 2e-3

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.wrapping import Unit, plan_units
+from zerotrial.engine.module.units import Unit, plan_units
 
 
 class Block(nn.Module):

@@ -11,11 +11,11 @@ from torch import nn
 
 import zerotrial
 from zerolab.contract.spec import CheckpointRef, RunSpec
-from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext
-from zerotrial.controller import Controller, Ending
-from zerotrial.session import Session
-from zerotrial.settings import FitSettings
+from zerotrial.loop.controller import Controller, Ending
+from zerotrial.loop.session import Session
+from zerotrial.loop.settings import FitSettings
+from zerotrial.ranks import Distributed
 
 
 class PlainEngine:

@@ -10,8 +10,8 @@ import zerotrial
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec, metrics
 from zerolab.errors import ConfigError
 from zerotrial import Batch, Epoch
-from zerotrial.settings import FitSettings
-from zerotrial.units import Period, Schedule, parse_unit
+from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.units import Period, Schedule, parse_unit
 
 TABLE = [
     # epoch, max_length, validation period, reporting period, trained, validations

@@ -26,7 +26,7 @@ from tests.trial.helpers import (
 from zerolab.contract.wire import Directive
 from zerolab.errors import StaleRunError, TrialError
 from zerotrial import Batch, Ending
-from zerotrial.devices import to_device
+from zerotrial.data.devices import to_device
 
 
 class Diary(zerotrial.Callback):

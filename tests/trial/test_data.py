@@ -11,9 +11,10 @@ from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from zerolab.errors import ConfigError, TrialError
-from zerotrial import DataLoader, data_length, samplers
-from zerotrial.data import EpochPlan
-from zerotrial.feeds import make_feed
+from zerotrial import DataLoader, data_length
+from zerotrial.data import samplers
+from zerotrial.data.feeds import make_feed
+from zerotrial.data.loader import EpochPlan
 
 
 class Numbers(torch.utils.data.Dataset):

@@ -17,7 +17,8 @@ from torch.nn import functional
 import zerotrial
 from tests.trial.helpers import fit, make_settings, make_spec, metrics
 from zerolab.config import check_experiment, load_experiment
-from zerotrial import harness, random_state
+from zerotrial.data import random_state
+from zerotrial.process import harness
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRIALS = ["digits", "stdlib_gpt", "gan", "metric_reducers", "resume"]

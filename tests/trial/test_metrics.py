@@ -21,9 +21,9 @@ from tests.trial.helpers import (
 )
 from zerolab.errors import TrialError
 from zerotrial import Batch, Reducer
-from zerotrial.metrics import TrainingWindow, average_by_batch, to_numbers
+from zerotrial.loop.metrics import TrainingWindow, average_by_batch, to_numbers
+from zerotrial.loop.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 from zerotrial.reducers import reduce_values
-from zerotrial.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 
 
 def test_a_bare_tensor_is_the_loss_and_micro_batches_are_averaged() -> None:
@@ -314,7 +314,7 @@ def test_gpus_are_watched_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_profiling_block_times_the_batches_it_names(tmp_path: Path) -> None:
-    profiling = zerotrial.settings.ProfilingSettings(
+    profiling = zerotrial.loop.settings.ProfilingSettings(
         enabled=True, begin_on_batch=2, end_after_batch=3
     )
     settings = make_settings(6, profiling=profiling)

@@ -25,7 +25,7 @@ from tests.trial.helpers import (
 )
 from zerolab.contract.wire import Directive
 from zerotrial import Batch, Epoch, Reducer
-from zerotrial.collectives import CollectiveError, Distributed
+from zerotrial.ranks import CollectiveError, Distributed
 
 
 class RankTrial(LineTrial):

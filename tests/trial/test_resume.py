@@ -24,7 +24,7 @@ from tests.trial.helpers import (
 from zerolab.contract.spec import RunSpec
 from zerolab.core.store import CheckpointStore
 from zerotrial import Batch
-from zerotrial.collectives import Distributed
+from zerotrial.ranks import Distributed
 
 BATCHES = 13
 
@@ -222,7 +222,7 @@ def test_two_ranks_killed_or_resized_go_on_with_the_same_samples(tmp_path: Path)
 
 def test_metrics_that_wait_for_a_report_are_kept_when_ranks_are_lost() -> None:
     entries = [(1, {"loss": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 5.0})]
-    window = zerotrial.metrics.TrainingWindow()
+    window = zerotrial.loop.metrics.TrainingWindow()
     window.restore(entries[:1])
     window.restore(entries[1:])
     assert window.entries() == [(1, {"loss": 2.0}), (2, {"loss": 5.0})]
@@ -269,7 +269,9 @@ def test_a_state_that_could_not_be_loaded_later_is_refused_when_it_is_saved(tmp_
         def build_callbacks(self):
             return {"bad": Bad()}
 
-    with pytest.raises(zerotrial.checkpoints.TrialError, match="callback 'bad': state_dict must"):
+    with pytest.raises(
+        zerotrial.loop.checkpoints.TrialError, match="callback 'bad': state_dict must"
+    ):
         fit(make_spec(tmp_path), Trial, make_settings(2))
     assert not list((tmp_path / "checkpoints").iterdir())
 
@@ -280,7 +282,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path: Path) ->
     file = tmp_path / "checkpoints" / ref.uuid / "trial" / "rank_0.pt"
     content = file.read_bytes()
     file.write_bytes(bytes(len(content)))
-    with pytest.raises(zerotrial.checkpoints.TrialError, match=r"rank_0\.pt is damaged"):
+    with pytest.raises(zerotrial.loop.checkpoints.TrialError, match=r"rank_0\.pt is damaged"):
         fit(make_spec(tmp_path, latest=ref), settings=make_settings(4))
     file.unlink()
     with pytest.raises(LookupError, match=r"rank_0\.pt is missing"):

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zerolab.config import overwrite_deepspeed_config
-    from zerotrial import samplers
     from zerotrial.callbacks import Callback
-    from zerotrial.collectives import Distributed
     from zerotrial.context import ZeroTrialContext
-    from zerotrial.controller import Ending
-    from zerotrial.data import DataLoader, data_length
-    from zerotrial.devices import to_device
+    from zerotrial.data import samplers
+    from zerotrial.data.devices import to_device
+    from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.build import initialize
+    from zerotrial.loop.controller import Ending
+    from zerotrial.loop.units import Batch, Epoch
     from zerotrial.mpu import ModelParallelUnit
+    from zerotrial.ranks import Distributed
     from zerotrial.reducers import MetricReducer, Reducer
     from zerotrial.trainer import Trainer, init
     from zerotrial.trial import InvalidHP, ZeroTrial
-    from zerotrial.units import Batch, Epoch
 
 _EXPORTS = {
-    "Batch": "zerotrial.units",
+    "Batch": "zerotrial.loop.units",
     "Callback": "zerotrial.callbacks",
-    "DataLoader": "zerotrial.data",
-    "Distributed": "zerotrial.collectives",
-    "Ending": "zerotrial.controller",
-    "Epoch": "zerotrial.units",
+    "DataLoader": "zerotrial.data.loader",
+    "Distributed": "zerotrial.ranks",
+    "Ending": "zerotrial.loop.controller",
+    "Epoch": "zerotrial.loop.units",
     "InvalidHP": "zerotrial.trial",
     "MetricReducer": "zerotrial.reducers",
     "ModelParallelUnit": "zerotrial.mpu",
@@ -36,12 +36,12 @@ _EXPORTS = {
     "Trainer": "zerotrial.trainer",
     "ZeroTrial": "zerotrial.trial",
     "ZeroTrialContext": "zerotrial.context",
-    "data_length": "zerotrial.data",
+    "data_length": "zerotrial.data.loader",
     "init": "zerotrial.trainer",
     "initialize": "zerotrial.engine.build",
     "overwrite_deepspeed_config": "zerolab.config",
-    "samplers": "zerotrial.samplers",
-    "to_device": "zerotrial.devices",
+    "samplers": "zerotrial.data.samplers",
+    "to_device": "zerotrial.data.devices",
 }
 """Public name -> module that defines it."""
 
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
         msg = f"module 'zerotrial' has no attribute {name!r}"
         raise AttributeError(msg)
     module = importlib.import_module(_EXPORTS[name])
-    value = module if module.__name__ == f"zerotrial.{name}" else getattr(module, name)
+    value = module if module.__name__.endswith(f".{name}") else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -9,10 +9,10 @@ import torch
 
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerolab.errors import TrialError
-from zerotrial.collectives import Distributed
-from zerotrial.devices import choose_device, to_device
-from zerotrial.engines import EngineView
+from zerotrial.compat.engine_view import EngineView
+from zerotrial.data.devices import choose_device, to_device
 from zerotrial.mpu import ModelParallelUnit, make_data_parallel_mpu, make_pipeline_mpu
+from zerotrial.ranks import Distributed
 from zerotrial.reducers import ReducerSet
 
 if TYPE_CHECKING:

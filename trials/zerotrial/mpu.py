@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from zerotrial.collectives import Distributed
+from zerotrial.ranks import Distributed
 
 __all__ = ["ModelParallelUnit", "make_data_parallel_mpu", "make_pipeline_mpu"]
 

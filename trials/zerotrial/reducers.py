@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zerolab.errors import TrialError
-from zerotrial.collectives import Distributed
+from zerotrial.ranks import Distributed
 
 __all__ = ["MetricReducer", "ReducedMetrics", "Reducer", "ReducerSet", "reduce_values"]
 

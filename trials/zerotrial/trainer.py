@@ -13,14 +13,14 @@ import torch
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
 from zerolab.core.store import CheckpointStore
 from zerolab.errors import ConfigError
-from zerotrial import random_state
-from zerotrial.collectives import Distributed
 from zerotrial.context import ZeroTrialContext
-from zerotrial.controller import Ending
-from zerotrial.session import Session
-from zerotrial.settings import FitSettings, Policy
+from zerotrial.data import random_state
+from zerotrial.loop.controller import Ending
+from zerotrial.loop.session import Session
+from zerotrial.loop.settings import FitSettings, Policy
+from zerotrial.loop.units import Batch, TrainUnit
+from zerotrial.ranks import Distributed
 from zerotrial.trial import ZeroTrial
-from zerotrial.units import Batch, TrainUnit
 
 __all__ = ["Trainer", "init"]
 

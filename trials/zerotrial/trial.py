@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolab.errors import InvalidHyperparametersError, TrialError
 from zerotrial.callbacks import Callback
-from zerotrial.data import data_length
+from zerotrial.data.loader import data_length
 from zerotrial.reducers import Reducer
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ class _Forked:
 
 
 class ForkServer:
-    """A process that has imported torch and forks launchers; see ``zerotrial.fork_server``.
+    """A process that has imported torch and forks launchers; see ``zerotrial.process.fork_server``.
 
     The kernel kills it when the thread that made it ends. While it cannot serve (it could not be
     started, or has died), launchers are started afresh: slower, but the same.

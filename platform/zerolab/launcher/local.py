@@ -17,7 +17,7 @@ from zerolab.linux import kill_all, kill_tree
 
 __all__ = ["LauncherProcess", "kill_leftovers", "note_launcher", "start_launcher", "stop_launcher"]
 
-MODULE = "zerotrial.launch"
+MODULE = "zerotrial.process.launch"
 """Started as a process, never imported from here: torch lives there."""
 
 _POLL_S = 0.02

@@ -11,24 +11,24 @@ from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
 from zerolab.errors import ConfigError
-from zerotrial.engine.activation import checkpoint_blocks
-from zerotrial.engine.all_reducing import without_reduce_scatter
-from zerotrial.engine.comm import connect
-from zerotrial.engine.compiling import compile_blocks
-from zerotrial.engine.data import build_loader
+from zerotrial.engine.comm.all_reducing import without_reduce_scatter
+from zerotrial.engine.comm.communicator import connect
 from zerotrial.engine.engine import Engine, EngineParts
+from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
+from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
 from zerotrial.engine.lr_schedules import SCHEDULES
-from zerotrial.engine.optim import choose_optimizer
-from zerotrial.engine.parts import (
+from zerotrial.engine.module.activation import checkpoint_blocks
+from zerotrial.engine.module.compiling import compile_blocks
+from zerotrial.engine.module.precision import choose_precision, register_input_cast
+from zerotrial.engine.seams import (
     NamedParameter,
     ParamGroup,
     Stage,
     StageInputs,
 )
-from zerotrial.engine.precision import choose_precision, register_input_cast
-from zerotrial.engine.report import Reporter, describe_config, make_observer
-from zerotrial.engine.stages import Stage0, Stage1, Stage2
+from zerotrial.engine.update.choose import choose_optimizer
+from zerotrial.engine.watch.reporter import Reporter, describe_config, make_observer
 
 __all__ = ["initialize"]
 
@@ -278,14 +278,14 @@ def _build_stage(inputs: StageInputs) -> Stage:
     zero = inputs.config.zero_optimization
     updater = None
     if zero.offload_optimizer.device != "none":
-        from zerotrial.engine.offload import build_updater
+        from zerotrial.engine.update.offload import build_updater
 
         updater = build_updater
     if zero.stage == 3:
-        from zerotrial.engine.fsdp_needs import check_torch
+        from zerotrial.engine.stage3.needs import check_torch
 
         check_torch()
-        from zerotrial.engine.fsdp import build_stage3
+        from zerotrial.engine.stage3.stage import build_stage3
 
         return build_stage3(inputs)
     comm = connect(inputs.group, inputs.device)

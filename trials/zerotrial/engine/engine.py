@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ZerolabError
-from zerotrial.engine.checkpoint_engine import (
+from zerotrial.engine.checkpoint.export import export_weights, save_16bit_model
+from zerotrial.engine.checkpoint.of_engine import (
     load_checkpoint,
     make_checkpointer,
     save_checkpoint,
 )
-from zerotrial.engine.export import export_weights, save_16bit_model
 from zerotrial.engine.loss_scale import LossScaler
-from zerotrial.engine.parts import Observer, Stage, StepResult
+from zerotrial.engine.seams import Observer, Stage, StepResult
 
 if TYPE_CHECKING:
-    from zerotrial.engine.checkpoint import Checkpointer
+    from zerotrial.engine.checkpoint.checkpointer import Checkpointer
 
 __all__ = ["Engine", "EngineParts"]
 

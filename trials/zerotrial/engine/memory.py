@@ -18,7 +18,7 @@ fp32. A gradient of 16 bits lives only until it is added, so that this costs 2 b
 In fp32 the parameters are their own master, and so are the shards of stage 3. Offloading does not
 move them: on a GPU the optimizer works on a copy of them elsewhere; on a CPU it works on them where
 they are, and only the moments go to files. Optimizers that look at whole parameters (LAMB, Muon)
-have a copy at stage 3 in any case, see :mod:`zerotrial.engine.fsdp_update`.
+have a copy at stage 3 in any case, see :mod:`zerotrial.engine.stage3.update`.
 
 Beside these model states a rank needs room that the formula does not name, the *working set*:
 buckets under way, at stage 3 the blocks that are gathered at the moment, and in the host's memory

@@ -1,0 +1,1 @@
+"""What wraps, or stands in for, the engines of others."""

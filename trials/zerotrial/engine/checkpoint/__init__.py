@@ -1,0 +1,1 @@
+"""Checkpoints that any stage and any number of ranks can load."""

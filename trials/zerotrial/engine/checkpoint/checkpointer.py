@@ -1,0 +1,275 @@
+"""Checkpoints that any stage and any number of ranks can load.
+
+See :mod:`zerotrial.engine.checkpoint.save` for the files and
+:mod:`zerotrial.engine.checkpoint.load` for how they are read; docs/decisions/001 says why they are
+so.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
+from zerotrial.engine.checkpoint.load import Loader, Selection, find
+from zerotrial.engine.checkpoint.save import BackgroundSave, SaveJob, save_now
+from zerotrial.engine.checkpoint.shards import ranges_of
+from zerotrial.engine.checkpoint.state import (
+    CLIENT_STATE,
+    ENGINE_STATE,
+    Stateful,
+    buffers_of,
+    get_random_state,
+    module_extra_state,
+    module_tensors,
+    rank_file,
+    to_bytes,
+)
+from zerotrial.engine.checkpoint.window import Window, WindowState, gradient_ranges
+from zerotrial.engine.comm.ranks import Ranks
+from zerotrial.engine.seams import Stage
+
+__all__ = ["Checkpointer", "TrainingState"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What is saved and loaded."""
+
+    module: nn.Module
+    stage: Stage
+    zero_stage: int
+    trainable: Mapping[str, torch.Size]
+    """Name to whole shape of every parameter that the optimizer updates."""
+
+    group: dist.ProcessGroup | None
+    """Data-parallel ranks; None for one process."""
+
+    window: Window
+    """Micro-batches whose gradients wait for the accumulation boundary."""
+
+    model_group: dist.ProcessGroup | None = None
+    """Ranks that hold the other parts of this model replica (``mpu``)."""
+
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by the name they are saved under."""
+
+
+class Checkpointer:
+    """Saves and loads one engine's training state.
+
+    Args:
+        state: Of the engine.
+        tag_validation: What to do when ranks save under different tags.
+        in_background: Whether saves are asynchronous when the caller does not say.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        *,
+        tag_validation: Literal["Ignore", "Warn", "Fail"] = "Warn",
+        in_background: bool = False,
+    ) -> None:
+        self._state = state
+        self._ranks = Ranks(state.group)
+        self._tag_validation = tag_validation
+        self._in_background = in_background
+        self._pending: BackgroundSave | None = None
+
+    def save(
+        self,
+        directory: str | PathLike[str],
+        tag: str,
+        client_state: Mapping[str, Any] | None = None,
+        *,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+        in_background: bool | None = None,
+    ) -> str:
+        """Write a checkpoint. **Collective**.
+
+        Args:
+            directory: Holds the checkpoints of one engine.
+            tag: Folder name; an older checkpoint of the same tag is replaced.
+            client_state: The user's own; given back by :meth:`load`. Rank 0's is kept.
+            save_latest: Whether ``latest`` is to name it.
+            exclude_frozen_parameters: Leave parameters out that are not trained.
+            in_background: Return as soon as the state is copied to host memory.
+
+        Returns:
+            Where the checkpoint is, or will be.
+
+        Raises:
+            CheckpointError: On all ranks, if any could not save, or a save before this one failed.
+        """
+        self.wait()
+        window = self._agree_on_window()
+        tag = self._agree_on(tag)
+        self._refuse_shared_directory(str(Path(directory).absolute()))
+        objects = self._objects(client_state or {}, window)
+        names = module_tensors(
+            self._state.module, set(self._state.trainable), frozen=not exclude_frozen_parameters
+        )
+        whole = list(names)  # a collective at stage 3, so every rank makes it
+        if window.is_open:
+            self._state.stage.settle_gradients()
+        temporary = final = Path(directory) / tag
+        with self._ranks.together():
+            if self._ranks.rank == 0:
+                temporary = create_temporary(final.parent, tag)
+        job = SaveJob(
+            ranks=self._ranks,
+            temporary=self._ranks.first(temporary),
+            final=final,
+            save_latest=save_latest,
+            manifest=self._manifest(tag, exclude_frozen=exclude_frozen_parameters),
+            tensors=ranges_of(self._state.stage.pieces()),
+            gradients=self._gradients() if window.is_open else (),
+            module_tensors=whole if self._ranks.rank == 0 else [],
+            objects=objects,
+        )
+        if self._in_background if in_background is None else in_background:
+            copied = replace(job, tensors=list(job.tensors), gradients=list(job.gradients))
+            self._pending = BackgroundSave(copied)
+        else:
+            save_now(job)
+        return str(final)
+
+    def wait(self) -> None:
+        """Return when a save in the background is valid. **Collective**.
+
+        Raises:
+            CheckpointError: On all ranks, if it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
+
+    def load(
+        self,
+        directory: str | PathLike[str],
+        tag: str | None = None,
+        selection: Selection | None = None,
+    ) -> tuple[str, dict[str, Any]]:
+        """Read a checkpoint, whichever stage and ranks wrote it. **Collective**.
+
+        Nothing is changed unless the whole checkpoint is there and fits.
+
+        Args:
+            directory: As it was passed to :meth:`save`.
+            tag: None means the one that ``latest`` names.
+            selection: What to load; None means everything.
+
+        Returns:
+            Directory of the checkpoint, and the client state.
+
+        Raises:
+            CheckpointNotFoundError: If there is no such checkpoint.
+            CheckpointError: On all ranks, if anything is missing, damaged or does not fit.
+        """
+        self.wait()
+        path = Path(directory)
+        with self._ranks.together():
+            path = find(path, tag)
+        path = self._ranks.first(path)
+        loader = Loader(path, self._state, self._ranks, selection or Selection())
+        return str(path), loader.load()
+
+    def _agree_on(self, tag: str) -> str:
+        tags = self._ranks.gather(tag)
+        if len(set(tags)) > 1:
+            msg = f"save_checkpoint: all ranks must save under one tag, got {tags}"
+            if self._tag_validation == "Fail":
+                raise CheckpointError(msg)
+            if self._tag_validation == "Warn":
+                logger.warning("%s; rank 0's is used", msg)
+        return check_tag(tags[0])
+
+    def _agree_on_window(self) -> WindowState:
+        self._state.window.recover()
+        windows = self._ranks.gather(self._state.window.state())
+        if any(window != windows[0] for window in windows):
+            at = [f"{window.ended} + {window.backwards}" for window in windows]
+            msg = (
+                "save_checkpoint: all ranks must be at the same micro-batch, got steps and "
+                f"backwards since the last accumulation boundary, by rank: {', '.join(at)}"
+            )
+            raise CheckpointError(msg)
+        return windows[0]
+
+    def _gradients(self) -> Iterator[tuple[str, Tensor]]:
+        return gradient_ranges(self._state.stage.gradient_pieces(), self._ranks.rank)
+
+    def _refuse_shared_directory(self, directory: str) -> None:
+        """Make sure that no other part of the model is saved in the same place."""
+        others = Ranks(self._state.model_group).gather(directory)
+        if others.count(directory) > 1:
+            msg = (
+                f"save_dir: must be another directory for each part of a model that an mpu spreads "
+                f"over ranks, got {directory} for {others.count(directory)} parts"
+            )
+            raise CheckpointError(msg)
+
+    def _manifest(self, tag: str, *, exclude_frozen: bool) -> Manifest:
+        trainable = self._state.trainable
+        frozen = {name for name, _ in self._state.module.named_parameters()} - set(trainable)
+        return Manifest(
+            tag=tag,
+            stage=self._state.zero_stage,
+            world_size=self._ranks.size,
+            files={},
+            shapes={name: list(shape) for name, shape in trainable.items()},
+            excluded=sorted(frozen) if exclude_frozen else [],
+        )
+
+    def _objects(self, client_state: Mapping[str, Any], window: WindowState) -> dict[str, bytes]:
+        """Serialize what is no parameter. **Collective**."""
+        state = self._state
+        buffers = buffers_of(state.module)
+        first_digest = self._ranks.first(_digest(buffers))
+        objects: dict[str, bytes] = {}
+        with self._ranks.together():
+            own = {
+                "random": get_random_state(),
+                "buffers": {} if _digest(buffers) == first_digest else buffers,
+            }
+            objects[rank_file(self._ranks.rank)] = to_bytes("rank state", own)
+            if self._ranks.rank == 0:
+                engine_state = {
+                    "optimizer": {
+                        "type": type(state.stage.optimizer).__name__,
+                        "scalars": dict(state.stage.scalars()),
+                        "groups": [_options(group) for group in state.stage.optimizer.param_groups],
+                    },
+                    "module": module_extra_state(state.module),
+                    "parts": {
+                        name: {"type": type(part).__name__, "state": part.state_dict()}
+                        for name, part in state.stateful.items()
+                    },
+                    "window": window.to_dict(state.stage.share_factor) if window.is_open else None,
+                }
+                objects[ENGINE_STATE] = to_bytes("engine state", engine_state)
+                objects[CLIENT_STATE] = to_bytes("client_state", client_state)
+        return objects
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _digest(buffers: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in buffers.items():
+        digest.update(name.encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,214 @@
+"""What a checkpoint holds beside parameters and optimizer states.
+
+Objects go through ``torch.save`` and must come back under ``torch.load(weights_only=True)``; that
+is tried while saving, so that a checkpoint that could not be loaded is never written.
+"""
+
+import io
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zerotrial.engine.checkpoint.files import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "CLIENT_STATE",
+    "ENGINE_STATE",
+    "Stateful",
+    "buffers_of",
+    "from_file",
+    "get_random_state",
+    "module_extra_state",
+    "module_targets",
+    "module_tensors",
+    "rank_file",
+    "set_module_extra_state",
+    "set_module_tensor",
+    "set_random_state",
+    "to_bytes",
+]
+
+ENGINE_STATE = "state.pt"
+CLIENT_STATE = "client_state.pt"
+
+
+def rank_file(rank: int) -> str:
+    """Name the file of what every rank has for itself."""
+    return f"rank-{rank:05}.pt"
+
+
+class Stateful(Protocol):
+    """Anything with a state: a schedule, a loss scaler, counters."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Restore it."""
+        ...
+
+
+def to_bytes(what: str, value: Mapping[str, Any]) -> bytes:
+    """Serialize a mapping.
+
+    Args:
+        what: Its name in messages.
+        value: Tensors, numbers, strings, and containers of them.
+
+    Raises:
+        CheckpointError: With the keys that could not be loaded again.
+    """
+    content = _serialize(value)
+    if content is None:
+        bad = [f"{key!r} ({type(item).__name__})" for key, item in value.items() if not _safe(item)]
+        msg = (
+            f"{what}: must hold tensors, numbers, strings and containers of them, which "
+            f"torch.load(weights_only=True) can read; these do not: {', '.join(bad)}"
+        )
+        raise CheckpointError(msg)
+    return content
+
+
+def _serialize(value: Any) -> bytes | None:
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+        buffer.seek(0)
+        torch.load(buffer, map_location="cpu", weights_only=True)
+    except Exception:  # noqa: BLE001 - any failure has one meaning: it cannot be loaded again
+        return None
+    return buffer.getvalue()
+
+
+def _safe(value: Any) -> bool:
+    return _serialize({"value": value}) is not None
+
+
+def from_file(path: Path) -> Any:
+    """Read what :func:`to_bytes` made.
+
+    Raises:
+        CheckpointError: If the file is missing or damaged.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        msg = f"{path}: missing or damaged ({type(error).__name__}: {str(error).splitlines()[:1]})"
+        raise CheckpointError(msg) from error
+
+
+def get_random_state() -> dict[str, Any]:
+    """Return the state of every random generator of this process."""
+    numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
+    numpy_name, keys, position, has_gauss, gauss = numpy_state
+    version, words, python_gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": (version, torch.tensor(words), python_gauss),
+        "numpy": (
+            str(numpy_name),
+            torch.from_numpy(keys.astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore what :func:`get_random_state` gave."""
+    version, words, python_gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), python_gauss))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def module_targets(
+    module: nn.Module, trainable: set[str], *, frozen: bool = True
+) -> dict[str, Tensor]:
+    """Find the buffers and the parameters that no optimizer updates.
+
+    Args:
+        module: The model.
+        trainable: Parameters that are saved elsewhere.
+        frozen: Whether parameters are wanted too.
+
+    Returns:
+        The tensors themselves, by name; buffers only if they are persistent.
+    """
+    found: dict[str, Tensor] = {}
+    if frozen:
+        found |= {n: p for n, p in module.named_parameters() if n not in trainable}
+    for prefix, part in module.named_modules():
+        passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no public name for it
+        for name, buffer in part.named_buffers(prefix, recurse=False):
+            if name.rpartition(".")[2] not in passing:
+                found[name] = buffer
+    return found
+
+
+def module_tensors(
+    module: nn.Module, trainable: set[str], *, frozen: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """Copy what :func:`module_targets` finds to host memory. **Collective** at stage 3."""
+    for name, tensor in module_targets(module, trainable, frozen=frozen).items():
+        value = tensor.detach()
+        whole = value.full_tensor() if _is_sharded(value) else value
+        yield name, whole.to("cpu", copy=True).contiguous()
+
+
+def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether it is a DTensor; importing that class takes most of a second, at every stage."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """Copy this rank's buffers to host memory."""
+    names = {name for name, _ in module.named_parameters()}
+    return dict(module_tensors(module, names, frozen=False))
+
+
+def set_module_tensor(target: Tensor, value: Tensor) -> None:
+    """Put a whole value into a tensor of the model, sharded or not."""
+    with torch.no_grad():
+        if _is_sharded(target):
+            from torch.distributed.tensor import distribute_tensor
+
+            placed = value.to(device=target.device, dtype=target.dtype)
+            # Every rank has the whole value, so nothing needs to be sent.
+            part = distribute_tensor(
+                placed, target.device_mesh, target.placements, src_data_rank=None
+            )
+            target.to_local().copy_(part.to_local())
+        else:
+            target.copy_(value)
+
+
+def module_extra_state(module: nn.Module) -> dict[str, Any]:
+    """Return what ``Module.get_extra_state`` gives, by module name."""
+    found = {}
+    for name, part in module.named_modules():
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            found[name] = part.get_extra_state()
+    return found
+
+
+def set_module_extra_state(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Restore what :func:`module_extra_state` gave."""
+    for name, value in state.items():
+        module.get_submodule(name).set_extra_state(value)

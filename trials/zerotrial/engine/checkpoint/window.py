@@ -1,0 +1,187 @@
+"""Checkpoints between two accumulation boundaries: the gradients gathered so far.
+
+::
+
+    gradients-00000-000.safetensors    NAME@START:STOP/gradient       averaged over ranks; rank 0's
+                                       NAME@0:NUMEL/share-00000       rank 0's own, of all elements
+
+Averages lie in any ranges, like master weights. Shares are what stages 0 and 1 have: the average is
+a factor times their sum over ranks. The same number of ranks takes them up as they are; others sum
+them while they read.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from zerotrial.engine.checkpoint.shards import ShardReader, ranges_of
+from zerotrial.engine.seams import Piece
+
+__all__ = ["SavedGradients", "Window", "WindowState", "gradient_ranges"]
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """Where an engine is between two accumulation boundaries; the same on all ranks."""
+
+    ended: int
+    """Micro-batches that ``step()`` has ended since the last boundary."""
+
+    backwards: int
+    """Backward passes since the last ``step()``."""
+
+    accumulation_steps: int
+    loss_scale: float
+    """What the gathered gradients are multiplied by."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any gradients wait."""
+        return bool(self.ended or self.backwards)
+
+    def ended_at(self, accumulation_steps: int) -> int | None:
+        """Return how many micro-batches would be as large a part of a window of another length.
+
+        Args:
+            accumulation_steps: Of the other window.
+
+        Returns:
+            None if it is no whole number, or if a micro-batch has not been ended.
+        """
+        if accumulation_steps == self.accumulation_steps:
+            return self.ended
+        ended, rest = divmod(self.ended * accumulation_steps, self.accumulation_steps)
+        return None if rest or self.backwards else ended
+
+    def misfit(self, accumulation_steps: int) -> list[str]:
+        """Say why a window of another length cannot go on from here; nothing if it can."""
+        if self.ended_at(accumulation_steps) is not None:
+            return []
+        length = self.accumulation_steps
+        if self.backwards:
+            wanted, made = f"{length}", "between backward() and step()"
+        else:
+            wanted = f"a multiple of {length // math.gcd(self.ended, length)}"
+            made = f"after {self.ended} of {length} micro-batches of an accumulation window"
+        return [
+            f"gradient_accumulation_steps: must be {wanted}, got {accumulation_steps}: the "
+            f"checkpoint was made {made}; load_optimizer_states=False leaves that window out"
+        ]
+
+    def to_dict(self, share_factor: float | None) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it.
+
+        Args:
+            share_factor: Of the stage.
+        """
+        return {**asdict(self), "share_factor": share_factor}
+
+
+class Window(Protocol):
+    """The engine's window, as something that is saved and loaded."""
+
+    def recover(self) -> None:
+        """Begin it anew if a backward pass raised. **Collective**."""
+        ...
+
+    def state(self) -> WindowState:
+        """Return where it is."""
+        ...
+
+    def resume(self, state: WindowState) -> None:
+        """Go on where a checkpoint was, of whose window no part has been counted yet."""
+        ...
+
+    def forget(self) -> None:
+        """Go back to the last boundary, and drop the gradients since. **Collective**."""
+        ...
+
+
+def gradient_ranges(pieces: Iterable[Piece], rank: int) -> Iterator[tuple[str, Tensor]]:
+    """Copy gathered gradients to host memory, as entries of files.
+
+    Args:
+        pieces: Of :meth:`zerotrial.engine.seams.Stage.gradient_pieces`.
+        rank: That has them.
+    """
+    for piece in pieces:
+        tensors = {_kind(kind, rank): tensor for kind, tensor in piece.tensors.items()}
+        yield from ranges_of([replace(piece, tensors=tensors)])
+
+
+def _kind(kind: str, rank: int) -> str:
+    return f"share-{rank:05}" if kind == "share" else kind
+
+
+class SavedGradients:
+    """The gathered gradients of a checkpoint; a :class:`~zerotrial.engine.seams.GradientSource`.
+
+    Args:
+        reader: Of the files with gradients.
+        saved: The window in which they were gathered, as :meth:`WindowState.to_dict` gave it.
+        share_factor: Of the stage that goes on.
+        rank: That goes on; None if not as many ranks go on as have saved.
+    """
+
+    def __init__(
+        self,
+        reader: ShardReader,
+        saved: Mapping[str, Any],
+        share_factor: float | None,
+        rank: int | None,
+    ) -> None:
+        state = dict(saved)
+        self._factor: float | None = state.pop("share_factor")
+        self.state = WindowState(**state)
+        self.loss_scale = self.state.loss_scale
+        """By which what is read is to be multiplied; to be set before."""
+
+        self._reader = reader
+        self._shares = sorted(kind for kind in reader.all_kinds if kind.startswith("share-"))
+        same = rank is not None and self._factor == share_factor
+        self._own = _kind("share", rank) if rank is not None and same else None
+        self.has_shares = bool(self._shares) and same
+        self.has_averages = "gradient" in reader.all_kinds or bool(self._shares and not same)
+
+    def missing(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        """Return what the files lack, one line for each parameter of ``shapes``."""
+        found = []
+        for name, shape in shapes.items():
+            for kind in sorted(self._reader.kinds(name)):
+                gap = self._reader.missing(name, kind, 0, math.prod(shape))
+                if gap is not None:
+                    found.append(f"{name}: no {kind} for elements {gap[0]}:{gap[1]}")
+        return found
+
+    def read_average(self, name: str, start: int, out: Tensor) -> None:
+        """See :class:`~zerotrial.engine.seams.GradientSource`."""
+        kinds = self._reader.kinds(name)
+        if "gradient" in kinds:
+            self._reader.read_into(name, "gradient", start, out)
+        shares = [] if self.has_shares else [kind for kind in self._shares if kind in kinds]
+        if shares:
+            wide = torch.promote_types(out.dtype, torch.float32)
+            part = torch.empty(out.numel(), dtype=wide)
+            total = torch.zeros_like(part)
+            for kind in shares:
+                self._reader.read_into(name, kind, start, part)
+                total += part
+            assert self._factor is not None
+            out += total.mul_(self._factor).to(out.device)
+        self._scale(out)
+
+    def read_share(self, name: str, out: Tensor) -> bool:
+        """See :class:`~zerotrial.engine.seams.GradientSource`."""
+        if self._own is None or self._own not in self._reader.kinds(name):
+            return False
+        self._reader.read_into(name, self._own, 0, out)
+        self._scale(out)
+        return True
+
+    def _scale(self, out: Tensor) -> None:
+        if self.loss_scale != self.state.loss_scale:
+            out.mul_(self.loss_scale / self.state.loss_scale)

@@ -1,0 +1,1 @@
+"""Collectives, and how ranks of one machine meet."""

@@ -1,0 +1,296 @@
+"""Collectives between CPU ranks of one host: data in shared memory, signals over sockets.
+
+Each rank's buffers are anonymous memory files (``memfd``) whose descriptors are passed to the other
+ranks, which map them and read each other's data in place. The files never have a name, so nothing
+can be left behind, however a rank ends. Signals are 16-byte tokens on Unix stream sockets with
+abstract names: the kernel orders memory around them, a waiting rank sleeps, and a rank that dies
+closes its sockets, which the others notice at once.
+
+A collective is a fixed sequence of phases; in each, a rank tells every peer that it got there and
+goes on when all peers have said so:
+
+    reduce_scatter   READY (my buffer is full)  -> sum my shard -> SUMMED (yours is free)
+    all_gather       READY (my shard is final)  -> copy the other shards
+    all_reduce       READY -> sum my shard -> SUMMED -> copy the other shards
+    fence, sum       READY
+"""
+
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from mmap import mmap
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zerotrial.engine.comm.communicator import Buffer, Common, Traffic, Work
+from zerotrial.engine.comm.wires import (
+    READY,
+    SUMMED,
+    PeerError,
+    Wires,
+    connect_all,
+    host_name,
+    open_listener,
+)
+
+__all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
+
+_CHUNK = 1 << 16  # elements: 256 KB of fp32 stay in a core's cache
+_BOARD = 64  # fp64 numbers that `sum` can add up
+
+_Step = Callable[[], None]  # what a collective does after a phase
+
+
+class SharedMemoryCommunicator:
+    """A :class:`~zerotrial.engine.comm.communicator.Communicator` by :func:`connect_shared_memory`.
+
+    Args:
+        rank: Of this process among the peers.
+        size: Number of ranks.
+        wires: A connected stream socket for each other rank, for tokens.
+        controls: Another, for file descriptors.
+        timeout_s: Seconds to wait for a peer.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        wires: dict[int, socket.socket],
+        controls: dict[int, socket.socket],
+        timeout_s: float,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.traffic = Traffic()
+        self._wires = Wires(rank, wires, controls, timeout_s)
+        self._rounds = 0
+        self._boards = self.allocate(2 * _BOARD, torch.float64, torch.device("cpu"))
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        assert device.type == "cpu"
+        nbytes = max(numel * dtype.itemsize, 1)
+        with self._opened(nbytes) as files:
+            peers = [_map(fd, nbytes) for fd in files]
+        peers = [memory[: numel * dtype.itemsize].view(dtype) for memory in peers]
+        return Buffer(peers[self.rank], peers)
+
+    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        nbytes = max(numel * dtype.itemsize, 1)
+        with self._opened(nbytes) as files:
+            return Common(mmap(files[0], nbytes), dtype)
+
+    @contextlib.contextmanager
+    def _opened(self, nbytes: int) -> Iterator[list[int]]:
+        """Make a file of memory on every rank, and lend the descriptors of all."""
+        files = {self.rank: os.memfd_create("zerolab")}
+        try:
+            os.ftruncate(files[self.rank], nbytes)
+            files |= self._wires.swap_descriptors(files[self.rank], nbytes)
+            yield [files[rank] for rank in range(self.size)]
+        finally:
+            for fd in files.values():
+                os.close(fd)
+
+    def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        self.traffic.add("reduce_scatter", buffer.tensor.numel())
+        number = self._wires.begin("reduce_scatter", buffer.tensor.numel())
+
+        def finish() -> None:
+            self._sum_shard(buffer, out, factor, add=add)
+            self._wires.tell(SUMMED, number)
+
+        return self._start(number, [(READY, finish)])
+
+    def all_reduce(self, buffer: Buffer, factor: float) -> Work:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        self.traffic.add("all_reduce", 2 * buffer.tensor.numel())
+        number = self._wires.begin("all_reduce", buffer.tensor.numel())
+
+        def add_up() -> None:
+            own = _shard(buffer.tensor, self.rank, self.size)
+            self._sum_shard(buffer, own, factor, add=False)
+            self._wires.tell(SUMMED, number)
+
+        return self._start(number, [(READY, add_up), (SUMMED, lambda: self._copy(buffer))])
+
+    def all_gather(self, buffer: Buffer) -> Work:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        self.traffic.add("all_gather", buffer.tensor.numel())
+        number = self._wires.begin("all_gather", buffer.tensor.numel())
+        return self._start(number, [(READY, lambda: self._copy(buffer))])
+
+    def sum(self, values: Tensor) -> Tensor:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        count = values.numel()
+        assert count <= _BOARD
+        # Two boards in turn: when a rank writes one again, all others have read it, since they
+        # have meanwhile taken part in the round that used the other.
+        self._rounds += 1
+        start = (self._rounds % 2) * _BOARD
+        self._boards.tensor[start : start + count].copy_(values)
+        self._meet("sum", count)
+        total = self._boards.peers[0][start : start + count].clone()
+        for board in self._boards.peers[1:]:
+            total += board[start : start + count]
+        return total
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        board = self._boards.cast(torch.uint8).part(0, _BOARD * 8)
+        if 0 < tensor.numel() * tensor.element_size() <= _BOARD * 8:
+            board = board.part(0, tensor.numel() * tensor.element_size()).cast(tensor.dtype)
+            self._meet("fence", 0)  # nobody reads the board any more
+        else:
+            board = self.allocate(tensor.numel(), tensor.dtype, tensor.device)
+        if self.rank == 0:
+            board.tensor.copy_(tensor.reshape(-1))
+        self._meet("broadcast", tensor.numel())
+        if self.rank != 0:
+            tensor.copy_(board.peers[0].view(tensor.shape))
+        self._meet("fence", 0)
+
+    def fence(self) -> None:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        self._meet("fence", 0)
+
+    def close(self) -> None:
+        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        self._wires.close()
+
+    def _meet(self, kind: str, elements: int) -> None:
+        number = self._wires.begin(kind, elements)
+        self._wires.tell(READY, number)
+        self._wires.await_all(READY, number)
+
+    def _start(self, number: int, steps: list[tuple[int, _Step]]) -> Work:
+        self._wires.tell(READY, number)
+        return _SharedWork(self._wires, number, deque(steps))
+
+    def _sum_shard(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> None:
+        """Add up every rank's copy of this rank's shard, own first, then in rank order."""
+        own = _shard(buffer.tensor, self.rank, self.size)
+        order = [(self.rank + step) % self.size for step in range(1, self.size)]
+        others = [_shard(buffer.peers[rank], self.rank, self.size) for rank in sorted(order)]
+        for start in range(0, own.numel(), _CHUNK):
+            cut = slice(start, start + _CHUNK)
+            _sum_chunk(out[cut], own[cut], [other[cut] for other in others], factor, add=add)
+
+    def _copy(self, buffer: Buffer) -> None:
+        for step in range(1, self.size):  # each rank starts with another, to spread the load
+            rank = (self.rank + step) % self.size
+            theirs = _shard(buffer.peers[rank], rank, self.size)
+            _shard(buffer.tensor, rank, self.size).copy_(theirs)
+
+
+def _sum_chunk(
+    out: Tensor, own: Tensor, others: Sequence[Tensor], factor: float, *, add: bool
+) -> None:
+    if own.dtype in {torch.bfloat16, torch.float16}:  # sums in fp32, rounded once
+        total = own.float()
+        for other in others:
+            total.add_(other.float())
+    elif add or out.data_ptr() != own.data_ptr():
+        total = own + others[0]
+        for other in others[1:]:
+            total.add_(other)
+    else:
+        total = out
+        for other in others:
+            total.add_(other)
+    if add:
+        out.add_(total, alpha=factor)
+        return
+    if factor != 1.0:
+        total.mul_(factor)
+    if total is not out:
+        out.copy_(total)
+
+
+class _SharedWork:
+    """A collective under way: phases still to be awaited, each with what follows it."""
+
+    def __init__(self, wires: "Wires", number: int, steps: deque[tuple[int, _Step]]) -> None:
+        self._wires = wires
+        self._number = number
+        self._steps = steps
+
+    def advance(self) -> bool:
+        while self._steps:
+            phase, then = self._steps[0]
+            if not self._wires.all_there(phase, self._number):
+                return False
+            self._steps.popleft()
+            then()
+        return True
+
+    def wait(self) -> None:
+        while self._steps:
+            phase, then = self._steps.popleft()
+            self._wires.await_all(phase, self._number)
+            then()
+
+    def release(self) -> None:
+        self._wires.await_all(SUMMED, self._number)
+
+    def is_free(self) -> bool:
+        return not self._steps and self._wires.all_there(SUMMED, self._number)
+
+
+def _shard(tensor: Tensor, rank: int, size: int) -> Tensor:
+    numel = tensor.numel() // size
+    return tensor[rank * numel : (rank + 1) * numel]
+
+
+def _map(fd: int, nbytes: int) -> Tensor:
+    """Map a file for reading and writing; the mapping ends with the last view of the tensor."""
+    path = f"/proc/self/fd/{fd}"
+    storage = torch.UntypedStorage.from_file(path, shared=True, nbytes=nbytes)
+    return torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+
+
+def connect_shared_memory(group: dist.ProcessGroup) -> SharedMemoryCommunicator | None:
+    """Connect the ranks of a group, if they are all on this host. **Collective**.
+
+    Returns:
+        None, on every rank alike, where it cannot be done: other hosts, other systems than Linux, a
+        sandbox that forbids it.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    listener, name = open_listener()
+    names: list[tuple[str, str]] = [("", "")] * size
+    dist.all_gather_object(names, (host_name(), name), group=group)
+    possible = listener is not None and len({host for host, _ in names}) == 1
+    wires: dict[int, socket.socket] = {}
+    controls: dict[int, socket.socket] = {}
+    connected = False
+    if possible and all(address for _, address in names):
+        assert listener is not None
+        with contextlib.suppress(OSError):
+            connect_all(rank, [address for _, address in names], listener, (wires, controls))
+            connected = True
+    if listener is not None:
+        listener.close()
+    outcomes = [False] * size
+    dist.all_gather_object(outcomes, connected, group=group)
+    if not all(outcomes):
+        for wire in (*wires.values(), *controls.values()):
+            wire.close()
+        return None
+    return SharedMemoryCommunicator(rank, size, wires, controls, _timeout_of(group))
+
+
+def _timeout_of(group: dist.ProcessGroup) -> float:
+    """Seconds after which the group's own collectives give up."""
+    try:
+        options = group._get_backend(torch.device("cpu")).options  # noqa: SLF001 - no public way
+        return float(options._timeout.total_seconds())  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return 1800.0

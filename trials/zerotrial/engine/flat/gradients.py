@@ -1,0 +1,225 @@
+"""Gathering gradients in buckets while backward runs, and averaging them over ranks.
+
+Backward hands each parameter's gradient to :meth:`Gradients.arrived`. Collectives go out in the
+fixed order of the buckets, whatever the order in which a rank completes them: a bucket that is full
+early waits for the ones before it, and at the end of backward those that are not full are sent with
+zeros in place of what is missing. Between two arrivals, collectives under way are advanced without
+waiting. Where gradients wait until then is what
+:class:`~zerotrial.engine.flat.whole.WholeGradients` and
+:class:`~zerotrial.engine.flat.sharded.ShardedGradients` say.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zerolab.errors import ZerolabError
+from zerotrial.engine.comm.communicator import Communicator, Work
+from zerotrial.engine.flat.layout import Bucket
+
+__all__ = ["Averaging", "Gradients", "late", "take_gradient"]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """What gradients are multiplied by on either side of the sum over ranks."""
+
+    before: float
+    after: float
+
+    @classmethod
+    def of(cls, ranks: int, *, operation: str, prescale: bool, predivide: float) -> "Averaging":
+        """Read DeepSpeed's three keys.
+
+        Args:
+            ranks: N.
+            operation: ``gradient_allreduce_op``: mean or sum.
+            prescale: ``prescale_gradients``.
+            predivide: ``gradient_predivide_factor``.
+        """
+        if operation == "sum":
+            return cls(1.0, 1.0)
+        if prescale:
+            return cls(1.0 / ranks, 1.0)
+        return cls(1.0 / predivide, predivide / ranks)
+
+
+class Gradients:
+    """What the two kinds have in common: arrivals, order, and works under way.
+
+    Args:
+        buckets: Of the stage, in order.
+        comm: Between the data-parallel ranks.
+        averaging: Factors before and after the sum.
+        overlap: Start collectives while backward runs.
+        refuse_unused: Raise when a parameter gets no gradient.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        comm: Communicator,
+        averaging: Averaging,
+        *,
+        overlap: bool,
+        refuse_unused: bool,
+    ) -> None:
+        self._buckets = buckets
+        self._comm = comm
+        self._averaging = averaging
+        self._overlap = overlap
+        self._refuse_unused = refuse_unused
+        self._arrived: list[set[int]] = [set() for _ in buckets]
+        self._next = 0
+        self._works: deque[Work] = deque()
+        self._sending = False
+
+    def begin(self, *, boundary: bool) -> None:
+        """Get ready for a backward pass."""
+        raise NotImplementedError
+
+    def arrived(self, bucket: int, slot: int) -> None:
+        """Take a parameter's gradient; called as soon as backward has produced it."""
+        self._take(bucket, slot)
+        self._arrived[bucket].add(slot)
+        if self._sending and self._overlap:
+            while self._next < len(self._buckets) and self._full(self._next):
+                self._send_next()
+            self._advance()
+
+    def end(self, *, boundary: bool) -> None:
+        """End a backward pass: send what has not been sent."""
+        if self._refuse_unused and boundary:
+            self._check_unused()
+        if self._sending:
+            self.send_rest()
+
+    def send_rest(self) -> None:
+        """Send all buckets that have not been sent, full or not."""
+        while self._next < len(self._buckets):
+            self._send_next()
+
+    def finish(self) -> None:
+        """Wait until :meth:`result` is final."""
+        while self._works:
+            self._works.popleft().wait()
+
+    def result(self, bucket: int) -> Tensor:
+        """The averaged gradient of what this rank updates: (S,), or (N * S,) at stage 0."""
+        raise NotImplementedError
+
+    def norm_part(self, bucket: int) -> Tensor:
+        """The (S,) elements whose squares this rank adds up."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget all gradients."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Forget all gradients at any moment. **Collective** if some were sent.
+
+        Ranks may have come to different buckets when a backward raised: each sends the rest, so
+        that none waits for another, and nobody writes to what another still reads.
+        """
+        if self._sending:
+            self.send_rest()
+            self.finish()
+            self._comm.fence()
+        self.reset()
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Tensors of kind ``gradients`` and ``buckets``."""
+        raise NotImplementedError
+
+    def _take(self, bucket: int, slot: int) -> None:
+        raise NotImplementedError
+
+    def _send(self, bucket: int) -> Work:
+        raise NotImplementedError
+
+    def _send_next(self) -> None:
+        work = self._send(self._next)
+        self._next += 1
+        self._works.append(work)
+
+    def _full(self, bucket: int) -> bool:
+        return len(self._arrived[bucket]) == len(self._buckets[bucket].slots)
+
+    def _advance(self) -> None:
+        while self._works and self._works[0].advance():
+            self._works.popleft()
+
+    def _start_pass(self, *, sending: bool) -> None:
+        for arrived in self._arrived:
+            arrived.clear()
+        self._next = 0
+        self._sending = sending
+
+    # Between two boundaries, for checkpoints: what earlier passes have left averaged, and what is
+    # this rank's own still.
+
+    share_factor: float | None = None
+    """Turns the sum of the ranks' :meth:`shares` into the average; None: all is averaged."""
+
+    def settle(self) -> None:
+        """Finish the averaging under way, before one of the following. **Collective**."""
+        raise NotImplementedError
+
+    def averaged(self, bucket: int) -> Tensor | None:
+        """What is averaged, laid out like :meth:`result`; None when nothing is."""
+        raise NotImplementedError
+
+    def average_room(self, bucket: int) -> Tensor:
+        """Zeros to be filled: from now on the bucket's average so far. To be called for all."""
+        raise NotImplementedError
+
+    def shares(self, bucket: int) -> dict[int, Tensor]:
+        """By slot, (numel,): gradients that are not averaged, multiplied by the factor before."""
+        del bucket
+        return {}
+
+    def share_room(self, bucket: int, slot: int) -> Tensor:
+        """Where :meth:`shares` has a parameter's; (numel,), of any value until kept."""
+        raise NotImplementedError
+
+    def keep_share(self, bucket: int, slot: int) -> None:
+        """Count what was put into :meth:`share_room`."""
+        raise NotImplementedError
+
+    def _check_unused(self) -> None:
+        unused = [
+            slot.name
+            for bucket, arrived in zip(self._buckets, self._arrived, strict=True)
+            for index, slot in enumerate(bucket.slots)
+            if index not in arrived and slot.parameter.requires_grad
+        ]
+        if unused:
+            msg = (
+                f"parameters without a gradient: {', '.join(unused[:10])}"
+                f"{', ...' if len(unused) > 10 else ''}; set "
+                "zero_optimization.ignore_unused_parameters to true, or requires_grad_(False) on "
+                "what the loss does not use"
+            )
+            raise ZerolabError(msg)
+
+
+def late(bucket: Bucket, slot: int) -> ZerolabError:
+    """Say why a gradient that comes after its bucket was sent cannot be taken."""
+    return ZerolabError(
+        f"{bucket.slots[slot].name}: got a second gradient in one backward pass after the first "
+        "was sent (reentrant checkpointing does that to shared parameters); use "
+        "checkpoint(..., use_reentrant=False), or set zero_optimization.overlap_comm to false"
+    )
+
+
+def take_gradient(bucket: Bucket, slot: int) -> Tensor:
+    """Take a parameter's gradient away from it."""
+    parameter = bucket.slots[slot].parameter
+    gradient = parameter.grad
+    assert gradient is not None
+    parameter.grad = None
+    return gradient.to_dense() if gradient.layout != torch.strided else gradient

@@ -1,0 +1,192 @@
+"""How parameters lie end to end in buckets, and which part of a bucket each rank owns.
+
+    parameters   [--p0--][------p1------][-p2-]
+    bucket       [--p0--][------p1------][-p2-][0]     padded to a multiple of the ranks; large
+                                                       parameters begin on cache lines
+    shards       [---- rank 0 ---][---- rank 1 ---]    cut without regard to parameter edges
+
+An optimizer that needs whole parameters (LAMB, Muon) gets another layout: every parameter lies in
+one rank's shard, and each shard is padded to the largest.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from zerotrial.engine.comm.communicator import Buffer, Communicator
+from zerotrial.engine.seams import ParamGroup
+
+__all__ = ["Bucket", "Slot", "allocate_for", "cut_into_buckets"]
+
+_ALIGN = 32  # elements: a cache line in 16 bits, two in 32
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a parameter lies in its bucket."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the parameter."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters of one optimizer group and one type, reduced in one collective."""
+
+    index: int
+    group_index: int
+    dtype: torch.dtype
+    """Of the parameters while the model computes."""
+
+    slots: tuple[Slot, ...]
+    shard_numel: int
+    """S: elements that each rank owns, padding included."""
+
+    numel: int
+    """N * S."""
+
+    def gaps(self) -> list[slice]:
+        """Elements that belong to no parameter."""
+        found, at = [], 0
+        for slot in sorted(self.slots, key=lambda slot: slot.start):
+            if slot.start > at:
+                found.append(slice(at, slot.start))
+            at = slot.stop
+        if at < self.numel:
+            found.append(slice(at, self.numel))
+        return found
+
+    def shard(self, rank: int) -> slice:
+        """Elements of the bucket that a rank owns."""
+        return slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
+
+
+@dataclass
+class _Draft:
+    group_index: int
+    dtype: torch.dtype
+    names: list[str]
+    parameters: list[nn.Parameter]
+    numel: int
+    last: int
+    """Place of the bucket's last gradient in the order of backward."""
+
+
+def cut_into_buckets(
+    groups: Sequence[ParamGroup],
+    order: Sequence[str],
+    bucket_numel: int,
+    ranks: int,
+    compute: torch.dtype | None,
+    *,
+    keep: Collection[nn.Parameter] = (),
+    whole_parameters: bool = False,
+) -> list[Bucket]:
+    """Lay all parameters out.
+
+    Args:
+        groups: Of the optimizer.
+        order: Names as the module lists them; backward is expected to go the other way.
+        bucket_numel: Largest number of elements of a bucket; one parameter may exceed it.
+        ranks: N.
+        compute: Type of the parameters in buckets; None keeps each parameter's own.
+        keep: Parameters that keep their own type all the same.
+        whole_parameters: Keep every parameter in one rank's shard.
+
+    Returns:
+        Buckets in the order in which backward is expected to complete them.
+    """
+    place = {name: len(order) - index for index, name in enumerate(order)}
+    drafts: list[_Draft] = []
+    for group_index, group in enumerate(groups):
+        open_drafts: dict[torch.dtype, _Draft] = {}
+        for named in sorted(group.parameters, key=lambda item: place[item.name]):
+            parameter = named.parameter
+            dtype = parameter.dtype if compute is None or parameter in keep else compute
+            draft = open_drafts.get(dtype)
+            full = draft is not None and draft.numel + parameter.numel() > bucket_numel
+            if draft is None or (full and not whole_parameters):
+                draft = _Draft(group_index, dtype, [], [], 0, 0)
+                open_drafts[dtype] = draft
+                drafts.append(draft)
+            draft.names.append(named.name)
+            draft.parameters.append(parameter)
+            draft.numel += parameter.numel()
+            draft.last = max(draft.last, place[named.name])
+    drafts.sort(key=lambda draft: draft.last)
+    buckets: list[Bucket] = []
+    for draft in drafts:
+        place_all = _slots_whole if whole_parameters else _slots_in_a_row
+        slots, shard_numel = place_all(draft, ranks)
+        numel = shard_numel * ranks
+        buckets.append(
+            Bucket(len(buckets), draft.group_index, draft.dtype, slots, shard_numel, numel)
+        )
+    return buckets
+
+
+def allocate_for(
+    buckets: Sequence[Bucket],
+    dtypes: Sequence[torch.dtype],
+    comm: Communicator,
+    device: torch.device,
+) -> list[Buffer]:
+    """Make a buffer for each bucket, all of one type in one piece of memory. **Collective**.
+
+    Args:
+        buckets: In order.
+        dtypes: Of each one's buffer.
+        comm: Allocates.
+        device: Of the buffers.
+    """
+    starts, totals = [], dict.fromkeys(dtypes, 0)
+    for bucket, dtype in zip(buckets, dtypes, strict=True):
+        starts.append(totals[dtype])
+        totals[dtype] = _round_up(totals[dtype] + bucket.numel, _ALIGN)
+    whole = {dtype: comm.allocate(total, dtype, device) for dtype, total in totals.items()}
+    return [
+        whole[dtype].part(start, start + bucket.numel)
+        for bucket, dtype, start in zip(buckets, dtypes, starts, strict=True)
+    ]
+
+
+def _round_up(numel: int, unit: int) -> int:
+    return -(-numel // unit) * unit
+
+
+def _slots_in_a_row(draft: _Draft, ranks: int) -> tuple[tuple[Slot, ...], int]:
+    slots, at = [], 0
+    for name, parameter in zip(draft.names, draft.parameters, strict=True):
+        if parameter.numel() >= 64 * _ALIGN:  # matrix kernels like to begin on a cache line
+            at = _round_up(at, _ALIGN)
+        slots.append(Slot(name, parameter, at, at + parameter.numel()))
+        at += parameter.numel()
+    # Small buckets are not padded to cache lines: the padding would outweigh them.
+    unit = _ALIGN if at >= 64 * _ALIGN * ranks else 1
+    return tuple(slots), _round_up(_round_up(at, ranks) // ranks, unit)
+
+
+def _slots_whole(draft: _Draft, ranks: int) -> tuple[tuple[Slot, ...], int]:
+    fill = [0] * ranks
+    owner: dict[str, tuple[int, int]] = {}
+    items = list(zip(draft.names, draft.parameters, strict=True))
+    for name, parameter in sorted(items, key=lambda item: -item[1].numel()):
+        rank = fill.index(min(fill))
+        owner[name] = (rank, fill[rank])
+        fill[rank] += parameter.numel()
+    shard_numel = max(fill)
+    slots = []
+    for name, parameter in items:
+        rank, at = owner[name]
+        start = rank * shard_numel + at
+        slots.append(Slot(name, parameter, start, start + parameter.numel()))
+    return tuple(slots), shard_numel

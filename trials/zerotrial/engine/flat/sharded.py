@@ -1,0 +1,171 @@
+"""Gradients of which a rank keeps its shard: stage 2."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.flat.gradients import Averaging, Gradients, late, take_gradient
+from zerotrial.engine.flat.layout import Bucket
+
+__all__ = ["ShardedGradients"]
+
+
+class ShardedGradients(Gradients):
+    """Each micro-batch's gradients are reduced at once, and only the shard is kept.
+
+    Buckets travel in two transport buffers in turn; a buffer is used again when all ranks have read
+    it. If a bucket's buffer is free when a gradient arrives, the gradient is copied at once, while
+    it is in the cache; if not, it stays with its parameter until the bucket is sent.
+
+    Args:
+        buckets: See :class:`Gradients`.
+        comm: See :class:`Gradients`.
+        averaging: See :class:`Gradients`.
+        device: Of the gradients.
+        accumulate: Type of the shard that is kept of each bucket, (S,).
+        communicate: Type in which each bucket travels.
+        overlap: See :class:`Gradients`.
+        refuse_unused: See :class:`Gradients`.
+    """
+
+    _BUFFERS = 2
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        comm: Communicator,
+        averaging: Averaging,
+        *,
+        device: torch.device,
+        accumulate: Sequence[torch.dtype],
+        communicate: Sequence[torch.dtype],
+        overlap: bool,
+        refuse_unused: bool,
+    ) -> None:
+        super().__init__(buckets, comm, averaging, overlap=overlap, refuse_unused=refuse_unused)
+        self._types = communicate
+        self._gaps = [bucket.gaps() for bucket in buckets]
+        nbytes = max(
+            bucket.numel * sent.itemsize for bucket, sent in zip(buckets, communicate, strict=True)
+        )
+        count = min(self._BUFFERS, len(buckets))
+        self._transport = [comm.allocate(nbytes, torch.uint8, device) for _ in range(count)]
+        self._users: list[Work | None] = [None] * count
+        self._turn = 0
+        """The buffer of the next bucket that is sent."""
+        self._filling: dict[int, Buffer] = {}
+        """Buffers that take gradients now, by bucket."""
+        self._filled: list[set[int]] = [set() for _ in buckets]
+        self._shards = [
+            torch.zeros(bucket.shard_numel, dtype=kept, device=device)
+            for bucket, kept in zip(buckets, accumulate, strict=True)
+        ]
+        self._begun = False
+        """Whether the shards hold gradients of an earlier pass."""
+
+    def begin(self, *, boundary: bool) -> None:
+        """See :class:`Gradients`."""
+        del boundary
+        self.finish()
+        self._begun = self._begun or self._next > 0
+        self._start_pass(sending=True)
+
+    def result(self, bucket: int) -> Tensor:
+        """See :class:`Gradients`."""
+        return self._shards[bucket]
+
+    def norm_part(self, bucket: int) -> Tensor:
+        """See :class:`Gradients`."""
+        return self._shards[bucket]
+
+    def reset(self) -> None:
+        """See :class:`Gradients`."""
+        self._begun = False
+        self._start_pass(sending=False)
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """See :class:`Gradients`."""
+        return {
+            "gradients": list(self._shards),
+            "buckets": [buffer.tensor for buffer in self._transport],
+        }
+
+    def _start_pass(self, *, sending: bool) -> None:
+        super()._start_pass(sending=sending)
+        self._filling.clear()
+        for filled in self._filled:
+            filled.clear()
+
+    def _take(self, bucket: int, slot: int) -> None:
+        if bucket < self._next:
+            raise late(self._buckets[bucket], slot)
+        if bucket not in self._filling and self._is_free(bucket):
+            self._open(bucket)
+        if bucket in self._filling:
+            self._fill(bucket, slot)
+
+    def _is_free(self, bucket: int) -> bool:
+        """Whether the buffer that a bucket will use can be written to now."""
+        ahead = bucket - self._next
+        if ahead >= len(self._transport):
+            return False
+        user = self._users[(self._turn + ahead) % len(self._transport)]
+        return user is None or user.is_free()
+
+    def _open(self, bucket: int) -> None:
+        turn = (self._turn + bucket - self._next) % len(self._transport)
+        layout, sent = self._buckets[bucket], self._types[bucket]
+        buffer = self._transport[turn].part(0, layout.numel * sent.itemsize).cast(sent)
+        self._filling[bucket] = buffer
+
+    def _fill(self, bucket: int, slot: int) -> None:
+        place = self._buckets[bucket].slots[slot]
+        gradient = take_gradient(self._buckets[bucket], slot)
+        view = self._filling[bucket].tensor[place.start : place.stop].view(place.parameter.shape)
+        factor = self._averaging.before
+        if slot in self._filled[bucket]:
+            view.add_(gradient, alpha=factor)
+        elif factor == 1.0:
+            view.copy_(gradient)
+        else:
+            torch.mul(gradient, factor, out=view)
+        self._filled[bucket].add(slot)
+
+    def _send(self, bucket: int) -> Work:
+        turn = self._turn
+        if bucket not in self._filling:
+            user = self._users[turn]
+            if user is not None:
+                while self._works and not user.advance():
+                    self._works.popleft().wait()
+                user.release()
+            self._open(bucket)
+        for slot in self._arrived[bucket] - self._filled[bucket]:
+            self._fill(bucket, slot)
+        buffer = self._filling.pop(bucket)
+        for slot, place in enumerate(self._buckets[bucket].slots):
+            if slot not in self._filled[bucket]:
+                buffer.tensor[place.start : place.stop].zero_()
+        for gap in self._gaps[bucket]:
+            buffer.tensor[gap].zero_()  # what another bucket left there must not be summed
+        work = self._comm.reduce_scatter(
+            buffer, self._shards[bucket], self._averaging.after, add=self._begun
+        )
+        self._users[turn] = work
+        self._turn = (turn + 1) % len(self._transport)
+        return work
+
+    def settle(self) -> None:
+        """See :class:`Gradients`."""
+        self.finish()
+
+    def averaged(self, bucket: int) -> Tensor | None:
+        """See :class:`Gradients`."""
+        return self._shards[bucket] if self._begun or self._next else None
+
+    def average_room(self, bucket: int) -> Tensor:
+        """See :class:`Gradients`."""
+        self._begun = True
+        return self._shards[bucket].zero_()

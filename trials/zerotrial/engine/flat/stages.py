@@ -1,0 +1,434 @@
+"""Stages 0, 1 and 2 on flat buckets.
+
+What the three share is in :class:`FlatStage`; each stage adds which part of a bucket a rank
+updates, and how gradients are kept. N ranks, S elements in a rank's shard of a bucket.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.flat.gradients import Averaging, Gradients
+from zerotrial.engine.flat.hooks import GradientHooks
+from zerotrial.engine.flat.layout import Bucket, allocate_for, cut_into_buckets
+from zerotrial.engine.flat.sharded import ShardedGradients
+from zerotrial.engine.flat.whole import WholeGradients
+from zerotrial.engine.flat.window import gathered_pieces, resume_gathered, slots_within
+from zerotrial.engine.flat.written import WrittenWeights
+from zerotrial.engine.module.precision import kept_in_full
+from zerotrial.engine.seams import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
+from zerotrial.engine.update.in_memory import build_updater
+from zerotrial.engine.update.norm import squared_norm
+
+__all__ = ["FlatStage", "Stage0", "Stage1", "Stage2"]
+
+_OVERLAP_PARTS = 8  # buckets of a model whose file names no size
+_SMALLEST_BUCKET = 1 << 20  # elements; below, a collective costs more than it hides
+_LARGEST_BUCKET = 1 << 24  # elements, updated by the CPU; larger ones fall out of the cache
+_LARGEST_ON_GPU = 1 << 27  # elements; their update keeps a GPU busy while the host starts the next
+
+
+UpdaterFactory = Callable[[UpdaterInputs], Updater]
+
+
+class FlatStage:
+    """See :class:`~zerotrial.engine.seams.Stage`.
+
+    Args:
+        inputs: The model and everything else.
+        comm: Between the data-parallel ranks.
+        updater_factory: Where master weights and optimizer states live.
+    """
+
+    shards_states: ClassVar[bool]
+    """Whether a rank updates only its shard."""
+
+    def __init__(
+        self, inputs: StageInputs, comm: Communicator, updater_factory: UpdaterFactory | None
+    ) -> None:
+        self._inputs = inputs
+        self._comm = comm
+        zero = inputs.config.zero_optimization
+        whole = self.shards_states and not inputs.optimizer_factory.elementwise
+        self.buckets = cut_into_buckets(
+            inputs.groups,
+            [name for name, _ in inputs.module.named_parameters()],
+            self._bucket_numel(),
+            comm.size,
+            inputs.precision.compute,
+            keep=kept_in_full(inputs.module),
+            whole_parameters=whole,
+        )
+        self._weights = self._flatten_parameters()
+        self._updater = (updater_factory or build_updater)(self._updater_inputs())
+        self._written = WrittenWeights(
+            self.buckets,
+            [buffer.tensor for buffer in self._weights],
+            [self._owned(bucket) for bucket in self.buckets],
+            self._updater,
+        )
+        self._masters.clear()
+        self.optimizer = self._updater.optimizer
+        self.gradients = self._build_gradients(
+            Averaging.of(
+                comm.size,
+                operation=inputs.config.gradient_allreduce_op,
+                prescale=inputs.config.prescale_gradients,
+                predivide=inputs.config.gradient_predivide_factor,
+            ),
+            overlap=zero.overlap_comm is not False,
+            refuse_unused=not zero.ignore_unused_parameters,
+        )
+        self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
+        self._counts_marked_only = self._shares_parameters()
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def before_backward(self, *, boundary: bool) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self.gradients.begin(boundary=boundary)
+        self._hooks.listening = True
+
+    def after_backward(self, *, boundary: bool) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._hooks.listening = False
+        self.gradients.end(boundary=boundary)
+
+    def reduce_gradients(self, loss_scale: float = 1.0) -> float:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self.gradients.send_rest()
+        self.gradients.finish()
+        squares = torch.zeros(1, dtype=torch.float64, device=self._inputs.device)
+        for bucket in self.buckets:
+            for part in self._counted(bucket):
+                squares += squared_norm(part)
+        # Every rank comes here after it has read what it needs of the others' buckets, so once
+        # the sum is known the buckets may be written again.
+        squares = self._comm.sum(squares)
+        if self._inputs.model_group is not None:
+            dist.all_reduce(squares, group=self._inputs.model_group)
+        return float(squares.sqrt()) / loss_scale
+
+    def _counted(self, bucket: Bucket) -> list[Tensor]:
+        """Parts of this rank's gradient whose squares it adds to the norm."""
+        part = self.gradients.norm_part(bucket.index)
+        if not self._counts_marked_only:
+            return [part]
+        own = bucket.shard(self._comm.rank)
+        parts = []
+        for slot in bucket.slots:
+            if _is_marked(slot.parameter):
+                start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
+                parts.append(part[start - own.start : max(start, stop) - own.start])
+        return parts
+
+    def apply(self, scale: float) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._written.adopt()
+        late = []
+        works = []
+        for bucket in self.buckets:
+            index = bucket.index
+            part = self._weights[index].tensor[self._owned(bucket)]
+            if self._updater.step(index, self.gradients.result(index), scale, part):
+                works.append(self._publish(index))
+            else:
+                late.append(index)
+        self._updater.finish()
+        works += [self._publish(index) for index in late]
+        for work in works:
+            if work is not None:
+                work.wait()
+        self.gradients.reset()
+
+    def drop_gradients(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self.gradients.reset()
+
+    def cancel_backward(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._hooks.listening = False
+        self.gradients.abandon()
+        for parameter in self._slot_parameters:
+            parameter.grad = None
+
+    def close(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._hooks.remove()
+        self._updater.close()
+        self._comm.close()
+
+    # -- for checkpoints and the census -----------------------------------------------------------
+
+    def pieces(self, *, write: bool = False) -> Iterator[Piece]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        if not write:
+            self._written.adopt()
+        for bucket in self.buckets:
+            held = self._owned(bucket)
+            walked = held if write else bucket.shard(self._comm.rank)
+            with self._updater.states(bucket.index, write=write) as states:
+                for slot, start, stop in slots_within(bucket, walked):
+                    cut = slice(start - held.start, stop - held.start)
+                    yield Piece(
+                        slot.name,
+                        slot.parameter.shape,
+                        start - slot.start,
+                        stop - slot.start,
+                        {kind: tensor[cut] for kind, tensor in states.items()},
+                    )
+
+    @property
+    def share_factor(self) -> float | None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return self.gradients.share_factor
+
+    def settle_gradients(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self.gradients.settle()
+
+    def gradient_pieces(self) -> Iterator[Piece]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        owned = [self._owned(bucket) for bucket in self.buckets]
+        return gathered_pieces(self.gradients, self.buckets, owned, self._comm.rank)
+
+    def resume_gradients(self, source: GradientSource) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        owned = [self._owned(bucket) for bucket in self.buckets]
+        resume_gathered(self.gradients, self.buckets, owned, source)
+
+    def scalars(self) -> dict[str, float]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return self._updater.scalars()
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._updater.set_scalars(scalars)
+
+    def prepare_states(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._updater.prepare_states()
+
+    def weights_changed(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._comm.fence()
+        for bucket in self.buckets:
+            part = self._weights[bucket.index].tensor[self._owned(bucket)]
+            with self._updater.states(bucket.index, write=False) as states:
+                if states["master"].data_ptr() != part.data_ptr():
+                    part.copy_(states["master"])
+            work = self._publish(bucket.index)
+            if work is not None:
+                work.wait()
+        self._written.forget()
+        self._comm.fence()
+
+    def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._written.adopt()
+        for bucket in self.buckets:
+            whole = self._whole_master(bucket, dtype)
+            for slot in bucket.slots:
+                yield slot.name, whole[slot.start : slot.stop].view(slot.parameter.shape)
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        weights = [buffer.tensor for buffer in self._weights]
+        frozen = [p for p in self._inputs.module.parameters() if not self._is_mine(p)]
+        kinds = {"parameters": [*weights, *frozen], **self.gradients.held()}
+        known = {tensor.untyped_storage().data_ptr() for tensor in weights}
+        for kind, tensors in self._updater.held().items():
+            kinds[kind] = [t for t in tensors if t.untyped_storage().data_ptr() not in known]
+        return kinds
+
+    # -- parts that differ between stages -------------------------------------------------------
+
+    def _owned(self, bucket: Bucket) -> slice:
+        """Elements of a bucket that this rank updates."""
+        return bucket.shard(self._comm.rank) if self.shards_states else slice(0, bucket.numel)
+
+    def _publish(self, index: int) -> Work | None:
+        """Start giving the other ranks what this one updated."""
+        return self._comm.all_gather(self._weights[index]) if self.shards_states else None
+
+    def _build_gradients(
+        self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
+    ) -> Gradients:
+        precision = self._inputs.precision
+        accumulate = self._types(precision.accumulate)
+        return WholeGradients(
+            self.buckets,
+            self._comm,
+            averaging,
+            device=self._inputs.device,
+            accumulate=accumulate,
+            communicate=_sent(accumulate, precision.communicate),
+            everywhere=not self.shards_states,
+            overlap=overlap,
+            refuse_unused=refuse_unused,
+        )
+
+    # -- construction ---------------------------------------------------------------------------
+
+    def _bucket_numel(self) -> int:
+        """Elements in a bucket: what the file says, else a part of the model."""
+        zero = self._inputs.config.zero_optimization
+        total = sum(n.parameter.numel() for g in self._inputs.groups for n in g.parameters)
+        limit = zero.reduce_bucket_size
+        if self.shards_states:
+            limit = min(limit, zero.allgather_bucket_size)
+        if zero.overlap_comm is not False and "reduce_bucket_size" not in zero.model_fields_set:
+            part = max(total // _OVERLAP_PARTS, _SMALLEST_BUCKET)
+            on_host = self._inputs.device.type == "cpu" or zero.offload_optimizer.device != "none"
+            limit = min(limit, part, _LARGEST_BUCKET if on_host else _LARGEST_ON_GPU)
+        if zero.offload_optimizer.device == "nvme":
+            limit = min(limit, _LARGEST_BUCKET)  # three buckets of states are in memory at a time
+        return max(1, min(limit, total))
+
+    def _flatten_parameters(self) -> list[Buffer]:
+        """Lay the parameters into buffers, from rank 0's values; keep fp32 masters of the rest."""
+        device = self._inputs.device
+        dtypes = [bucket.dtype for bucket in self.buckets]
+        weights = allocate_for(self.buckets, dtypes, self._comm, device)
+        self._masters: list[Tensor] = []
+        for bucket, buffer in zip(self.buckets, weights, strict=True):
+            wide = torch.promote_types(bucket.dtype, bucket.slots[0].parameter.dtype)
+            if bucket.dtype in {torch.float16, torch.bfloat16} and self._inputs.precision.compute:
+                wide = self._inputs.precision.master
+            flat = torch.zeros(bucket.numel, dtype=wide, device=device)
+            for slot in bucket.slots:
+                flat[slot.start : slot.stop].copy_(slot.parameter.detach().reshape(-1))
+            self._comm.broadcast(flat)
+            buffer.tensor.copy_(flat)
+            for slot in bucket.slots:
+                view = buffer.tensor[slot.start : slot.stop]
+                slot.parameter.data = view.view(slot.parameter.shape)
+            own = self._owned(bucket)
+            same = wide == bucket.dtype
+            mine = flat if own == slice(0, bucket.numel) else flat[own].clone()
+            self._masters.append(buffer.tensor[own] if same else mine)
+        self._spread_the_rest()
+        return weights
+
+    def _spread_the_rest(self) -> None:
+        """Give every rank rank 0's frozen parameters and buffers; cast the former."""
+        compute = self._inputs.precision.compute
+        kept = kept_in_full(self._inputs.module)
+        for parameter in self._inputs.module.parameters():
+            if self._is_mine(parameter):
+                continue
+            self._comm.broadcast(parameter.data)
+            floating = parameter.is_floating_point() and parameter not in kept
+            if compute is not None and floating:
+                parameter.data = parameter.data.to(compute)
+        for value in self._inputs.module.buffers():
+            self._comm.broadcast(value)
+
+    def _is_mine(self, parameter: nn.Parameter) -> bool:
+        return parameter in self._slot_parameters
+
+    @property
+    def _slot_parameters(self) -> set[nn.Parameter]:
+        return {slot.parameter for bucket in self.buckets for slot in bucket.slots}
+
+    def _shares_parameters(self) -> bool:
+        """Whether another rank counts this one's unmarked parameters in the norm.
+
+        Where any parameter of the model is marked as cut over the ranks of the model group (tensor
+        parallelism), all others are whole on each of them, and count on the first. Where none is
+        marked, every rank has parameters of its own (pipeline stages), and all count.
+        """
+        group = self._inputs.model_group
+        if group is None:
+            return False
+        marked = any(_is_marked(slot.parameter) for b in self.buckets for slot in b.slots)
+        anywhere = torch.tensor(float(marked), device=self._inputs.device)
+        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
+        return bool(anywhere) and dist.get_rank(group) != 0
+
+    def _updater_inputs(self) -> UpdaterInputs:
+        inputs = self._inputs
+        shapes: list[list[tuple[int, int, torch.Size]]] | None = None
+        if not inputs.optimizer_factory.elementwise:
+            shapes = []
+            for bucket in self.buckets:
+                own = self._owned(bucket)
+                shapes.append(
+                    [
+                        (slot.start - own.start, slot.stop - own.start, slot.parameter.shape)
+                        for slot in bucket.slots
+                        if own.start <= slot.start < own.stop
+                    ]
+                )
+        return UpdaterInputs(
+            masters=list(self._masters),
+            group_indices=[bucket.group_index for bucket in self.buckets],
+            groups=[group.options for group in inputs.groups],
+            optimizer_factory=inputs.optimizer_factory,
+            config=inputs.config,
+            device=inputs.device,
+            shapes=shapes,
+        )
+
+    def _types(self, wanted: torch.dtype | None) -> list[torch.dtype]:
+        """A type for each bucket's gradients: what is wanted, else the bucket's own."""
+        return [wanted or bucket.dtype for bucket in self.buckets]
+
+    def _whole_master(self, bucket: Bucket, dtype: torch.dtype | None) -> Tensor:
+        with self._updater.states(bucket.index, write=False) as states:
+            own = states["master"]
+            wide = dtype or own.dtype
+            if not self.shards_states:
+                return own.to(wide)
+            buffer = self._comm.allocate(bucket.numel, wide, self._inputs.device)
+            buffer.tensor[bucket.shard(self._comm.rank)].copy_(own)
+        self._comm.all_gather(buffer).wait()
+        return buffer.tensor
+
+
+class Stage0(FlatStage):
+    """Everything whole on every rank; gradients are all-reduced."""
+
+    shards_states = False
+
+
+class Stage1(FlatStage):
+    """Optimizer states and master weights are sharded; gradients are reduced at the boundary."""
+
+    shards_states = True
+
+
+class Stage2(FlatStage):
+    """Gradients are sharded too: reduced in every micro-batch, only the shard is kept."""
+
+    shards_states = True
+
+    def _build_gradients(
+        self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
+    ) -> Gradients:
+        if self._comm.size == 1:  # the shard is the whole: nothing need travel through a buffer
+            return super()._build_gradients(averaging, overlap=overlap, refuse_unused=refuse_unused)
+        precision = self._inputs.precision
+        return ShardedGradients(
+            self.buckets,
+            self._comm,
+            averaging,
+            device=self._inputs.device,
+            accumulate=self._types(precision.accumulate),
+            communicate=self._types(precision.communicate),
+            overlap=overlap,
+            refuse_unused=refuse_unused,
+        )
+
+
+def _is_marked(parameter: nn.Parameter) -> bool:
+    names = ("model_parallel", "tensor_model_parallel")
+    return any(getattr(parameter, name, False) for name in names)
+
+
+def _sent(accumulate: Sequence[torch.dtype], wanted: torch.dtype | None) -> list[torch.dtype]:
+    return [wanted or kept for kept in accumulate]

@@ -1,0 +1,89 @@
+"""Which types a model computes, accumulates and communicates in."""
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zerolab.config.engine.engine_config import EngineConfig
+from zerotrial.engine.seams import Precision
+
+__all__ = ["DTYPES", "cast_inputs", "choose_precision", "kept_in_full", "register_input_cast"]
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""Names of the configuration to torch's."""
+
+
+def choose_precision(config: EngineConfig, accumulation_steps: int) -> Precision:
+    """Read ``fp16``, ``bf16``, ``data_types`` and ``communication_data_type``.
+
+    Gradients of 16 bits are summed over micro-batches in fp32 unless the file says otherwise; with
+    one micro-batch there is nothing to sum, and they stay as backward made them.
+    """
+    compute = DTYPES[config.dtype] if config.dtype != "fp32" else None
+    chosen = config.data_types.grad_accum_dtype
+    sent = config.communication_data_type
+    accumulate = DTYPES[chosen] if chosen is not None else None
+    if accumulate is None and compute is not None and accumulation_steps > 1:
+        accumulate = torch.float32
+    return Precision(
+        compute=compute,
+        accumulate=accumulate,
+        communicate=DTYPES[sent] if sent is not None else None,
+        cast_inputs=compute is not None,
+    )
+
+
+def kept_in_full(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters that stay in their own type: those of batch norms.
+
+    Their running statistics are fp32, and torch wants weight and statistics in one type; it takes
+    16-bit inputs all the same.
+    """
+    return {
+        parameter
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001 - their common base
+        for parameter in layer.parameters(recurse=False)
+    }
+
+
+def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
+    """Cast every floating-point tensor inside tuples, lists, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(cast_inputs(item, dtype) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(cast_inputs(item, dtype) for item in value)
+    if isinstance(value, Mapping):
+        return _cast_mapping(value, dtype)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [part.name for part in fields(value) if part.init]
+        return replace(value, **{name: cast_inputs(getattr(value, name), dtype) for name in parts})
+    return value
+
+
+def _cast_mapping(value: Any, dtype: torch.dtype) -> Any:
+    """Keep the type of a mapping that can be copied and written, such as a BatchEncoding."""
+    try:
+        copied = copy(value)
+        for key, item in value.items():
+            copied[key] = cast_inputs(item, dtype)
+    except (AttributeError, TypeError):
+        return value
+    return copied
+
+
+def register_input_cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the floating-point inputs of a module's forward."""
+
+    def cast(
+        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
+
+    module.register_forward_pre_hook(cast, with_kwargs=True)

@@ -1,0 +1,1 @@
+"""Stage 3: parameters sharded by ``fully_shard``, gathered block by block."""

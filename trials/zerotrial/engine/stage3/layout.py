@@ -1,0 +1,238 @@
+"""Where a rank's part of a stage 3 model lies: one piece of memory for each unit and group.
+
+::
+
+    parameter   [ row 0 | row 1 | row 2 | row 3 | row 4 ]      gathered for forward and backward
+    rank 0      [ row 0 | row 1 | row 2 ]                      fp32, updated in place
+    rank 1      [ row 3 | row 4 |   0   ]                      padded to the same length
+
+    bucket      [- p0, my rows -][--- p1, my rows ---][- p2 -]   what the optimizer sees
+
+N is the number of data-parallel ranks, S the elements of a bucket on one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.seams import StageInputs
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One trainable parameter, as this rank sees it."""
+
+    name: str
+    """In ``module.named_parameters()``; of tied parameters the first."""
+
+    parameter: DTensor
+    """Its ``grad`` is sharded alike."""
+
+    start: int
+    """First element of the flattened parameter that this rank keeps."""
+
+    stop: int
+    """One after the last; equal to ``start`` on ranks that have no row."""
+
+    bucket: int
+    """Of the flat memory in which this rank's elements lie."""
+
+    offset: int
+    """Where they begin in it, in elements."""
+
+    padded: int
+    """Elements of every rank's part, the padding included."""
+
+    model_parallel: bool
+    """Whether it is a part of a model that is spread over ranks (``mpu``), and not whole there."""
+
+    @property
+    def span(self) -> slice:
+        """This rank's elements in the bucket."""
+        return slice(self.offset, self.offset + self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class FlatBucket:
+    """Shards of one unit and one optimizer group, end to end, in one piece of memory.
+
+    A shard is padded to the length that the first rank has; the padding is and stays zero.
+    """
+
+    master: Tensor
+    """(S,) fp32; the shards are views of it."""
+
+    group_index: int
+    parameters: Sequence[DTensor]
+    paddeds: Sequence[int]
+    """Elements of each parameter's shard with its padding."""
+
+    def take_gradient(self) -> Tensor | None:
+        """Take the shards' gradients away from them, laid out like ``master``.
+
+        A unit's gradients come out of one reduction, so that they lie as the shards do and need
+        not be copied, unless some parameter has none.
+
+        Returns:
+            (S,), or None when backward reached none of them.
+        """
+        found = [_local(parameter.grad) for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        first = found[0]
+        if all(gradient is None for gradient in found):
+            return None
+        if first is not None and self._lie_as_shards(first, found):
+            return first.as_strided((self.master.numel(),), (1,), first.storage_offset())
+        # Pinned memory is used again from step to step; other memory comes page by page.
+        together = torch.zeros_like(self.master, pin_memory=self.master.is_pinned())
+        at = 0
+        for gradient, padded in zip(found, self.paddeds, strict=True):
+            if gradient is not None:
+                together[at : at + gradient.numel()].copy_(gradient.reshape(-1))
+            at += padded
+        return together
+
+    def _lie_as_shards(self, first: Tensor, found: Sequence[Tensor | None]) -> bool:
+        memory, at = first.untyped_storage().data_ptr(), first.storage_offset()
+        for gradient, padded in zip(found, self.paddeds, strict=True):
+            if gradient is None or gradient.storage_offset() != at:
+                return False
+            if gradient.untyped_storage().data_ptr() != memory:
+                return False
+            at += padded
+        return True
+
+
+def _local(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else cast("DTensor", tensor)._local_tensor  # noqa: SLF001 - to_local() costs more
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything that this rank keeps lies."""
+
+    shards: Sequence[Shard]
+    """One for each trainable parameter."""
+
+    buckets: Sequence[FlatBucket]
+
+
+def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
+    """Move this rank's shards into flat memory, one piece for each unit and optimizer group.
+
+    Args:
+        inputs: Of the stage; ``groups`` hold the parameters from before they were sharded, which
+            are found again by name.
+        units: Of :func:`~zerotrial.engine.stage3.wrap.shard_module`; no forward has run yet.
+
+    Returns:
+        The shards and buckets, in the order of the units.
+    """
+    group_of = {
+        named.name: index for index, group in enumerate(inputs.groups) for named in group.parameters
+    }
+    divided = {
+        named.name
+        for group in inputs.groups
+        for named in group.parameters
+        if getattr(named.parameter, "model_parallel", False)
+    }
+    names: dict[Any, str] = {
+        p: name for name, p in inputs.module.named_parameters() if name in group_of
+    }
+    shards: list[Shard] = []
+    buckets: list[FlatBucket] = []
+    for unit in units:
+        state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
+        if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
+            continue
+        # Gradients come in this order: those of one optimizer group must be neighbours.
+        trained = [p for p in owner.fsdp_params if p.sharded_param.requires_grad]
+        trained.sort(key=lambda p: group_of[names[p.sharded_param]])
+        frozen = [p for p in owner.fsdp_params if not p.sharded_param.requires_grad]
+        owner.fsdp_params[:] = trained + frozen
+        if not trained:
+            continue
+        flat, at = _memory_like([p._sharded_param_data for p in trained]), 0  # noqa: SLF001
+        by_group = itertools.groupby(trained, key=lambda p: group_of[names[p.sharded_param]])
+        for group_index, members in by_group:
+            begin, kept, paddeds = at, [], []
+            for member in members:
+                parameter = cast("DTensor", member.sharded_param)
+                padded = _move(member, flat[at:])
+                name = names[parameter]
+                place = (len(buckets), at - begin, padded)
+                shards.append(_shard(name, parameter, place, model_parallel=name in divided))
+                kept.append(parameter)
+                paddeds.append(padded)
+                at += padded
+            buckets.append(FlatBucket(flat[begin:at], group_index, kept, paddeds))
+    return Layout(shards, buckets)
+
+
+def _memory_like(tensors: Sequence[Tensor]) -> Tensor:
+    """Make room for tensors of one type end to end, where and as they are."""
+    first = tensors[0]
+    numel = sum(tensor.numel() for tensor in tensors)
+    flat = torch.zeros(numel, dtype=first.dtype, device=first.device)
+    return flat.pin_memory() if first.is_pinned() else flat
+
+
+def _move(member: Any, memory: Tensor) -> int:
+    """Move a parameter's shard to the beginning of ``memory``; returns its padded length.
+
+    ``fully_shard`` reads the shard through these two attributes, and leaves them alone as long as
+    both are views of one storage.
+    """
+    old = member._sharded_param_data  # noqa: SLF001 - no public way
+    home = memory[: old.numel()]
+    home.copy_(old)
+    local = member.sharded_param._local_tensor  # noqa: SLF001
+    member._sharded_param_data = home  # noqa: SLF001
+    member.sharded_param._local_tensor = home[: local.numel()].view(local.shape)  # noqa: SLF001
+    return home.numel()
+
+
+def _shard(
+    name: str, parameter: DTensor, place: tuple[int, int, int], *, model_parallel: bool
+) -> Shard:
+    rows = -(-parameter.shape[0] // parameter.device_mesh.size())
+    row = math.prod(parameter.shape[1:])
+    start = min(rows * parameter.device_mesh.get_local_rank(), parameter.shape[0]) * row
+    stop = start + parameter._local_tensor.numel()  # noqa: SLF001 - to_local() costs more
+    return Shard(name, parameter, start, stop, *place, model_parallel)
+
+
+def whole_parameter(shard: Shard, comm: Communicator, device: torch.device) -> Tensor:
+    """Gather one parameter. **Collective**.
+
+    Args:
+        shard: This rank's part of it.
+        comm: Between the data-parallel ranks.
+        device: Where the collectives run.
+
+    Returns:
+        In the parameter's shape, fp32; nobody else's memory.
+    """
+    local = shard.parameter._local_tensor.detach().reshape(-1)  # noqa: SLF001 - to_local() costs more
+    shape = shard.parameter.shape
+    padded = -(-shape[0] // comm.size) * math.prod(shape[1:])
+    buffer = comm.allocate(comm.size * padded, local.dtype, device)
+    begin = comm.rank * padded
+    buffer.tensor[begin : begin + local.numel()].copy_(local)
+    comm.all_gather(buffer).wait()
+    return buffer.tensor[: shape.numel()].view(shape)

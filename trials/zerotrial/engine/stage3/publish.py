@@ -1,0 +1,181 @@
+"""How CPU ranks see each other's shards at stage 3.
+
+Where ranks share memory, gathering sends nothing and copies nothing. Weights change only when the
+optimizer steps. After it each rank publishes its shards, in the type that forward computes in, in
+memory that all ranks map, and all meet once. There each parameter lies whole, and it is there that
+forward and backward read it:
+
+    memory       [--------- p0 ---------][------------------ p1 ------------------]
+    written by   [rank 0 ][rank 1 ][ ...][   rank 0    ][   rank 1    ][   ...    ]
+
+When a rank publishes again, the norm of the gradient has been summed in between, so that no other
+rank is still in a forward or backward that reads. User code may write to weights as well (to clip
+them, say): the ranks ask each other once for each forward of the model, and publish again if any
+shard is not what it was.
+
+Elsewhere a unit is gathered through torch.distributed, into memory of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+from zerotrial.engine.comm.communicator import Communicator
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+_ALIGN = 32  # elements: a cache line in 16 bits, two in 32
+
+
+def publish_shards(
+    unit: FSDPModule, owner: Any, comm: Communicator, meanwhile: Callable[[], None]
+) -> PublishedShards:
+    """Let a unit's shards be seen by all ranks. **Collective**.
+
+    Args:
+        unit: Laid out and started.
+        owner: Its parameter group inside ``fully_shard``.
+        comm: Between the ranks.
+        meanwhile: Called whenever the unit is wanted whole, to bring on what is under way.
+    """
+    published = PublishedShards(owner, comm)
+    if published.wholes:
+        _read_in_place(owner, published.wholes, comm, meanwhile)
+    else:
+        unit.set_custom_all_gather(GroupAllGather(comm))
+    return published
+
+
+class PublishedShards:
+    """One unit's shards as the other ranks read them.
+
+    Args:
+        owner: The unit's parameter group inside ``fully_shard``.
+        comm: Between the ranks.
+    """
+
+    def __init__(self, owner: Any, comm: Communicator) -> None:
+        self._shards: list[Tensor] = [p._sharded_param_data for p in owner.fsdp_params]  # noqa: SLF001 - no public way
+        self.wholes: list[Tensor] = []
+        """Each parameter, (N * S,), the same memory on every rank; none where there is no such."""
+        self.tensors: list[Tensor] = []
+        """This rank's part of each, (S,)."""
+        kinds = {p.param_dtype or p.orig_dtype for p in owner.fsdp_params}
+        if len(kinds) > 1 or _writes_to_weights(owner):
+            return
+        starts, end = [], 0
+        for shard in self._shards:
+            starts.append(end)
+            end += -(-comm.size * shard.numel() // _ALIGN) * _ALIGN
+        self._common = common = comm.allocate_common(end, kinds.pop())
+        if common is None:
+            return
+        for shard, start in zip(self._shards, starts, strict=True):
+            numel = shard.numel()
+            own = start + comm.rank * numel
+            self.wholes.append(common.part(start, start + comm.size * numel))
+            self.tensors.append(common.part(own, own + numel))
+
+    def is_current(self) -> bool:
+        """Whether the shards are still what was published."""
+        pairs = zip(self.tensors, self._shards, strict=bool(self.tensors))
+        return all(torch.equal(home, shard.to(home.dtype)) for home, shard in pairs)
+
+    def write(self) -> None:
+        """Put the shards where the others read them; nobody may be reading."""
+        if self.tensors:
+            torch._foreach_copy_(self.tensors, self._shards)
+
+
+def _writes_to_weights(owner: Any) -> bool:
+    """Whether forward changes weights, which no rank may do to memory that others read."""
+    return any(
+        isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+        for module in owner.modules
+    )
+
+
+def _read_in_place(
+    owner: Any, wholes: Sequence[Tensor], comm: Communicator, meanwhile: Callable[[], None]
+) -> None:
+    """Make a unit's gathered parameters views of the common memory, for good.
+
+    ``fully_shard`` asks its group to gather, waits, switches the modules between the sharded and
+    the gathered parameters, and frees the latter. Only the switching is left.
+
+    Args:
+        owner: The unit's parameter group inside ``fully_shard``.
+        wholes: Where each parameter is whole.
+        comm: Counts.
+        meanwhile: See :func:`publish_shards`.
+    """
+    numel = sum(whole.numel() for whole in wholes)
+    there = AllGatherResult(wholes[0], None, None, [], [], [])
+    for parameter, whole in zip(owner.fsdp_params, wholes, strict=True):
+        parameter.all_gather_outputs = [whole]
+        parameter.free_unsharded_param = _do_nothing
+
+    def unshard(async_op: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's interface
+        meanwhile()
+        pending = owner._all_gather_result is not None  # noqa: SLF001
+        kept = not owner.unshard_in_backward and (
+            owner._training_state == TrainingState.PRE_BACKWARD  # noqa: SLF001
+        )
+        if not (pending or owner.is_unsharded or kept):
+            comm.traffic.add("all_gather", numel)
+            owner._all_gather_result = there  # noqa: SLF001
+
+    def wait_for_unshard() -> None:
+        if owner._all_gather_result is None:  # noqa: SLF001
+            return
+        owner._all_gather_result = None  # noqa: SLF001
+        for parameter in owner.fsdp_params:
+            parameter.init_unsharded_param()
+        owner._to_unsharded()  # noqa: SLF001
+
+    owner.unshard = unshard
+    owner.wait_for_unshard = wait_for_unshard
+
+
+def _do_nothing() -> None:
+    return
+
+
+class GroupAllGather(AllGather):
+    """Gathers a unit's parameters between hosts; see ``FSDPModule.set_custom_all_gather``.
+
+    Args:
+        comm: Counts.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Make the memory into which a unit is gathered."""
+        return torch.empty(math.prod(int(length) for length in size), dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
+    ) -> None:
+        """Fill the other ranks' parts. **Collective**."""
+        self._comm.traffic.add("all_gather", output_tensor.numel())
+        own = input_tensor.clone()  # gloo copies the input into the output
+        call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        call(output_tensor, own, group=group)

@@ -1,0 +1,285 @@
+"""Stage 3: parameters, gradients and optimizer states are sharded; blocks are gathered to compute.
+
+``fully_shard`` gathers a unit before its forward and again before its backward, and
+reduce-scatters its gradients after; see :mod:`zerotrial.engine.stage3.wrap` for the units. What is
+ours: where the shards lie, the global norm, scaling and clipping, the same
+:class:`~zerotrial.engine.seams.Updater` as at the other stages, and the pieces of a checkpoint.
+
+References:
+    Rajbhandari et al., ZeRO, arXiv:1910.02054, section 5.3.
+    Zhao et al., PyTorch FSDP, arXiv:2304.11277.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zerolab.errors import TrialError
+from zerotrial.engine.comm.communicator import Communicator, connect
+from zerotrial.engine.flat.gradients import Averaging
+from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
+from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter
+from zerotrial.engine.stage3.mesh import open_mesh
+from zerotrial.engine.stage3.order import ReductionOrder
+from zerotrial.engine.stage3.reduce import Plugged, plug_in
+from zerotrial.engine.stage3.update import ShardUpdate, Update, WholeUpdate
+from zerotrial.engine.stage3.wrap import shard_module, start, start_over
+from zerotrial.engine.update.in_memory import build_updater
+from zerotrial.engine.update.norm import squared_norm
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+    from zerotrial.engine.seams import StageInputs
+
+
+class Stage3:
+    """The :class:`~zerotrial.engine.seams.Stage` on ``fully_shard``.
+
+    Args:
+        inputs: What every stage is built from; the module is sharded already.
+        units: In the order of :func:`~zerotrial.engine.stage3.wrap.shard_module`.
+        layout: Where this rank's shards lie.
+        update: Turns gradients into new weights.
+        comm: Between the data-parallel ranks.
+        plugged: Our collectives, where ``fully_shard`` uses them.
+        leave: Called when the stage is closed.
+    """
+
+    def __init__(  # noqa: PLR0917 - as above
+        self,
+        inputs: StageInputs,
+        units: Sequence[FSDPModule],
+        layout: Layout,
+        update: Update,
+        comm: Communicator,
+        plugged: Plugged | None,
+        leave: Callable[[], None],
+    ) -> None:
+        self.optimizer = update.updater.optimizer
+        self._units = units
+        self._shards = layout.shards
+        self._buckets = layout.buckets
+        self._update = update
+        self._gradients: list[Tensor | None] = [None] * len(layout.buckets)
+        self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
+        self._comm = comm
+        self._plugged = plugged
+        self._observer = inputs.observer
+        self._leave: Callable[[], None] | None = leave
+        self._model_group = inputs.model_group
+        self._device = inputs.device
+        self._order = ReductionOrder(units)
+        self._torn = False  # inside a backward pass, or after one that raised
+        self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
+
+    def before_backward(self, *, boundary: bool) -> None:
+        """Drop gradients that are not this engine's: of another's loss that came through here."""
+        if self._plugged is not None:
+            self._plugged.reductions.finish()  # of a backward that raised
+        for shard in self._shards:
+            shard.parameter.grad = None
+        self._torn = True
+
+    def after_backward(self, *, boundary: bool) -> None:
+        """Add up this micro-batch's gradients, which came averaged over the ranks."""
+        if self._plugged is not None:
+            with self._observer.phase("reduce"):
+                self._plugged.reductions.finish()
+        self._torn = False
+        if boundary and self._every_gradient:
+            self._check_unused()
+        for index, bucket in enumerate(self._buckets):
+            kept, new = self._gradients[index], bucket.take_gradient()
+            if kept is None:
+                self._gradients[index] = new
+            elif new is not None:
+                kept.add_(new)
+
+    def _check_unused(self) -> None:
+        missing = [shard.name for shard in self._shards if shard.parameter.grad is None]
+        if missing:
+            raise TrialError(
+                f"parameters without a gradient: {', '.join(missing)}; use them in forward, "
+                "freeze them, or set zero_optimization.ignore_unused_parameters to true"
+            )
+
+    def reduce_gradients(self, loss_scale: float = 1.0) -> float:
+        """Return the norm; the averaging itself has happened in backward. **Collective**."""
+        # Where the gradients are: on a GPU nothing is waited for until all is summed.
+        sums = torch.zeros(3, dtype=torch.float64, device=self._buckets[0].master.device)
+        for index, gradient in enumerate(self._gradients):
+            if gradient is not None:
+                for part in self._counted(index, gradient):
+                    sums[0].add_(squared_norm(part))
+        for place, number in enumerate(self._order.take(), start=1):
+            sums[place].fill_(number)
+        sums = self._comm.sum(sums.to(self._device))
+        if self._model_group is not None:
+            dist.all_reduce(sums[:1], group=self._model_group)
+        squares, *order = sums.tolist()
+        self._order.check(order, self._comm.size)
+        return math.sqrt(squares) / loss_scale
+
+    def _counted(self, index: int, gradient: Tensor) -> list[Tensor]:
+        """Parts of a bucket's gradient whose squares this rank adds to the norm.
+
+        Where a model is spread over ranks, a parameter that each of them holds whole counts once.
+        """
+        if self._model_group is None or dist.get_rank(self._model_group) == 0:
+            return [gradient]
+        mine = [shard for shard in self._shards if shard.bucket == index and shard.model_parallel]
+        return [gradient[shard.span] for shard in mine]
+
+    def apply(self, scale: float) -> None:
+        """Update this rank's shards; the next gather publishes them. **Collective**."""
+        gradients, self._gradients = self._gradients, [None] * len(self._buckets)
+        self._update.apply(gradients, scale)
+        self._release()
+        # All ranks have summed the norm since they last read weights: no one reads now.
+        if self._plugged is not None:
+            self._plugged.publish()
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients gathered so far."""
+        self._order.take()
+        self._gradients = [None] * len(self._buckets)
+
+    def cancel_backward(self) -> None:
+        """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
+        if self._plugged is not None:
+            self._plugged.reductions.finish()
+        if self._torn:
+            start_over(self._units)
+        self._torn = False
+        for shard in self._shards:
+            shard.parameter.grad = None
+        self.drop_gradients()
+
+    share_factor: float | None = None
+    """See :class:`~zerotrial.engine.seams.Stage`: every backward averages."""
+
+    def settle_gradients(self) -> None:
+        """Do nothing: no averaging outlasts a backward."""
+
+    def gradient_pieces(self) -> Iterator[Piece]:
+        """Walk this rank's rows of the gradients gathered so far."""
+        for index, (bucket, found) in enumerate(zip(self._buckets, self._gradients, strict=True)):
+            # A rank may have none where another has some: zeros, so that none are missing.
+            gradient = torch.zeros_like(bucket.master) if found is None else found
+            for shard in self._rows_in(index):
+                values = {"gradient": gradient[shard.span]}
+                yield Piece(shard.name, shard.parameter.shape, shard.start, shard.stop, values)
+
+    def resume_gradients(self, source: GradientSource) -> None:
+        """Go on with the gradients of a checkpoint."""
+        if not source.has_averages:
+            return
+        for index, bucket in enumerate(self._buckets):
+            gradient = torch.zeros_like(bucket.master)
+            for shard in self._rows_in(index):
+                source.read_average(shard.name, shard.start, gradient[shard.span])
+            self._gradients[index] = gradient
+
+    def _rows_in(self, index: int) -> list[Shard]:
+        return [s for s in self._shards if s.bucket == index and s.start < s.stop]
+
+    def pieces(self, *, write: bool = False) -> Iterator[Piece]:
+        """Walk the ranges whose optimizer states this rank keeps."""
+        return self._update.pieces(write=write)
+
+    def scalars(self) -> dict[str, float]:
+        """Optimizer scalars that are the same on all ranks."""
+        return self._update.updater.scalars()
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Restore what :meth:`scalars` gave."""
+        self._update.updater.set_scalars(scalars)
+
+    def prepare_states(self) -> None:
+        """Make the optimizer's states, so that a load can fill them."""
+        self._update.updater.prepare_states()
+
+    def weights_changed(self) -> None:
+        """Publish loaded masters. **Collective**."""
+        self._comm.fence()
+        self._update.publish()
+        self._release()
+        if self._plugged is not None:
+            self._plugged.publish()
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """Tensors by kind; the shards are the master weights."""
+        states = self._update.updater.held()
+        return {
+            "parameters": list[Tensor](self._frozen),
+            "master": [*(bucket.master for bucket in self._buckets), *states.get("master", [])],
+            "gradients": [gradient for gradient in self._gradients if gradient is not None],
+            "optimizer": states.get("optimizer", []),
+            "buckets": [] if self._plugged is None else self._plugged.tensors,
+        }
+
+    def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield every trainable parameter, whole, one after the other. **Collective**."""
+        for shard in self._shards:
+            whole = whole_parameter(shard, self._comm, self._device)
+            yield shard.name, whole if dtype is None else whole.to(dtype)
+
+    def close(self) -> None:
+        """Give memory shared with other ranks, files and threads back."""
+        self._update.updater.close()
+        self._comm.close()
+        if self._leave is not None:
+            self._leave()
+        self._leave = None
+
+    def _release(self) -> None:
+        """Free gathered weights, which a forward without a backward leaves behind in the root."""
+        for unit in self._units:
+            unit.reshard()
+
+
+def build_stage3(inputs: StageInputs) -> Stage3:
+    """Shard the model and build its stage. **Collective**.
+
+    Args:
+        inputs: The model and everything else; the module is sharded in place.
+
+    Returns:
+        The stage.
+    """
+    comm = connect(inputs.group, inputs.device)
+    mesh, leave = open_mesh(inputs)
+    units = shard_module(inputs, comm, mesh)
+    layout = lay_out(inputs, units)
+    start(inputs.module)
+    config = inputs.config
+    plugged = None
+    if comm.size > 1 and inputs.device.type == "cpu":
+        averaging = Averaging.of(
+            comm.size,
+            operation=config.gradient_allreduce_op,
+            prescale=config.prescale_gradients,
+            predivide=config.gradient_predivide_factor,
+        )
+        factor = averaging.before * averaging.after
+        plugged = plug_in(units, comm, inputs.device, factor, inputs.observer)
+    elif config.gradient_allreduce_op == "sum":
+        for unit in units:
+            unit.set_gradient_divide_factor(1.0)
+    make_updater: Callable[[UpdaterInputs], Updater] = build_updater
+    offload = config.zero_optimization.offload_optimizer.device
+    on_host = config.zero_optimization.offload_param.device == "cpu"
+    if offload == "nvme" or (offload == "cpu" and not on_host):
+        from zerotrial.engine.update import offload as elsewhere
+
+        make_updater = elsewhere.build_updater
+    kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
+    update = kind(inputs, layout, comm, make_updater)
+    return Stage3(inputs, units, layout, update, comm, plugged, leave)

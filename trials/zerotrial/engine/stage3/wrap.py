@@ -1,0 +1,226 @@
+"""Hands a model to ``fully_shard``, unit by unit, and says what stands in the way when it cannot.
+
+Every trainable parameter becomes a ``DTensor`` cut along its first dimension: with R rows on N
+ranks, rank r keeps rows ``r * ceil(R / N)`` and the next ``ceil(R / N)`` of them. A rank's part of
+a parameter is therefore one contiguous range of its flattened elements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from zerolab.errors import ConfigError, TrialError
+from zerotrial.engine.module.precision import kept_in_full
+from zerotrial.engine.module.units import Unit, plan_units
+from zerotrial.engine.stage3.gather import set_gathering
+
+if TYPE_CHECKING:
+    from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.seams import StageInputs
+
+_REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
+
+
+def shard_module(inputs: StageInputs, comm: Communicator, mesh: DeviceMesh) -> list[FSDPModule]:
+    """Shard the model in place, from rank 0's values. **Collective**.
+
+    Args:
+        inputs: The stage's; the model is on ``inputs.device``.
+        comm: Between the data-parallel ranks.
+        mesh: The same ranks, in one dimension.
+
+    Returns:
+        The units, inner ones first and the root last.
+
+    Raises:
+        ConfigError: If ``fully_shard`` cannot take the model.
+    """
+    module = inputs.module
+    trained = {named.parameter for group in inputs.groups for named in group.parameters}
+    for parameter in set(module.parameters()) - trained:
+        parameter.requires_grad_(False)  # noqa: FBT003 - torch's interface
+    # What is not a float can be neither cast nor trained: it stays whole.
+    ignored = {p for p in module.parameters() if not p.is_floating_point()}
+    _check_shardable(module, inputs.config.zero_optimization.offload_param.device)
+    for value in (*module.parameters(), *module.buffers()):
+        comm.broadcast(value.data)
+    _prepare_types(inputs, trained)
+    leaves = inputs.config.zero_optimization.leaf_module.classes
+    wrap = cast("Callable[[], Sequence[nn.Module]] | None", getattr(module, "stage3_units", None))
+    in_full = _in_full(inputs)
+    units = plan_units(
+        module,
+        wrap=(lambda _: wrap()) if wrap else None,
+        leaves=leaves,
+        apart=in_full,
+        ignored=ignored,
+    )
+    for unit in units:
+        compute = None if unit.module in in_full else inputs.precision.compute
+        _shard_unit(unit, mesh, inputs, compute, ignored)
+    set_gathering(module, units, inputs.config.zero_optimization)
+    _guard_forward(module)
+    return [cast("FSDPModule", unit.module) for unit in units]
+
+
+def _shard_unit(
+    unit: Unit,
+    mesh: DeviceMesh,
+    inputs: StageInputs,
+    compute: torch.dtype | None,
+    ignored: set[nn.Parameter],
+) -> None:
+    precision = inputs.precision
+    is_root = unit.module is inputs.module
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute,
+        reduce_dtype=precision.communicate or precision.accumulate,
+        # What enters the model is cast by the engine, at every stage alike.
+        cast_forward_inputs=False,
+    )
+    try:
+        fully_shard(
+            unit.module,
+            mesh=mesh,
+            # The root is needed from the first to the last moment of a forward, and again at once.
+            reshard_after_forward=not is_root,
+            mp_policy=policy,
+            offload_policy=_offload(inputs),
+            ignored_params=ignored,
+        )
+    except (ValueError, NotImplementedError, AssertionError) as error:
+        name = unit.name or "the model"
+        raise ConfigError(
+            "stage 3", [f"{name} ({type(unit.module).__name__}): {error}; {_REMEDY}"]
+        ) from error
+    sharded = cast("FSDPModule", unit.module)
+    # A parameter that only some ranks used must still take part on all, or the sums would mix.
+    sharded.set_reduce_scatter_unused_params(
+        inputs.config.zero_optimization.ignore_unused_parameters
+    )
+
+
+def _in_full(inputs: StageInputs) -> set[nn.Module]:
+    """Modules that compute in fp32 all the same: batch norms, whose statistics are fp32."""
+    if inputs.precision.compute is None:
+        return set()
+    kept = kept_in_full(inputs.module)
+    return {
+        child
+        for child in inputs.module.modules()
+        if any(parameter in kept for parameter in child.parameters(recurse=False))
+    }
+
+
+def _offload(inputs: StageInputs) -> OffloadPolicy:
+    offload = inputs.config.zero_optimization.offload_param
+    if offload.device == "none":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=offload.pin_memory and torch.cuda.is_available())
+
+
+def _check_shardable(module: nn.Module, offload: str) -> None:
+    problems = []
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            problems.append(
+                f"parameter {name}: must have a dimension to be cut along, got a scalar; "
+                f"give it the shape (1,), or {_REMEDY}"
+            )
+        elif parameter.numel() == 0:
+            problems.append(f"parameter {name}: must have elements to be cut, got none; {_REMEDY}")
+        if parameter.is_meta:
+            problems.append(f"parameter {name}: must hold values, got the meta device")
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            problems.append(f"module {name}: sparse gradients cannot be sharded; set sparse=False")
+    if offload not in ("none", "cpu"):
+        problems.append(f"offload_param.device: must be none or cpu, got {offload}")
+    if problems:
+        raise ConfigError("stage 3", problems)
+
+
+def _prepare_types(inputs: StageInputs, trained: set[nn.Parameter]) -> None:
+    """Make trained parameters fp32 masters, and the rest what forward computes in."""
+    compute = inputs.precision.compute
+    kept = kept_in_full(inputs.module)
+    offloaded = inputs.config.zero_optimization.offload_param.device == "cpu"
+    for parameter in inputs.module.parameters():
+        if not parameter.is_floating_point():
+            continue
+        kind = parameter.dtype
+        if compute is not None and parameter not in kept:
+            kind = inputs.precision.master if parameter in trained else compute
+        where = torch.device("cpu") if offloaded else parameter.device
+        parameter.data = parameter.data.to(where, kind).contiguous()
+
+
+def start(module: nn.Module) -> None:
+    """Make the whole model the root of its units; after this they may run in any order.
+
+    Left to itself, ``fully_shard`` takes the first module that runs for the root, which may be a
+    submodule that was called on its own.
+
+    Args:
+        module: The whole model, sharded and laid out.
+    """
+    try:
+        fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+    except AssertionError as error:
+        if "uniform original parameter dtype" not in str(error):
+            raise
+        raise ConfigError(
+            "stage 3",
+            [
+                "model: a block must have its parameters in one type, which optimizer and "
+                f"gradients share; set bf16.enabled or fp16.enabled, cast the model, or {_REMEDY}"
+            ],
+        ) from error
+
+
+def start_over(units: Sequence[FSDPModule]) -> None:
+    """Bring units back to where a step begins, after a backward that raised; forgets gradients."""
+    units[-1].reset_iter_state()
+    for unit in units:
+        state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
+        if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
+            continue
+        for member in owner.fsdp_params:  # reset_iter_state() leaves these
+            member.unsharded_accumulated_grad = None
+            if hasattr(member, "_unsharded_param"):
+                member.unsharded_param.grad = None
+
+
+def _guard_forward(module: nn.Module) -> None:
+    """Explain the error of a weight that is read outside the unit that gathers it."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except Exception as error:
+            # The next forward must find nothing half gathered.
+            cast("FSDPModule", module).reset_iter_state()
+            if "mixed torch.Tensor and DTensor" not in str(error):
+                raise
+            raise TrialError(
+                "stage 3: forward reads a weight outside the module that owns it, where it is "
+                "not gathered; name the class of a module that contains both in "
+                f"zero_optimization.leaf_module.classes, or {_REMEDY}"
+            ) from error
+
+    module.forward = guarded

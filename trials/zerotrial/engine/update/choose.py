@@ -1,0 +1,136 @@
+"""From a configuration or a user's argument to the one optimizer of an engine."""
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.optimizers import OPTIMIZERS
+from zerolab.errors import ConfigError
+from zerotrial.engine.seams import OptimizerFactory
+
+__all__ = ["ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
+
+_ELEMENTWISE = frozenset(
+    {
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.Adamax,
+        torch.optim.ASGD,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+    }
+)
+"""Classes that update each element from its own gradient and states alone."""
+
+
+def _is_elementwise(cls: type) -> bool:
+    return cls in _ELEMENTWISE or getattr(cls, "elementwise", False) is True
+
+
+class ConfiguredOptimizer:
+    """The ``optimizer`` block; see :class:`~zerotrial.engine.seams.OptimizerFactory`."""
+
+    def __init__(self, cls: type[torch.optim.Optimizer], params: Mapping[str, Any]) -> None:
+        self._cls = cls
+        self._params = dict(params)
+        self.elementwise = _is_elementwise(cls)
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Build it, fused where torch has a fused kernel for it."""
+        accepted = inspect.signature(self._cls.__init__).parameters
+        if "fused" in accepted and not {"fused", "foreach"} & self._params.keys():
+            with contextlib.suppress(RuntimeError, TypeError, ValueError):
+                return self._build(groups, {**self._params, "fused": True})
+        try:
+            return self._build(groups, self._params)
+        except (RuntimeError, TypeError, ValueError) as problem:
+            msg = f"optimizer.params: {self._cls.__name__} refuses them: {problem}"
+            raise ConfigError("engine config", [msg]) from problem
+
+    def _build(self, groups: list[dict[str, Any]], params: dict[str, Any]) -> torch.optim.Optimizer:
+        return self._cls(_copies(groups), **params)
+
+
+def _copies(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Copy the groups, since torch writes its defaults into them."""
+    return [dict(group) for group in groups]
+
+
+class GivenOptimizer:
+    """The user's instance, whose parameters the stage's tensors replace."""
+
+    def __init__(self, given: torch.optim.Optimizer) -> None:
+        self._given = given
+        self.elementwise = _is_elementwise(type(given))
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Put the engine's tensors in the place of the user's parameters."""
+        for group, mine in zip(self._given.param_groups, groups, strict=True):
+            group["params"] = mine["params"]
+        return self._given
+
+
+def choose_optimizer(
+    config: EngineConfig,
+    given: torch.optim.Optimizer | None,
+) -> OptimizerFactory:
+    """Take the user's optimizer, else the configuration's.
+
+    Raises:
+        ConfigError: If there is neither, or the configuration's is not known.
+    """
+    if given is not None:
+        if given.state:
+            msg = "optimizer: must not have stepped before initialize(); pass a fresh one"
+            raise ConfigError("initialize()", [msg])
+        return GivenOptimizer(given)
+    if config.optimizer is None:
+        msg = "optimizer: set it in the engine config, or pass optimizer= to initialize()"
+        raise ConfigError(config.source, [msg])
+    return _configured(config.optimizer.type, config.optimizer.params)
+
+
+def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
+    params = dict(params)
+    for key in ("torch_adam", "fp32_optimizer_states"):
+        params.pop(key, None)
+    if name in {"Adam", "AdamW"}:
+        decoupled = params.pop("adam_w_mode", True) or name == "AdamW"
+        cls: type[torch.optim.Optimizer] = torch.optim.AdamW if decoupled else torch.optim.Adam
+        # torch's AdamW decays by 0.01 where DeepSpeed's does not decay
+        params.setdefault("weight_decay", 0.0)
+        _refuse_without_correction(params)
+    elif name == "Lion":
+        from zerotrial.engine.update.lion import Lion
+
+        cls = Lion
+    elif name == "LAMB":
+        from zerotrial.engine.update.lamb import Lamb
+
+        cls = Lamb
+    elif name == "Muon":
+        from zerotrial.engine.update.muon import MuonWithAdamW
+
+        cls = MuonWithAdamW
+    else:
+        cls = getattr(torch.optim, name)
+    if name in OPTIMIZERS:
+        params.setdefault("lr", 1e-3)
+    if "betas" in params:
+        params["betas"] = tuple(params["betas"])
+    return ConfiguredOptimizer(cls, params)
+
+
+def _refuse_without_correction(params: dict[str, Any]) -> None:
+    if not params.pop("bias_correction", True):
+        msg = "optimizer.params.bias_correction: must be true for Adam, got false; remove it"
+        raise ConfigError("engine config", [msg])

@@ -1,0 +1,132 @@
+"""Optimizer states and master weights in host memory, for a model on another device.
+
+S is the number of elements in a bucket's shard. A thread updates bucket i while the gradient of
+bucket i+1 comes and the weights of bucket i-1 go, on a stream of their own.
+"""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zerotrial.engine.seams import UpdaterInputs
+from zerotrial.engine.update.in_memory import build_updater
+
+__all__ = ["CpuUpdater"]
+
+
+@dataclass
+class _Transfer:
+    """One bucket's host memory."""
+
+    gradient: Tensor
+    """(S,), type of the gradients."""
+
+    weights: Tensor
+    """(S,), type of the model's weights."""
+
+
+class CpuUpdater:
+    """See :class:`~zerotrial.engine.seams.Updater`; wraps the one that works in memory."""
+
+    def __init__(self, inputs: UpdaterInputs) -> None:
+        options = inputs.config.zero_optimization.offload_optimizer
+        on_gpu = inputs.device.type == "cuda"
+        # Only what travels is pinned: torch rounds pinned memory up to powers of two.
+        self._pin = options.pin_memory and on_gpu
+        masters = [master.to("cpu", copy=True) for master in inputs.masters]
+        self._inner = build_updater(replace(inputs, masters=masters, device=torch.device("cpu")))
+        self.optimizer = self._inner.optimizer
+        self._stream: Any = None
+        if on_gpu:
+            self._stream = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
+        self._worker = ThreadPoolExecutor(1, "offload-update")
+        if on_gpu:  # a new thread begins on the first GPU, whichever this rank has
+            self._worker.submit(torch.cuda.set_device, self._stream.device).result()
+        self._transfers: dict[int, _Transfer] = {}
+        self._running: list[Future[bool]] = []
+        self._late: list[tuple[_Transfer, Tensor]] = []
+
+    def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        transfer = self._transfers.get(index)
+        if transfer is None:
+            transfer = _Transfer(
+                self._host_like(gradient, gradient.dtype), self._host_like(publish, publish.dtype)
+            )
+            self._transfers[index] = transfer
+        arrived: Any = None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+            gradient.record_stream(self._stream)
+        with self._on_stream():
+            transfer.gradient.copy_(gradient, non_blocking=True)
+            if self._stream is not None:
+                arrived = self._stream.record_event()
+        job = self._worker.submit(self._update, index, transfer, arrived, scale, publish)
+        self._running.append(job)
+        return False
+
+    def _update(
+        self, index: int, transfer: _Transfer, arrived: Any, scale: float, publish: Tensor
+    ) -> bool:
+        if arrived is not None:
+            arrived.synchronize()
+        done = self._inner.step(index, transfer.gradient, scale, transfer.weights)
+        if done:
+            with self._on_stream():
+                publish.copy_(transfer.weights, non_blocking=True)
+        else:
+            self._late.append((transfer, publish))
+        return done
+
+    def finish(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        running, self._running = self._running, []
+        for job in running:
+            job.result()
+        self._inner.finish()
+        with self._on_stream():
+            for transfer, publish in self._late:
+                publish.copy_(transfer.weights, non_blocking=True)
+        self._late.clear()
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    @contextmanager
+    def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        with self._inner.states(index, write=write) as tensors:
+            yield tensors
+
+    def prepare_states(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._inner.prepare_states()
+
+    def scalars(self) -> dict[str, float]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        return self._inner.scalars()
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._inner.set_scalars(scalars)
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """See :class:`~zerotrial.engine.seams.Updater`; buckets are what travels."""
+        buckets = [t for pair in self._transfers.values() for t in (pair.gradient, pair.weights)]
+        return {**self._inner.held(), "buckets": buckets}
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.shutdown()
+        self._inner.close()
+
+    def _host_like(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=self._pin)
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

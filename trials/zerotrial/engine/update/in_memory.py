@@ -1,0 +1,212 @@
+"""Master weights and optimizer states in memory, stepped bucket by bucket."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zerotrial.engine.seams import UpdaterInputs
+from zerotrial.engine.update.states import (
+    make_states,
+    read_scalars,
+    tensor_states,
+    write_scalars,
+)
+
+__all__ = ["ElementwiseUpdater", "WholeUpdater", "build_updater", "step_scaled"]
+
+
+def build_updater(inputs: UpdaterInputs) -> "ElementwiseUpdater | WholeUpdater":
+    """Choose the updater that the optimizer allows."""
+    if inputs.shapes is None:
+        return ElementwiseUpdater(inputs)
+    return WholeUpdater(inputs)
+
+
+class _InMemory:
+    """What both updaters share: the optimizer, its parameters by bucket, and their states."""
+
+    optimizer: torch.optim.Optimizer
+    _masters: list[Tensor]
+    _parameters: list[list[nn.Parameter]]
+    """For each bucket, the tensors that the optimizer updates; views of the bucket's master."""
+
+    _spans: list[list[slice]]
+    """Where each of them lies in the bucket's shard."""
+
+    _members: list[tuple[int, nn.Parameter]]
+    """All of them, each with the index of its group."""
+
+    def _build(
+        self, inputs: UpdaterInputs, parameters: list[list[nn.Parameter]], spans: list[list[slice]]
+    ) -> None:
+        self._masters = list(inputs.masters)
+        self._parameters = parameters
+        self._spans = spans
+        self._members = [
+            (group, member)
+            for group, members in zip(inputs.group_indices, parameters, strict=True)
+            for member in members
+        ]
+        groups: list[dict[str, Any]] = [{"params": [], **options} for options in inputs.groups]
+        for index, members in zip(inputs.group_indices, parameters, strict=True):
+            groups[index]["params"].extend(members)
+        self.optimizer = inputs.optimizer_factory(groups)
+
+    @contextmanager
+    def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        del write  # what is lent is the memory itself
+        lent: dict[str, Tensor] = {"master": self._masters[index]}
+        copies: list[tuple[Tensor, Tensor]] = []
+        spans, members = self._spans[index], self._parameters[index]
+        for parameter, span in zip(members, spans, strict=True):
+            for name, state in tensor_states(self.optimizer, parameter).items():
+                if len(members) == 1 and state.numel() == self._masters[index].numel():
+                    lent[name] = state.view(-1)
+                    continue
+                if name not in lent:
+                    lent[name] = state.new_zeros(self._masters[index].numel())
+                part = lent[name][span].view(parameter.shape)
+                part.copy_(state)  # expanded, where one number stands for a row or a column
+                copies.append((state, part[tuple(slice(0, size) for size in state.shape)]))
+        yield lent
+        for state, part in copies:
+            state.copy_(part)
+
+    def prepare_states(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        make_states(self.optimizer, [member for _, member in self._members])
+
+    def scalars(self) -> dict[str, float]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        return read_scalars(self.optimizer, self._members)
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        write_scalars(self.optimizer, self._members, scalars)
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        states = [
+            value
+            for state in self.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+        return {"master": list(self._masters), "optimizer": states}
+
+    def close(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+
+
+class ElementwiseUpdater(_InMemory):
+    """One flat tensor for each bucket: for optimizers whose elements do not know each other."""
+
+    def __init__(self, inputs: UpdaterInputs) -> None:
+        parameters = [[nn.Parameter(master, requires_grad=True)] for master in inputs.masters]
+        self._build(inputs, parameters, [[slice(0, m.numel())] for m in inputs.masters])
+        self._wide: Tensor | None = None
+        """Memory for one bucket's gradient in its master's type, on CPU; made when needed."""
+
+    def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        (parameter,) = self._parameters[index]
+        parameter.grad = self._widened(gradient, parameter.dtype)
+        step_scaled(self.optimizer, [parameter], scale)
+        parameter.grad = None
+        master = self._masters[index]
+        if publish.data_ptr() != master.data_ptr():
+            publish.copy_(master)
+        return True
+
+    def finish(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+
+    def _widened(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+        """Cast a gradient, on CPU into memory that is used again.
+
+        The system gives out large pieces of memory page by page, which takes ten times as long as
+        the cast. On other devices torch keeps memory by itself.
+        """
+        if gradient.dtype == dtype or gradient.device.type != "cpu":
+            return gradient.to(dtype)
+        if self._wide is None or self._wide.dtype != dtype:
+            largest = max(master.numel() for master in self._masters)
+            self._wide = torch.empty(largest, dtype=dtype)
+        return self._wide[: gradient.numel()].copy_(gradient)
+
+
+def step_scaled(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], scale: float
+) -> None:
+    """Step on gradients multiplied by ``scale``.
+
+    A fused kernel does that by itself, without another pass over the gradients; it is reached
+    through the attributes that torch's own GradScaler uses.
+
+    Args:
+        optimizer: Any.
+        parameters: Those that have a gradient, which may be overwritten.
+        scale: Applied to the gradients.
+    """
+    fused: Any = optimizer
+    if scale == 1.0:
+        optimizer.step()
+    elif not parameters or not _scales(optimizer):
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(scale)
+        optimizer.step()
+    else:
+        device = parameters[0].device
+        # filled on the device: a copy from the host would wait for all that runs there
+        fused.grad_scale = torch.full((), 1.0 / scale, device=device)
+        fused.found_inf = torch.zeros((), device=device)
+        fused.step()
+        del fused.grad_scale, fused.found_inf
+
+
+def _scales(optimizer: torch.optim.Optimizer) -> bool:
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+class WholeUpdater(_InMemory):
+    """Whole parameters in their own shapes, all stepped at once: LAMB, Muon, users' optimizers."""
+
+    def __init__(self, inputs: UpdaterInputs) -> None:
+        assert inputs.shapes is not None
+        parameters: list[list[nn.Parameter]] = []
+        spans: list[list[slice]] = []
+        for master, shapes in zip(inputs.masters, inputs.shapes, strict=True):
+            # A number becomes one element: its states must not be taken for counters.
+            views = [master[a:b].view(shape or (1,)) for a, b, shape in shapes]
+            parameters.append([nn.Parameter(view) for view in views])
+            spans.append([slice(a, b) for a, b, _ in shapes])
+        self._publish: list[tuple[Tensor, Tensor]] = []
+        self._build(inputs, parameters, spans)
+
+    def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        master = self._masters[index]
+        gradient = gradient.to(master.dtype)
+        if scale != 1.0:
+            gradient.mul_(scale)
+        for parameter, span in zip(self._parameters[index], self._spans[index], strict=True):
+            parameter.grad = gradient[span].view(parameter.shape)
+        self._publish.append((publish, master))
+        return False
+
+    def finish(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self.optimizer.step()
+        for members in self._parameters:
+            for parameter in members:
+                parameter.grad = None
+        for publish, master in self._publish:
+            if publish.data_ptr() != master.data_ptr():
+                publish.copy_(master)
+        self._publish.clear()

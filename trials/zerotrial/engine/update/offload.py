@@ -1,0 +1,39 @@
+"""Optimizer states and master weights away from the device: in host memory, or in files.
+
+Both are an :class:`~zerotrial.engine.seams.Updater`, so no stage knows about them. Updates run on
+the CPU, bucket by bucket, while other buckets travel::
+
+    cpu    gradient i+1 -> host  |  update i  |  weights i-1 -> device
+    nvme   states i+1 <- file    |  update i  |  states i-1 -> file
+
+References:
+    Ren et al., ZeRO-Offload, arXiv:2101.06840.
+    Rajbhandari et al., ZeRO-Infinity, arXiv:2104.07857.
+"""
+
+from zerolab.errors import ConfigError
+from zerotrial.engine.seams import Updater, UpdaterInputs
+from zerotrial.engine.update.files import NvmeUpdater
+from zerotrial.engine.update.host import CpuUpdater
+from zerotrial.engine.update.in_memory import build_updater as build_in_memory
+
+__all__ = ["build_updater"]
+
+
+def build_updater(inputs: UpdaterInputs) -> Updater:
+    """Choose by ``offload_optimizer.device``.
+
+    Raises:
+        ConfigError: If the states are to go into files and no directory is named.
+        OffloadError: If the directory cannot hold them.
+    """
+    options = inputs.config.zero_optimization.offload_optimizer
+    if options.device == "nvme":
+        if options.nvme_path is None:
+            key = "zero_optimization.offload_optimizer.nvme_path"
+            problem = f"{key}: must name a directory when device is nvme"
+            raise ConfigError(inputs.config.source, [problem])
+        return NvmeUpdater(inputs)
+    if options.device == "cpu" and inputs.device.type != "cpu":
+        return CpuUpdater(inputs)
+    return build_in_memory(inputs)

@@ -1,0 +1,1 @@
+"""What is seen while an engine trains: the step line, timers, operations, bytes."""

@@ -1,0 +1,382 @@
+"""What users look at while an engine trains: progress, rates, where time and memory go.
+
+All of it is off unless the config asks, and then costs nothing: the engine gets a
+:class:`~zerotrial.engine.seams.NullObserver`. Lines are written by rank 0 through ``logging``,
+under the name of :data:`logger`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from zerolab.config.engine.resolved import format_entries, resolve
+from zerotrial.engine.seams import NullObserver, Observer
+from zerotrial.engine.watch.census import census
+from zerotrial.engine.watch.flops import (
+    ForwardProfile,
+    counter,
+    format_profile,
+    in_units,
+    peak_flops,
+)
+from zerotrial.engine.watch.timers import PhaseTimer
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from zerolab.config.engine.engine_config import EngineConfig
+    from zerotrial.engine.engine import Engine
+    from zerotrial.engine.seams import StepResult
+
+logger = logging.getLogger("zerotrial.engine")
+
+DEFAULT_INTERVAL = 10
+"""Steps between two lines where the config asks for lines but not how often."""
+
+_PHASES = ("forward", "backward", "reduce", "step")
+
+
+def make_observer(config: EngineConfig, device: torch.device, rank: int) -> Observer:
+    """Make what watches an engine.
+
+    Args:
+        config: Says what is to be shown.
+        device: That the engine trains on.
+        rank: Global; only rank 0 writes, and only it measures.
+
+    Returns:
+        A reporter, or an observer that does nothing.
+    """
+    wanted = (
+        config.steps_per_print is not None
+        or config.wall_clock_breakdown
+        or config.memory_breakdown
+        or config.flops_profiler.enabled
+    )
+    if rank != 0 or not wanted:
+        return NullObserver()
+    _make_audible()
+    return Reporter(config, device)
+
+
+def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> None:
+    """Write the resolved configuration, when asked, and the keys that change nothing, always.
+
+    Args:
+        config: Of the engine.
+        world_size: Data-parallel ranks.
+        model: Whose size clamps the buckets.
+    """
+    numel = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    entries = resolve(config, world_size, numel)
+    if config.dump_state:
+        _make_audible()
+        logger.info("%s, on %d ranks:\n%s", config.source, world_size, format_entries(entries))
+    elif hints := format_entries(entries, origins=["hint"]):
+        logger.info("%s: accepted, without effect here:\n%s", config.source, hints)
+
+
+def _make_audible() -> None:
+    """Write to standard output where the program has not set up logging itself."""
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+
+
+class Reporter:
+    """The :class:`~zerotrial.engine.seams.Observer` that writes lines.
+
+    Args:
+        config: Says which.
+        device: That is timed.
+    """
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        # what to show
+        self._config = config
+        self._interval = config.steps_per_print or DEFAULT_INTERVAL
+        self._device = device
+        # what is measured
+        self._timer = PhaseTimer(device) if config.wall_clock_breakdown else None
+        self._meter = FlopMeter(config)
+        self._began: float | None = None
+        self._steps = 0
+        self._tokens = 0
+        self._engine: Engine | None = None
+        self.rates: dict[str, float] = {}
+        """Of the last line: ``samples_per_second``, ``tokens_per_second``, ``tflops`` of one device
+        and ``mfu``, as far as they are known."""
+
+    def attach(self, engine: Engine) -> None:
+        """Get to know the engine, when it is built.
+
+        Args:
+            engine: Whose observer this is.
+        """
+        self._engine = engine
+        self._meter.attach(engine.module)
+        engine.module.register_forward_pre_hook(self._count_tokens, with_kwargs=True)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what runs inside, and count its operations where that is due.
+
+        Args:
+            name: ``forward``, ``backward``, ``reduce`` or ``step``.
+
+        Yields:
+            Nothing.
+        """
+        if self._began is None:
+            self._began = time.perf_counter()
+        with ExitStack() as stack:
+            if self._timer is not None:
+                stack.enter_context(self._timer.phase(name))
+            stack.enter_context(self._meter.phase(name))
+            yield
+
+    def step_finished(self, result: StepResult) -> None:
+        """Write what is due after an optimizer step."""
+        engine = self._engine
+        if engine is None:
+            return
+        self._steps += 1
+        self._meter.step_finished(engine)
+        if engine.global_steps % self._interval:
+            if engine.global_steps == 1 and self._config.memory_breakdown:
+                logger.info(memory_line(engine))
+            if self._steps == 1:  # the first step warms up, and is measured: leave it out
+                self._restart()
+            return
+        self._measure(engine)
+        logger.info("%s", self._line(engine, result))
+        if self._timer is not None:
+            logger.info("%s", self._breakdown())
+        if self._config.memory_breakdown:
+            logger.info("%s", memory_line(engine))
+        self._restart()
+
+    def _restart(self) -> None:
+        self._wait()
+        if self._timer is not None:
+            self._timer.take()
+        self._steps = self._tokens = 0
+        self._began = time.perf_counter()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _seconds(self) -> float:
+        """Of one step, on average since the last line."""
+        return (time.perf_counter() - (self._began or 0.0)) / self._steps
+
+    def _measure(self, engine: Engine) -> None:
+        if not self._config.timers.throughput.enabled:
+            return
+        self._wait()
+        seconds = self._seconds()
+        self.rates = {"samples_per_second": engine.train_batch_size() / seconds}
+        if self._tokens:
+            tokens = self._tokens * engine.dp_world_size / self._steps
+            self.rates["tokens_per_second"] = tokens / seconds
+        if self._meter.flops:
+            rate = self._meter.flops / seconds
+            self.rates["tflops"] = rate / 1e12
+            if peak := peak_flops(self._device, _compute_type(self._config)):
+                self.rates["mfu"] = rate / peak
+
+    def _line(self, engine: Engine, result: StepResult) -> str:
+        rates = ", ".join(f"{lr:.3g}" for lr in engine.get_lr())
+        parts = [f"step {engine.global_steps}: lr {rates}"]
+        if result.grad_norm is not None:
+            parts.append(f"gradient norm {result.grad_norm:.4g}")
+        if self._config.fp16.enabled:
+            parts.append(f"loss scale {engine.loss_scale:g}")
+        parts.append(f"skipped {engine.skipped_steps}")
+        if samples := self.rates.get("samples_per_second"):
+            parts.append(f"{samples:,.1f} samples/s")
+        if tokens := self.rates.get("tokens_per_second"):
+            parts.append(f"{tokens:,.0f} tokens/s")
+        if tflops := self.rates.get("tflops"):
+            parts.append(f"{in_units(tflops * 1e12)}FLOP/s on each device")
+        if mfu := self.rates.get("mfu"):
+            parts.append(f"MFU {mfu:.1%}")
+        return ", ".join(parts)
+
+    def _breakdown(self) -> str:
+        assert self._timer is not None
+        whole = self._seconds()
+        spent = {name: seconds / self._steps for name, seconds in self._timer.take().items()}
+        known = [*_PHASES, *(name for name in spent if name not in _PHASES)]
+        parts = [
+            f"{name} {spent.get(name, 0.0) * 1e3:.2f} ms ({spent.get(name, 0.0) / whole:.0%})"
+            for name in known
+        ]
+        rest = max(0.0, whole - sum(spent.values()))
+        parts.append(f"between {rest * 1e3:.2f} ms ({rest / whole:.0%})")
+        return f"time of a step, {whole * 1e3:.2f} ms: {', '.join(parts)}"
+
+    def _count_tokens(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._tokens += count_tokens(args, kwargs)
+
+
+class FlopMeter:
+    """Counts the operations of the first step, and profiles the step that the config names.
+
+    Args:
+        config: ``flops_profiler``, and whether rates are printed at all.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._profiler = config.flops_profiler
+        # A compiled block runs kernels that the counter does not see.
+        rated = config.steps_per_print is not None and config.timers.throughput.enabled
+        self._counting = rated and not config.compile.enabled
+        self._module: nn.Module | None = None
+        self._numels: dict[str, int] = {}
+        self._steps = 0
+        self._profile: ForwardProfile | None = None
+        self._counted = {"forward": 0, "backward": 0}
+        self._profiled: dict[str, float] = {}
+        self.flops = 0
+        """Operations of a step on this rank; 0 while unknown. What activation checkpointing
+        computes again is not counted: it is no progress."""
+
+    def attach(self, module: nn.Module) -> None:
+        """Get to know the model."""
+        self._module = module
+        self._numels = {name: p.numel() for name, p in module.named_parameters()}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what runs inside, where that is due.
+
+        Args:
+            name: Of the phase.
+
+        Yields:
+            Nothing.
+        """
+        due = name in self._counted and (name == "backward" or torch.is_grad_enabled())
+        profiling = self._profiler.enabled and self._steps + 1 == self._profiler.profile_step
+        if due and profiling and f"{name} flops" not in self._profiled:
+            mode = self._open_profile(name)
+            began = time.perf_counter()
+            with mode:
+                yield
+            self._profiled[f"{name} seconds"] = time.perf_counter() - began
+            self._profiled[f"{name} flops"] = _flops_of(mode)
+        elif due and self._counting and self._steps == 0:
+            with counter() as mode:
+                yield
+            self._counted[name] += mode.get_total_flops()
+        else:
+            yield
+
+    def _open_profile(self, name: str) -> Any:
+        if name != "forward" or self._module is None:
+            return counter()
+        self._profile = ForwardProfile(self._module, self._numels)
+        return self._profile
+
+    def step_finished(self, engine: Engine) -> None:
+        """Add up after the first step; write the table after the profiled one."""
+        self._steps += 1
+        if self._steps == 1:
+            forward, backward = self._counted.values()
+            again = self._config.activation_checkpointing.active
+            self.flops = 3 * forward if again else forward + backward
+        if self._profiler.enabled and self._steps == self._profiler.profile_step:
+            self._write(engine)
+
+    def _write(self, engine: Engine) -> None:
+        if self._profile is None:
+            return
+        forward, backward = (self._profiled.get(f"{n} flops", 0.0) for n in self._counted)
+        seconds = sum(self._profiled.get(f"{n} seconds", 0.0) for n in self._counted)
+        again = forward * self._profiler.recompute_fwd_factor
+        title = (
+            f"profile of optimizer step {engine.global_steps}, first micro-batch, rank 0: "
+            f"{sum(self._numels.values()):,} parameters, forward {in_units(forward)}FLOP, "
+            f"backward {in_units(backward + again)}FLOP, {seconds * 1e3:.2f} ms while counting"
+        )
+        text = format_profile(
+            self._profile.costs(),
+            title=title,
+            module_depth=self._profiler.module_depth,
+            top_modules=self._profiler.top_modules,
+            detailed=self._profiler.detailed,
+        )
+        if self._profiler.output_file:
+            path = Path(self._profiler.output_file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n", encoding="utf-8")
+        else:
+            logger.info("%s", text)
+
+
+def count_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
+    """Guess how many tokens a forward is given.
+
+    Args:
+        args: Of the forward.
+        kwargs: Of the forward; ``input_ids`` is looked at first.
+
+    Returns:
+        Elements of the first integer tensor of two or more dimensions, (batch, length); 0 when
+        there is none, as for images.
+    """
+    for value in (kwargs.get("input_ids"), *tree_leaves((args, dict(kwargs)))):
+        if isinstance(value, Tensor) and value.dim() >= 2 and not value.is_floating_point():
+            return value.numel() if value.dtype != torch.bool else 0
+    return 0
+
+
+def memory_line(engine: Engine) -> str:
+    """Say how many bytes this rank holds, by what they are.
+
+    Args:
+        engine: That is looked at.
+
+    Returns:
+        One line.
+    """
+    parts = [f"{kind} {_bytes(size)}" for kind, size in census(engine.stage.held()).items()]
+    parts.append(f"process {_bytes(psutil.Process().memory_info().rss)}")
+    if engine.device.type == "cuda":
+        now, most = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+        parts.append(f"GPU {_bytes(now)}, at most {_bytes(most)}")
+    return f"memory at step {engine.global_steps}: {', '.join(parts)}"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _flops_of(mode: FlopCounterMode | ForwardProfile) -> int:
+    return mode.flops if isinstance(mode, ForwardProfile) else mode.get_total_flops()
+
+
+def _compute_type(config: EngineConfig) -> torch.dtype:
+    return torch.float32 if config.dtype == "fp32" else torch.bfloat16

@@ -1,0 +1,396 @@
+"""The loop of a trial: train, report, validate, checkpoint, and stop when it must.
+
+It goes from one *stop* to the next: a stop is a batch after which something is due
+(:class:`zerotrial.loop.units.Schedule`), or after which the ranks agree whether to go on. In
+between there is nothing but the user's ``train_batch``.
+"""
+
+import enum
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_STALE
+from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerolab.errors import TrialError
+from zerolab.reports.reporter import Reporter
+from zerotrial.callbacks import CallbackList
+from zerotrial.context import ZeroTrialContext
+from zerotrial.data import random_state
+from zerotrial.data.feeds import EmptyFeed, Feed, make_feed
+from zerotrial.data.samplers import derive_seed
+from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
+from zerotrial.loop.metrics import Entry
+from zerotrial.loop.profiling import LoopTimings
+from zerotrial.loop.recorder import Recorder
+from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.system_metrics import SystemMetrics
+from zerotrial.loop.units import Schedule
+from zerotrial.loop.validation import Validator
+from zerotrial.trial import ZeroTrial
+
+__all__ = ["Controller", "Ending"]
+
+logger = logging.getLogger(__name__)
+
+_AGREE_EVERY_S = 1.0
+"""How often, about, the ranks agree whether to go on; seconds of training."""
+_MOST_BATCHES_BETWEEN = 10_000
+
+
+class Ending(enum.IntEnum):
+    """Why the loop ended; of several ranks' reasons the largest one counts."""
+
+    FINISHED = 0
+    STOP_REQUESTED = 1
+    PREEMPTED = 2
+    STALE = 3
+
+    @property
+    def exit_code(self) -> int:
+        """What tells the platform (:mod:`zerolab.contract.spec`)."""
+        return {Ending.PREEMPTED: EXIT_PREEMPTED, Ending.STALE: EXIT_STALE}.get(self, 0)
+
+
+class Controller:
+    """Runs one trial on one rank; every rank runs one, in step with the others.
+
+    Args:
+        trial: The user's.
+        context: Its context, with an engine wrapped.
+        settings: How far and how often.
+        reporter: Of the run; ``None`` on all ranks but the chief.
+        poller: Tells when to stop; on ranks other than the chief the flag of SIGTERM.
+
+    Raises:
+        TrialError: If the trial has wrapped no engine, or its loaders cannot be used.
+        ConfigError: If a length cannot be turned into batches.
+    """
+
+    def __init__(
+        self,
+        trial: ZeroTrial,
+        context: ZeroTrialContext,
+        settings: FitSettings,
+        reporter: Reporter | None,
+        poller: DirectivePoller | SigtermFlag | None = None,
+    ) -> None:
+        if not context.models:
+            raise TrialError(
+                f"{type(trial).__name__}.__init__: must wrap an engine with "
+                "context.wrap_model_engine(zerotrial.initialize(...)[0])"
+            )
+        self._trial = trial
+        self._context = context
+        self._settings = settings
+        self._poller = poller
+        self._distributed = context.distributed
+        self._callbacks = CallbackList(trial.build_callbacks())
+
+        # Data
+        self._feed = self._make_feed()
+        self._schedule: Schedule = settings.schedule(self._agree_on_epoch_length())
+        context.begin_training(self._schedule.epoch_length)
+        self._validator = Validator(trial, context, self._callbacks, one_batch=settings.test_mode)
+        self._keeper = CheckpointKeeper(trial, context, self._callbacks, reporter)
+
+        # Batches, and what has been done after which
+        self.steps = 0
+        self._reported_at = 0
+        self._validated_at = -1
+        self._checkpointed_at = -1
+        self._best: float | None = None
+        self._saved_random_state: dict[str, Any] | None = None
+
+        # What is told, and when the ranks agree next; nothing here decides what is computed
+        self._agree_at = 1
+        self._timings = LoopTimings(settings.profiling, context.device)
+        self._recorder = Recorder(context, self._callbacks, self._timings, reporter)
+        self._system: SystemMetrics | None = None
+
+        # One batch
+        self._first = context.engines[0]
+        self._pipeline = context.use_pipeline_parallel
+        self._manual = self._pipeline or not context.auto_grad_accumulation
+        self._accumulation = context.get_num_micro_batches_per_slot()
+        self._calls_per_batch = 1 if self._manual else self._accumulation
+
+    def run(self) -> Ending:
+        """Train to the end, or until told to stop. **Collective**.
+
+        Returns:
+            Why it ended.
+        """
+        spec = self._context.spec
+        ref = spec.latest_checkpoint
+        with ExitStack() as closing:
+            first = ref.steps_completed if ref is not None else 0
+            closing.callback(self._callbacks.call, "on_trial_shutdown")
+            self._callbacks.call("on_trial_startup", first, ref.uuid if ref is not None else None)
+            if self._distributed.is_local_chief:
+                self._system = SystemMetrics(self._machine_prefix())
+                closing.callback(self._system.close)
+            self._keeper.sweep()
+            if ref is not None:
+                self._recorder.state("restoring")
+                self._restore(self._keeper.load(ref))
+            for model in self._context.models:
+                model.train()
+            self._callbacks.call("on_training_start")
+            if self._context.profiler is not None:
+                closing.enter_context(self._context.profiler)
+            self._seed()
+            return self._loop()
+
+    # The loop
+
+    def _loop(self) -> Ending:
+        if self._settings.initial_validation and self.steps == 0 and self._validated_at < 0:
+            self._validate()
+        self._attend()
+        self._recorder.state("training")
+        while not self._schedule.finished(self.steps):
+            self._train_until(min(self._schedule.next_stop(self.steps), self._agree_at))
+            self._report_if_due()
+            if self.steps >= self._agree_at:
+                ending = self._agree()
+                if ending is not Ending.FINISHED:
+                    return self._leave(ending)
+            self._attend()
+        self._agree(last=True)
+        return Ending.FINISHED
+
+    def _train_until(self, stop: int) -> None:
+        """Train up to ``stop`` batches in all; they lie in one epoch."""
+        schedule, context, window = self._schedule, self._context, self._recorder.window
+        train_batch, batches = self._trial.train_batch, self._batches()
+        timings = self._timings if self._settings.profiling.enabled else None
+        profiler = context.profiler
+        first = step = self.steps
+        epoch = schedule.epoch(step)
+        calls = range(self._calls_per_batch)
+        counted = self._micro_steps()
+        if schedule.epoch_ends(step) or step == 0:
+            self._callbacks.call("on_training_epoch_start", epoch)
+        started = time.perf_counter()
+        while step < stop:
+            context.enter_batch(step)
+            if timings is not None:
+                timings.begin(step)
+            for _ in calls:
+                window.add(step + 1, train_batch(batches, epoch, step))
+            step += 1
+            self.steps = step
+            if timings is not None:
+                timings.end()
+            if profiler is not None:
+                profiler.step()
+        self._recorder.trained_s += time.perf_counter() - started
+        self._check_micro_steps(counted, stop - first)
+        if schedule.epoch_ends(step):
+            self._callbacks.call("on_training_epoch_end", epoch)
+
+    def _attend(self) -> None:
+        """Do what is due after this batch and has not been done yet."""
+        self._report_if_due()
+        schedule, steps = self._schedule, self.steps
+        if schedule.validation_due(steps) and self._validated_at != steps:
+            self._validate()
+        if schedule.checkpoint_due(steps) and self._checkpointed_at != steps:
+            self._checkpoint()
+
+    def _leave(self, ending: Ending) -> Ending:
+        if ending is Ending.STALE:
+            logger.warning("another run has taken this trial over: this one stops")
+            return ending
+        left = self._poller.seconds_left if isinstance(self._poller, DirectivePoller) else None
+        within = f", within {left:.0f} s" if left is not None else ""
+        logger.info("told to end after batch %d (%s)%s", self.steps, ending.name.lower(), within)
+        if self._checkpointed_at != self.steps:
+            self._checkpoint()
+        self._keeper.finish()
+        return ending
+
+    # Agreement
+
+    def _agree(self, *, last: bool = False) -> Ending:
+        """Decide together whether to go on, and when to ask again. **Collective**.
+
+        Args:
+            last: There is nothing to go on with; only tell what is left to tell.
+        """
+        self._keeper.finish()
+        self._recorder.speed(self.steps, self._schedule.max_steps)
+        system = self._system.take(now=last) if self._system is not None else None
+        mine = (int(self._wish()), self._recorder.batch_s, system)
+        operation = f"agreeing to go on after batch {self.steps}"
+        wishes, seconds, samples = zip(*self._distributed.allgather(mine, operation), strict=True)
+        self._recorder.machines(self.steps, samples)
+        pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
+        self._agree_at = self.steps + min(max(1, pause), _MOST_BATCHES_BETWEEN)
+        return Ending(max(wishes))
+
+    def _wish(self) -> Ending:
+        poller = self._poller
+        if isinstance(poller, DirectivePoller):
+            if poller.stale.is_set():
+                return Ending.STALE
+            if poller.should_preempt:
+                return Ending.PREEMPTED
+        elif poller:
+            return Ending.PREEMPTED
+        return Ending.STOP_REQUESTED if self._context.get_stop_requested() else Ending.FINISHED
+
+    # What is due
+
+    def _report_if_due(self) -> None:
+        if self._schedule.report_due(self.steps) and self._reported_at != self.steps:
+            self._recorder.training(self.steps, self._schedule.max_steps)
+            self._reported_at = self.steps
+
+    def _validate(self) -> None:
+        self._recorder.state("validating")
+        metrics = self._validator.run()
+        self._validated_at = self.steps
+        value = metrics.get(self._settings.metric or "")
+        improved = self._settings.improves(value, self._best)
+        if improved:
+            self._best = value
+        if self._settings.metric and value is None:
+            logger.warning(
+                "searcher.metric: the trial reports no %r; its validation metrics are: %s",
+                self._settings.metric,
+                ", ".join(sorted(metrics)) or "none",
+            )
+        length = self._schedule.epoch_length
+        self._recorder.validation(self.steps, self.steps / length if length else None, metrics)
+        policy = self._settings.checkpoint_policy
+        wanted = policy == "all" or (policy == "best" and (improved or not self._settings.metric))
+        if wanted and self.steps > 0 and self._checkpointed_at != self.steps:
+            self._checkpoint()
+        self._recorder.state("training")
+
+    def _checkpoint(self) -> None:
+        self._recorder.state("checkpointing")
+        before, self._checkpointed_at = self._checkpointed_at, self.steps
+        try:
+            self._keeper.save(self._state_to_save())
+        except BaseException:
+            self._checkpointed_at = before
+            raise
+        self._recorder.state("training")
+
+    # State
+
+    def _state_to_save(self) -> dict[str, Any]:
+        return {
+            "trial_id": self._context.spec.trial_id,
+            "world_size": self._distributed.size,
+            "steps_completed": self.steps,
+            "reported_at": self._reported_at,
+            "validated_at": self._validated_at,
+            "checkpointed_at": self._checkpointed_at,
+            "best": self._best,
+            "window": self._recorder.window.state(),
+            "feed": self._feed.state(),
+            "random": random_state.capture(),
+        }
+
+    def _restore(self, saved: SavedState) -> None:
+        if self._context.warm_start:
+            logger.info("warm start: weights of trial %s", saved.shared["trial_id"])
+            return
+        shared = saved.shared
+        self.steps = shared["steps_completed"]
+        self._agree_at = self.steps + 1
+        self._recorder.begin(self.steps)
+        self._reported_at = shared["reported_at"]
+        self._validated_at = shared["validated_at"]
+        self._checkpointed_at = self.steps
+        self._best = shared["best"]
+        entries: list[Entry] = list(saved.mine["window"]) if saved.mine is not None else []
+        if self._distributed.is_chief:
+            for lost in saved.of_lost_ranks(self._distributed.size):
+                entries += lost["window"]
+        self._recorder.window.restore(entries)
+        mine = saved.mine if saved.mine is not None else shared
+        self._feed.restore(mine["feed"])
+        if saved.mine is not None and saved.world_size == self._distributed.size:
+            self._saved_random_state = saved.mine["random"]
+        logger.info("going on after batch %d", self.steps)
+
+    def _seed(self) -> None:
+        """Begin from the saved random state, or from one that follows from the seed and place."""
+        if self._saved_random_state is not None:
+            random_state.restore(self._saved_random_state)
+            return
+        rank = self._context.mpu.data_parallel_rank
+        random_state.seed_everything(derive_seed(self._context.get_trial_seed(), rank, self.steps))
+
+    # Helpers
+
+    def _make_feed(self) -> Feed:
+        context = self._context
+        if not context.mpu.should_build_data_loader:
+            return EmptyFeed()
+        loader = self._trial.build_training_data_loader()
+        if loader is None:
+            return EmptyFeed()
+        return make_feed(
+            loader,
+            seed=context.get_trial_seed(),
+            rank=context.mpu.data_parallel_rank,
+            replicas=context.mpu.data_parallel_world_size,
+            accumulation=context.get_num_micro_batches_per_slot(),
+            checked=context.dataset_checks,
+        )
+
+    def _agree_on_epoch_length(self) -> int | None:
+        lengths: list[int | None] = self._distributed.allgather(
+            self._feed.batches_per_epoch, "agreeing on the length of an epoch"
+        )
+        known = [length for length in lengths if length is not None]
+        if known:
+            return min(known)
+        records = self._settings.records_per_epoch
+        return max(1, records // self._context.get_global_batch_size()) if records else None
+
+    def _batches(self) -> Iterator[Any] | None:
+        if isinstance(self._feed, EmptyFeed):
+            return None
+        if self._settings.profiling.enabled:
+            return self._timings.timed(self._feed)
+        return self._feed
+
+    def _micro_steps(self) -> int | None:
+        return None if self._pipeline else self._first.micro_steps
+
+    def _check_micro_steps(self, before: int | None, batches: int) -> None:
+        after = self._micro_steps()
+        if before is None or after is None:
+            return
+        trained, due = after - before, batches * self._accumulation
+        if trained == due or (self._manual and trained and trained % due == 0):
+            return
+        found = f"the first engine trained {trained} in {batches} batch(es) instead of {due}"
+        if self._manual:
+            remedy = (
+                f"it is called once a batch: loop over {self._accumulation} micro-batches in it, "
+                "with engine.backward(loss) and engine.step() for each"
+            )
+        else:
+            remedy = (
+                f"it is called {self._accumulation} time(s) a batch: call engine.backward(loss) "
+                "and engine.step() once in each call, or call "
+                "context.disable_auto_grad_accumulation() and loop over the micro-batches"
+            )
+        raise TrialError(
+            f"train_batch: must train {self._accumulation} micro-batch(es) a batch "
+            f"(gradient_accumulation_steps): {found}; {remedy}"
+        )
+
+    def _machine_prefix(self) -> str:
+        ranks = self._distributed
+        return f"machine{ranks.rank // ranks.local_size}/" if ranks.size > ranks.local_size else ""

@@ -1,0 +1,128 @@
+"""What a trial reports: training and validation metrics, speed, the machines, and its state.
+
+Every rank has a recorder, for averages need all of them; the chief's sends.
+"""
+
+import logging
+
+from zerolab.reports.reporter import Reporter
+from zerotrial.callbacks import CallbackList
+from zerotrial.context import ZeroTrialContext
+from zerotrial.loop.metrics import TrainingWindow, average_by_batch, to_numbers
+from zerotrial.loop.profiling import LoopTimings
+
+__all__ = ["Recorder"]
+
+logger = logging.getLogger(__name__)
+
+_SPEED_EVERY_S = 0.2
+"""How often the speed is measured at most; seconds of training."""
+
+
+class Recorder:
+    """Collects what a run has to say.
+
+    Args:
+        context: Of the trial, with engines wrapped.
+        callbacks: Told of averaged training metrics.
+        timings: Of the loop, where the configuration asks for them.
+        reporter: Of the run; ``None`` on all ranks but the chief.
+    """
+
+    def __init__(
+        self,
+        context: ZeroTrialContext,
+        callbacks: CallbackList,
+        timings: LoopTimings,
+        reporter: Reporter | None,
+    ) -> None:
+        self.window = TrainingWindow()
+        """What ``train_batch`` returned since the last report."""
+        self.trained_s = 0.0
+        """Seconds of training in this run, without validations and checkpoints."""
+        self.batch_s = 0.0
+        """Seconds of training in one batch, when it was last measured."""
+        self._context = context
+        self._distributed = context.distributed
+        self._callbacks = callbacks
+        self._timings = timings
+        self._reporter = reporter
+        self._engines = context.engines
+        self._measured_s, self._measured_steps = 0.0, 0
+
+    def begin(self, steps: int) -> None:
+        """Measure from ``steps`` batches on."""
+        self._measured_steps = steps
+
+    def training(self, steps: int, of_steps: int) -> None:
+        """Average training metrics over batches and ranks, and report them. **Collective**.
+
+        Args:
+            steps: Batches completed.
+            of_steps: Batches to train in all.
+        """
+        entries = self.window.entries() if self._context.mpu.should_report_metrics else []
+        self.window.clear()
+        if self._distributed.size > 1:
+            operation = f"reducing training metrics after batch {steps}"
+            gathered = self._distributed.allgather(entries, operation)
+            entries = [entry for of_rank in gathered for entry in of_rank]
+        averages, batches = average_by_batch(entries)
+        reducers = self._context.reducers
+        if reducers.active(training=True):
+            averages |= to_numbers(reducers.reduce(self._distributed, training=True))
+            reducers.reset(training=True)
+        if len(self._callbacks):
+            self._callbacks.call("on_training_workload_end", averages, batches)
+        if self._reporter is not None:
+            metrics = self._engine_numbers() | averages  # the user's names win
+            self._reporter.report_metrics("training", steps, metrics)
+            self._context.log_to_tensorboard("training", steps, metrics)
+        if self.trained_s - self._measured_s >= _SPEED_EVERY_S:
+            self.speed(steps, of_steps)
+
+    def speed(self, steps: int, of_steps: int) -> None:
+        """Measure how fast it went since the last call, and report it with the progress."""
+        seconds, batches = self.trained_s - self._measured_s, steps - self._measured_steps
+        self._measured_s, self._measured_steps = self.trained_s, steps
+        if batches:
+            self.batch_s = seconds / batches
+        if self._reporter is None:
+            return
+        self._reporter.report_progress(steps / of_steps)
+        if batches and seconds > 0:
+            rate = batches / seconds
+            speed = {
+                "batches_per_second": rate,
+                "samples_per_second": rate * self._context.get_global_batch_size(),
+            }
+            self._reporter.report_metrics("system", steps, speed | self._timings.take())
+
+    def validation(self, steps: int, epochs: float | None, metrics: dict[str, float]) -> None:
+        """Report validation metrics, with the lengths that searchers count in."""
+        if self._reporter is None:
+            return
+        lengths = {"batches": float(steps)}
+        if epochs is not None:
+            lengths["epochs"] = epochs
+        self._reporter.report_metrics("validation", steps, lengths | metrics)
+        self._context.log_to_tensorboard("validation", steps, metrics)
+        values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        logger.info("validation after batch %d: %s", steps, values or "no metrics")
+
+    def machines(self, steps: int, samples: tuple[dict[str, float] | None, ...]) -> None:
+        """Report what the machines did; one sample, or none, of each rank."""
+        for sample in samples:
+            if sample and self._reporter is not None:
+                self._reporter.report_metrics("system", steps, sample)
+
+    def state(self, state: str) -> None:
+        """Report what the run is doing."""
+        if self._reporter is not None:
+            self._reporter.report_state(state)
+
+    def _engine_numbers(self) -> dict[str, float]:
+        numbers = self._engines[0].numbers()
+        for index, engine in enumerate(self._engines[1:], start=1):
+            numbers |= {f"{name}_{index}": value for name, value in engine.numbers().items()}
+        return numbers

@@ -1,0 +1,263 @@
+"""One pass over the validation data on all ranks, and its metrics."""
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from zerolab.errors import TrialError
+from zerotrial.callbacks import CallbackList
+from zerotrial.context import ZeroTrialContext
+from zerotrial.data.feeds import check_loader, keeps_position
+from zerotrial.data.loader import DataLoader
+from zerotrial.loop.metrics import to_numbers
+from zerotrial.reducers import Reducer, reduce_values
+from zerotrial.trial import ZeroTrial
+
+__all__ = ["Validator"]
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = object()
+
+
+class _Batches:
+    """An iterator that knows whether there is more, and counts."""
+
+    def __init__(
+        self, batches: Iterator[Any], limit: int | None, length: Callable[[Any], int]
+    ) -> None:
+        self._batches = batches
+        self._limit = limit
+        self._length = length
+        self._ahead: Any = _NOTHING
+        self.drawn = 0
+        self.samples = 0
+        self.last: Any = _NOTHING
+
+    def has(self, count: int) -> bool:
+        """Whether at least one more batch is there (``count`` is how many a call takes)."""
+        if self._limit is not None and self.drawn + count > self._limit:
+            return False
+        if self._ahead is _NOTHING:
+            self._ahead = next(self._batches, _NOTHING)
+        return self._ahead is not _NOTHING
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch, self._ahead = self._ahead, _NOTHING
+        if batch is _NOTHING:
+            batch = next(self._batches)
+        self.drawn += 1
+        self.last = batch
+        try:
+            self.samples += self._length(batch)
+        except TypeError:
+            self.samples += 1
+        return batch
+
+
+class Validator:
+    """Evaluates a trial; made once, run at each validation.
+
+    Args:
+        trial: The user's.
+        context: Its context, with engines wrapped.
+        callbacks: Told of each moment.
+        one_batch: Evaluate a single batch, for test mode.
+
+    Raises:
+        TrialError: If the trial has nothing to evaluate with, or its loader cannot be used.
+    """
+
+    def __init__(
+        self,
+        trial: ZeroTrial,
+        context: ZeroTrialContext,
+        callbacks: CallbackList,
+        *,
+        one_batch: bool = False,
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._callbacks = callbacks
+        self._one_batch = one_batch
+        kind = type(trial)
+        self._whole = kind.evaluate_full_dataset is not ZeroTrial.evaluate_full_dataset
+        if not self._whole and kind.evaluate_batch is ZeroTrial.evaluate_batch:
+            raise TrialError(f"{kind.__name__}: must override evaluate_batch")
+        self._with_index = _takes_batch_idx(trial.evaluate_batch)
+        self._lockstep = context.distributed.size > 1 and any(
+            engine.forward_is_collective for engine in context.engines
+        )
+        self._take = 1  # micro-batches that one call of evaluate_batch takes
+        if context.use_pipeline_parallel:
+            self._take = context.get_num_micro_batches_per_slot()
+        self._loader: Any = None
+        self._source: Any = None
+        if context.mpu.should_build_data_loader:
+            self._source = trial.build_validation_data_loader()
+            self._loader = self._shard(self._source)
+
+    def run(self) -> dict[str, float]:
+        """Evaluate, and reduce over batches and ranks. **Collective**.
+
+        Returns:
+            The metrics, the same on every rank.
+        """
+        self._callbacks.call("on_validation_start")
+        started = time.monotonic()
+        context = self._context
+        for model in context.models:
+            model.eval()
+        with context.reducers.validating(), torch.no_grad():
+            metrics = self._evaluate_whole() if self._whole else self._evaluate_batches(started)
+            reduced = context.reducers.reduce(context.distributed, training=False)
+        for model in context.models:
+            model.train()
+        metrics |= to_numbers(reduced)
+        self._callbacks.call("on_validation_end", metrics)
+        return metrics
+
+    def _evaluate_whole(self) -> dict[str, float]:
+        distributed, found = self._context.distributed, None
+        if distributed.is_chief or self._lockstep:
+            found = self._trial.evaluate_full_dataset(self._source)
+        return to_numbers(_mapping(distributed.broadcast(found, "sharing validation metrics")))
+
+    def _evaluate_batches(self, started: float) -> dict[str, float]:
+        self._callbacks.call("on_validation_epoch_start")
+        keep = self._callbacks.overrides("on_validation_epoch_end")
+        outputs: list[Any] = []
+        values: dict[str, list[float]] = {}
+        batches = self._batches()
+        calls = 0
+        while self._more(batches):
+            if batches is not None and not batches.has(self._take):
+                self._evaluate_for_others(batches, calls)
+                continue
+            output = self._evaluate(batches, calls)
+            calls += 1
+            if keep:
+                outputs.append(output)
+            for name, value in to_numbers(_mapping(output)).items():
+                values.setdefault(name, []).append(value)
+        self._callbacks.call("on_validation_epoch_end", outputs)
+        samples = batches.samples if batches is not None else 0
+        logger.info("validated %d samples in %.2f s", samples, time.monotonic() - started)
+        return self._reduce(values if self._context.mpu.should_report_metrics else {})
+
+    def _evaluate(self, batches: _Batches | None, calls: int) -> Any:
+        before = batches.drawn if batches is not None else 0
+        try:
+            if self._with_index:
+                output = self._trial.evaluate_batch(batches, calls)
+            else:
+                output = self._trial.evaluate_batch(batches)
+        except StopIteration:
+            raise TrialError(
+                f"evaluate_batch: must take {self._take} micro-batch(es) in one call with "
+                "next(dataloader_iter), and asked for more than there were"
+            ) from None
+        if batches is not None and batches.drawn == before and self._loader is not None:
+            raise TrialError("evaluate_batch: must take its batch with next(dataloader_iter)")
+        return output
+
+    def _evaluate_for_others(self, batches: _Batches, calls: int) -> None:
+        """Take part in a forward pass that other ranks need, and forget its results."""
+        spare = batches.last if batches.last is not _NOTHING else next(iter(self._source), _NOTHING)
+        if spare is _NOTHING:
+            raise TrialError(
+                "the validation data are empty on this rank; give it at least one batch"
+            )
+        with self._context.reducers.ignoring():
+            self._evaluate(_Batches(iter([spare] * self._take), None, lambda _: 0), calls)
+
+    def _more(self, batches: _Batches | None) -> bool:
+        """Whether another call is due on this rank. **Collective** in lockstep."""
+        mine = batches is not None and batches.has(self._take)
+        if not self._lockstep:
+            return mine
+        return any(self._context.distributed.allgather(mine, "counting validation batches"))
+
+    def _batches(self) -> _Batches | None:
+        if self._loader is None:
+            return None
+        limit = self._take if self._one_batch else None
+        if limit is None and self._take > 1:
+            whole, rest = divmod(len(self._loader), self._take)
+            if not whole:
+                raise TrialError(
+                    f"validation data: a pipeline evaluates {self._take} micro-batches at a time, "
+                    f"and there are only {rest}"
+                )
+            if rest:
+                logger.warning("%d validation micro-batches do not fill a batch: left out", rest)
+            limit = whole * self._take
+        return _Batches(iter(self._loader), limit, self._trial.get_batch_length)
+
+    def _shard(self, loader: Any) -> Any:
+        if loader is None or self._whole:
+            return loader
+        mpu = self._context.mpu
+        if isinstance(loader, DataLoader):
+            return loader.validation_loader(
+                seed=self._context.get_trial_seed(),
+                rank=mpu.data_parallel_rank,
+                replicas=mpu.data_parallel_world_size,
+            )
+        checked = self._context.dataset_checks and not keeps_position(loader)
+        check_loader(loader, "build_validation_data_loader", checked=checked)
+        return loader
+
+    def _reduce(self, mine: dict[str, list[float]]) -> dict[str, float]:
+        per_rank = self._context.distributed.allgather(mine, "reducing validation metrics")
+        values: dict[str, list[float]] = {}
+        for of_rank in per_rank:
+            for name, found in of_rank.items():
+                values.setdefault(name, []).extend(found)
+        how = self._trial.evaluation_reducer()
+        if isinstance(how, Mapping) and set(how) != set(values):
+            raise TrialError(
+                "evaluation_reducer: must give one reducer for all metrics, or one for each of "
+                f"{sorted(values)}, got {sorted(how)}"
+            )
+        return {
+            name: _reduce_one(found, how[name] if isinstance(how, Mapping) else how)
+            for name, found in values.items()
+        }
+
+
+def _reduce_one(values: list[float], how: Any) -> float:
+    if isinstance(how, Reducer):
+        return reduce_values(values, how)
+    if callable(how):
+        return float(how(values))
+    raise TrialError(
+        f"evaluation_reducer: must give zerotrial.Reducer values or functions, got {how!r}"
+    )
+
+
+def _mapping(output: Any) -> Mapping[str, Any]:
+    if not isinstance(output, Mapping):
+        raise TrialError(
+            "evaluate_batch: must return a dict of metric names to values, got "
+            f"{type(output).__name__}"
+        )
+    return output
+
+
+def _takes_batch_idx(method: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(method).parameters
+    positional = [
+        one
+        for one in parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.VAR_POSITIONAL)
+    ]
+    variadic = any(one.kind is one.VAR_POSITIONAL for one in positional)
+    return "batch_idx" in parameters or len(positional) >= 2 or variadic

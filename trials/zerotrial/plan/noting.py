@@ -1,0 +1,174 @@
+"""Finding the models of a trial without training it, for :mod:`zerotrial.plan.plan`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import zerotrial
+from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
+from zerolab.errors import TrialError
+from zerotrial import engine as engine_package
+from zerotrial.engine import build
+from zerotrial.engine.memory import MOMENTS
+from zerotrial.engine.module.units import plan_units
+
+__all__ = ["Noted", "note_engines"]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """An engine that a trial would build."""
+
+    parameters: int
+    """Trainable, elements."""
+    frozen: int
+    """Elements."""
+    largest_block: int
+    """Elements that stage 3 gathers at once, at most."""
+    config: EngineConfig
+    optimizer: str
+    """A key of :data:`zerotrial.engine.memory.MOMENTS`."""
+
+
+class _PlannedEngine:
+    """Stands where an engine would, while a trial's ``__init__`` runs on."""
+
+    def __init__(self, module: nn.Module, config: EngineConfig) -> None:
+        self.module = module
+        self.config = config
+        self.device = torch.device("cpu")
+        self.optimizer = None
+        self.lr_scheduler = None
+        self.global_steps = self.micro_steps = self.skipped_steps = 0
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return self.config.batch_sizes(1).micro if self._is_consistent else 1
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.config.batch_sizes(1).accumulation_steps if self._is_consistent else 1
+
+    @property
+    def _is_consistent(self) -> bool:
+        """Whether the sizes fit one rank, which a file for many need not."""
+        return self.config.batch_problem(1) is None
+
+    def train(self, mode: bool = True) -> _PlannedEngine:  # noqa: FBT001, FBT002 - nn.Module's
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> _PlannedEngine:
+        return self.train(mode=False)
+
+    def save_checkpoint(self, *_: Any, **__: Any) -> None:
+        raise TrialError("plan: nothing is trained here, so there is nothing to save")
+
+    load_checkpoint = save_checkpoint
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "module":
+            raise AttributeError(name)
+        return getattr(self.module, name)
+
+
+def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:
+    """Run what builds a trial, and note the engines that it asks for.
+
+    Args:
+        build_trial: Calls ``zerotrial.initialize``; first tried with the meta device as default.
+
+    Returns:
+        The engines, and whether they were found without giving tensors memory.
+
+    Raises:
+        TrialError: If it asks for none.
+        Exception: What the user's code raises before it has asked for any.
+    """
+    noted: list[Noted] = []
+    with _noting(noted):
+        try:
+            with torch.device("meta"):
+                build_trial()
+        except Exception:  # noqa: BLE001 - anything may need values; the second try tells
+            noted.clear()
+        if noted:
+            return noted, True
+        try:
+            build_trial()
+        except Exception:
+            if not noted:  # what comes after the engines is not needed here
+                raise
+    if not noted:
+        raise TrialError(
+            "plan: the trial builds no engine by zerotrial.initialize in its __init__, so there "
+            "is no model to plan for"
+        )
+    return noted, False
+
+
+@contextlib.contextmanager
+def _noting(noted: list[Noted]) -> Iterator[None]:
+    """Put a note-taker in the place of ``initialize``, under all its names."""
+
+    def initialize(
+        args: Any = None,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        model_parameters: Any = None,
+        *_: Any,
+        config: Any = None,
+        config_params: Any = None,
+        **__: Any,
+    ) -> tuple[Any, Any, None, None]:
+        chosen = config if config is not None else config_params
+        chosen = chosen if chosen is not None else getattr(args, "deepspeed_config", None)
+        if model is None or chosen is None:
+            raise TrialError("initialize(): needs model and config")
+        read = chosen if isinstance(chosen, EngineConfig) else load_engine_config(chosen)
+        noted.append(_note(model, read, optimizer))
+        engine = _PlannedEngine(model, read)
+        return engine, optimizer, None, None
+
+    homes: list[Any] = [zerotrial, engine_package, build]
+    before = [vars(home).get("initialize") for home in homes]
+    for home in homes:
+        home.initialize = initialize
+    try:
+        yield
+    finally:
+        for home, old in zip(homes, before, strict=True):
+            if old is None:
+                del home.initialize
+            else:
+                home.initialize = old
+
+
+def _note(model: nn.Module, config: EngineConfig, optimizer: Any) -> Noted:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    units = plan_units(model, leaves=config.zero_optimization.leaf_module.classes)
+    numel = sum(p.numel() for p in trainable)
+    return Noted(
+        parameters=numel,
+        frozen=sum(p.numel() for p in model.parameters()) - numel,
+        largest_block=max(unit.numel for unit in units),
+        config=config,
+        optimizer=_kind_of_optimizer(config, optimizer),
+    )
+
+
+def _kind_of_optimizer(config: EngineConfig, given: Any) -> str:
+    options: Any = {}
+    name = "adam"
+    if isinstance(given, torch.optim.Optimizer):
+        name, options = type(given).__name__, given.defaults
+    elif config.optimizer is not None:
+        name, options = config.optimizer.type, config.optimizer.params
+    name = name.lower()
+    if name == "sgd" and options.get("momentum"):
+        return "momentum"
+    return name if name in MOMENTS else "adam"

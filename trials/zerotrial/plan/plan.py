@@ -1,0 +1,396 @@
+"""``python -m zerotrial.plan experiment.yaml``: what each ZeRO stage needs, before anything trains.
+
+The trial's class is built as a run would build it, except that tensors have no memory (torch's meta
+device) and that ``zerotrial.initialize`` only notes the model and its config. What is noted is put
+into the formulas of :mod:`zerotrial.engine.memory` and set against this machine's devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import torch
+
+from zerolab.config import sample_hyperparameters
+from zerolab.config.checking import check_experiment
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.files import read_yaml
+from zerolab.contract.spec import RunSpec
+from zerolab.errors import TrialError, ZerolabError
+from zerotrial.context import ZeroTrialContext
+from zerotrial.engine.memory import Device, MemoryEstimate, Precision, every_choice
+from zerotrial.plan.noting import Noted, note_engines
+from zerotrial.process.entrypoint import load_trial_class
+from zerotrial.ranks import Distributed
+
+__all__ = ["Choice", "Devices", "Plan", "find_devices", "fits", "main", "make_plan"]
+
+HEADROOM = 0.8
+"""Share of a device's memory that may be planned with; the rest is for activations."""
+
+_CHOSEN = ("stage", "world_size", "offload_optimizer", "offload_param")
+_BYTES = tuple(f.name for f in fields(MemoryEstimate) if f.name not in _CHOSEN)
+"""What adds up over the engines of a trial."""
+
+_SMALLEST_BUCKET, _LARGEST_BUCKET, _BUCKETS = 1 << 20, 1 << 24, 8  # as the engine chooses them
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What one rank may use on this machine."""
+
+    kind: Device
+    """What trains."""
+    name: str
+    count: int
+    """GPUs, or CPU cores."""
+    device_bytes: int
+    """Of one rank's device; on CPU its share of the machine's memory."""
+    host_bytes: int
+    """One rank's share of the machine's memory."""
+    disk_bytes: int
+    """Free where files of offloaded states would lie."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A stage with an offload, and whether a rank has room for it."""
+
+    estimate: MemoryEstimate
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found."""
+
+    world_size: int
+    engines: Sequence[Noted]
+    devices: Devices
+    choices: Sequence[Choice]
+    on_meta: bool
+    """Whether the model was built without memory."""
+
+    @property
+    def recommended(self) -> Choice | None:
+        """The first choice that fits, in the order of traffic and effort."""
+        return next((choice for choice in self.choices if choice.fits), None)
+
+    @property
+    def configured(self) -> Choice | None:
+        """The choice that the trial's config makes now."""
+        zero = self.engines[0].config.zero_optimization
+        states, shards = zero.offload_optimizer.device, zero.offload_param.device
+        if shards == "cpu" and states == "none":
+            states = "cpu"  # they are where the shards are
+        now = (zero.stage, states, shards)
+        for choice in self.choices:
+            found = choice.estimate
+            if (found.stage, found.offload_optimizer, found.offload_param) == now:
+                return choice
+        return None
+
+
+def make_plan(file: Path, world_size: int | None = None) -> Plan:
+    """Read an experiment, build its model, and estimate every stage and offload.
+
+    Args:
+        file: The experiment file; the model's code lies beside it.
+        world_size: Data-parallel ranks; ``resources.slots_per_trial`` when left out.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ZerolabError: If the experiment or its trial is not as it must be.
+    """
+    directory = file.resolve().parent
+
+    def read_file(name: str) -> bytes | None:
+        found = directory / name
+        return found.read_bytes() if found.is_file() else None
+
+    content = dict(read_yaml(file))
+    if world_size is not None:
+        content["resources"] = {**(content.get("resources") or {}), "slots_per_trial": world_size}
+    experiment = check_experiment(content, read_file, str(file))
+    ranks = experiment.resources.slots_per_trial
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(directory):
+        engines, on_meta = note_engines(lambda: _build_trial(experiment, directory, scratch))
+    nvme = engines[0].config.zero_optimization.offload_optimizer.nvme_path
+    devices = find_devices(ranks, Path(nvme) if nvme else directory)
+    found = _estimates(engines, ranks, devices.kind)
+    choices = [Choice(each, fits(each, devices)) for each in found]
+    return Plan(ranks, engines, devices, choices, on_meta)
+
+
+def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) -> object:
+    if experiment.trial_class is None:
+        raise TrialError(
+            f"entrypoint: must be module:Class to be planned, got {experiment.entrypoint!r}; "
+            "a script's model cannot be found without running it"
+        )
+    rng = Random(experiment.reproducibility.experiment_seed)  # noqa: S311 - a sample, not a secret
+    spec = RunSpec(
+        experiment_id=0,
+        trial_id=0,
+        run_id=0,
+        config=experiment.to_dict(),
+        hparams=sample_hyperparameters(experiment.hyperparameters, rng),
+        trial_seed=0,
+        slots=1,
+        model_dir=str(directory),
+        run_dir=scratch,
+        checkpoint_dir=scratch,
+    )
+    trial_class = load_trial_class(":".join(experiment.trial_class), directory)
+    return trial_class(ZeroTrialContext(spec, Distributed()))
+
+
+def _estimates(engines: Sequence[Noted], ranks: int, device: Device) -> Iterator[MemoryEstimate]:
+    """Every choice, all engines of the trial together."""
+    for found in zip(*(_of_engine(noted, ranks, device) for noted in engines), strict=True):
+        yield replace(found[0], **{name: sum(getattr(e, name) for e in found) for name in _BYTES})
+
+
+def _of_engine(noted: Noted, ranks: int, device: Device) -> Iterator[MemoryEstimate]:
+    config = noted.config
+    precision: Precision = config.dtype
+    accumulate = config.data_types.grad_accum_dtype
+    if accumulate is None and _accumulation(config, ranks) > 1:
+        accumulate = "fp32"
+    width = 4 if precision == "fp32" else 2
+    for found in every_choice(
+        noted.parameters,
+        noted.largest_block,
+        ranks,
+        precision,
+        optimizer=noted.optimizer,
+        grad_accum_dtype=accumulate,
+        communication_data_type=config.communication_data_type,
+        bucket_numel=_bucket(config, noted.parameters),
+        device=device,
+    ):
+        frozen = width * noted.frozen // (ranks if found.stage == 3 else 1)
+        place = "host" if found.offload_param == "cpu" else "device"
+        yield replace(
+            found,
+            parameters=found.parameters + frozen,
+            **{place: getattr(found, place) + frozen},
+        )
+
+
+def _accumulation(config: EngineConfig, ranks: int) -> int:
+    return 1 if config.batch_problem(ranks) else config.batch_sizes(ranks).accumulation_steps
+
+
+def _bucket(config: EngineConfig, numel: int) -> int:
+    zero = config.zero_optimization
+    if "reduce_bucket_size" in zero.model_fields_set or zero.overlap_comm is False:
+        return min(zero.reduce_bucket_size, zero.allgather_bucket_size, numel)
+    return min(max(numel // _BUCKETS, _SMALLEST_BUCKET), _LARGEST_BUCKET, numel)
+
+
+def find_devices(ranks: int, files: Path) -> Devices:
+    """Look at this machine as the ranks of a trial would share it.
+
+    Args:
+        ranks: Of the trial; as many run here as there are GPUs, or all on CPU.
+        files: Where offloaded states would lie.
+
+    Returns:
+        Total memory, whoever uses it at the moment.
+    """
+    memory = psutil.virtual_memory().total
+    while not files.exists():
+        files = files.parent
+    disk = shutil.disk_usage(files).free
+    kind: Device
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        here = min(ranks, count)
+        properties = torch.cuda.get_device_properties(0)
+        device, name, kind = properties.total_memory, properties.name, "cuda"
+    else:
+        count, here = os.cpu_count() or 1, ranks
+        device, name, kind = memory // here, "CPU", "cpu"
+    return Devices(kind, name, count, device, memory // here, disk // here)
+
+
+def fits(found: MemoryEstimate, devices: Devices) -> bool:
+    """Whether a rank has room, with a fifth to spare for activations.
+
+    Args:
+        found: What it needs.
+        devices: What it may use; on a CPU device and host are one memory.
+
+    Returns:
+        True if device, host and disk are all large enough.
+    """
+    if devices.kind == "cpu":
+        room = found.peak_device + found.peak_host <= HEADROOM * devices.device_bytes
+    else:
+        room = found.peak_device <= HEADROOM * devices.device_bytes
+        room = room and found.peak_host <= HEADROOM * devices.host_bytes
+    return room and found.disk <= devices.disk_bytes
+
+
+def to_json(plan: Plan) -> str:
+    """Write a plan for programs.
+
+    Args:
+        plan: What was found; sizes are in bytes, counts in elements.
+
+    Returns:
+        One JSON object.
+    """
+
+    def of_choice(choice: Choice | None) -> dict[str, Any] | None:
+        if choice is None:
+            return None
+        found = choice.estimate
+        peaks = {"peak_device": found.peak_device, "peak_host": found.peak_host}
+        return {**asdict(found), **peaks, "fits": choice.fits}
+
+    content = {
+        "world_size": plan.world_size,
+        "engines": [
+            {
+                "parameters": noted.parameters,
+                "frozen": noted.frozen,
+                "largest_block": noted.largest_block,
+                "precision": noted.config.dtype,
+                "optimizer": noted.optimizer,
+            }
+            for noted in plan.engines
+        ],
+        "devices": asdict(plan.devices),
+        "choices": [of_choice(choice) for choice in plan.choices],
+        "configured": of_choice(plan.configured),
+        "recommended": of_choice(plan.recommended),
+    }
+    return json.dumps(content, indent=2)
+
+
+def to_text(plan: Plan) -> str:
+    """Write a plan for people.
+
+    Args:
+        plan: What was found.
+
+    Returns:
+        What was found, a table, and a recommendation.
+    """
+    lines = []
+    for noted in plan.engines:
+        frozen = f" and {noted.frozen:,} frozen" if noted.frozen else ""
+        lines.append(
+            f"model: {noted.parameters:,} parameters{frozen}, largest block "
+            f"{noted.largest_block:,}; {noted.config.dtype}, optimizer {noted.optimizer}"
+        )
+    place = plan.devices
+    lines.append(
+        f"machine: {place.count} x {place.name}; a rank may use {_size(place.device_bytes)}"
+        + (f", and {_size(place.host_bytes)} of the host" if place.kind == "cuda" else "")
+    )
+    lines += [f"bytes of each of {plan.world_size} rank(s), activations not counted:", ""]
+    titles = ("on device", "of it sums", "working set", "on host", "in files")
+    rows = [("stage", "offload", *titles, "fits", "")]
+    for choice in plan.choices:
+        found, marks = choice.estimate, []
+        if choice == plan.configured:
+            marks.append("as configured")
+        if choice == plan.recommended:
+            marks.append("recommended")
+        rows.append(
+            (
+                str(found.stage),
+                found.offload,
+                _size(found.device),
+                _size(found.accumulation) if found.accumulation else "-",
+                _size(found.working),
+                _size(found.peak_host) if found.peak_host else "-",
+                _size(found.disk) if found.disk else "-",
+                "yes" if choice.fits else "no",
+                ", ".join(marks),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = zip(row, widths, range(len(row)), strict=True)
+        texts = [c.rjust(w) if 2 <= at <= 6 else c.ljust(w) for c, w, at in cells]
+        lines.append("  ".join(texts).rstrip())
+    lines += ["", *_notes(plan), _advice(plan)]
+    return "\n".join(lines)
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What the table does not say by itself."""
+    found = [choice.estimate for choice in plan.choices]
+    notes = []
+    if any(each.accumulation for each in found):
+        notes.append("of it sums: what fp32 sums take beyond gradients of 16 bits")
+    if any(each.offload_optimizer == "nvme" and each.disk == each.moments for each in found):
+        notes.append(
+            "in files are the moments alone where the weights are their own master (fp32, stage 3)"
+        )
+    return notes
+
+
+def _advice(plan: Plan) -> str:
+    best = plan.recommended
+    if best is None:
+        return (
+            "nothing fits: use more ranks (resources.slots_per_trial), a smaller model, or devices "
+            "with more memory"
+        )
+    offload = "" if best.estimate.offload == "none" else f", offload {best.estimate.offload}"
+    return (
+        f"recommended: stage {best.estimate.stage}{offload}: the least communication among what "
+        f"leaves {1 - HEADROOM:.0%} of the memory to activations"
+    )
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} GB"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: After the program's name; of the process when left out.
+
+    Returns:
+        0, or 2 for the user's mistake.
+    """
+    parser = argparse.ArgumentParser(prog="zerolab plan", description=__doc__.split("\n\n")[0])
+    parser.add_argument("file", type=Path, help="experiment file, e.g. examples/digits/smoke.yaml")
+    parser.add_argument("--world-size", type=int, help="data-parallel ranks")
+    parser.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
+    options = parser.parse_args(arguments)
+    try:
+        plan = make_plan(options.file, options.world_size)
+    except (ZerolabError, OSError) as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the command's answer
+        return 2
+    print(to_json(plan) if options.json else to_text(plan))  # noqa: T201 - the command's answer
+    return 0

@@ -1,0 +1,289 @@
+"""The ranks of one run under torch's elastic agent.
+
+The elastic agent starts the ranks, watches them, and stops all of them when one fails. It never
+restarts them: the server does, with a new run, so the store that the agent serves is never used
+twice (a second use is what breaks restarts on gloo), and no rank needs a port of its own.
+
+On a CPU the ranks of a trial class are forked from the launcher, which has imported torch;
+commands, and ranks with a GPU, are started afresh.
+"""
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import (
+    LogsDest,
+    LogsSpecs,
+    MultiprocessContext,
+    SignalException,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from zerolab.contract.outcome import (
+    DELIBERATE,
+    Outcome,
+    failure,
+    read_reason,
+    write_outcome,
+    write_reason,
+)
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_PREEMPTED, RunSpec, read_run_spec
+from zerolab.launcher.command import command_of
+from zerolab.launcher.rank import announce_rank
+
+__all__ = ["launch", "run_launcher", "run_rank"]
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_STOP_S = 15
+"""Seconds that ranks have to checkpoint and end after SIGTERM."""
+_SAME_MOMENT_S = 2
+"""Failures at most this far apart, in seconds, may be one event seen by several ranks."""
+
+
+class _LocalRendezvous(RendezvousHandler):
+    """All ranks on this machine: one store, on a free port, for the agent and for them."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._store = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "zerolab-local"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        address = RendezvousStoreInfo("127.0.0.1", self._store.port)
+        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, address)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class _RunLogs(LogsSpecs):
+    """The ranks' output goes to the run's directory, under the ranks' numbers."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        folder, ranks = self._folder, {local: int(env["RANK"]) for local, env in envs.items()}
+        return LogsDest(
+            stdouts={local: str(folder.stdout(rank)) for local, rank in ranks.items()},
+            stderrs={local: str(folder.stderr(rank)) for local, rank in ranks.items()},
+            tee_stdouts=dict.fromkeys(ranks, ""),
+            tee_stderrs=dict.fromkeys(ranks, ""),
+            error_files={
+                local: str(folder.ranks / f"error_{rank}.json") for local, rank in ranks.items()
+            },
+        )
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._folder.logs)
+
+
+class _Agent(LocalElasticAgent):
+    """torch's elastic agent, for ranks that may end in any way they like."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shutdown_timeout = _STOP_S
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # A forked rank that ends with os._exit(0) returns no value, and would be waited for.
+        context = self._pcontext
+        if isinstance(context, MultiprocessContext):
+            values = context._return_values  # noqa: SLF001 - there is no public way
+            started = context._pc  # noqa: SLF001 - same
+            for local_rank, process in enumerate(started.processes if started else ()):
+                if process.exitcode == 0:
+                    values.setdefault(local_rank, None)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+
+def launch(spec_file: Path) -> Outcome:
+    """Run all ranks of a run to their end.
+
+    Args:
+        spec_file: The :class:`zerolab.contract.spec.RunSpec`.
+
+    Returns:
+        How the run ended; a rank's failure is not an exception here.
+    """
+    spec = read_run_spec(spec_file)
+    folder = RunFolder(Path(spec.run_dir))
+    folder.create()
+    os.environ[ENV_RUN_SPEC] = str(spec_file)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no name of this host need resolve
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    # `python` in a command is the Python that runs us, whether its environment is active or not.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.environ.update(_variables(spec))
+    os.chdir(spec.model_dir)
+    try:
+        result = _elastic(spec, folder)
+    except SignalException as stopped:
+        said = read_reason(folder.path)
+        name = signal.Signals(stopped.sigval).name
+        return said or Outcome(-stopped.sigval, f"the run was stopped by {name}")
+    if result.failures:
+        rank, first = _first_failure(result.failures)
+        return failure(folder.path, rank, first.exitcode)
+    return read_reason(folder.path) or Outcome(0)
+
+
+def _variables(spec: RunSpec) -> dict[str, str]:
+    """Return what ``environment.environment_variables`` of the experiment sets."""
+    named = spec.config.get("environment", {}).get("environment_variables") or {}
+    kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
+    lines = named.get(kind) or () if isinstance(named, dict) else named
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
+    parent = str(os.getpid())
+    command = command_of(spec.config["entrypoint"])
+    entrypoint: str | Callable[[str], None] = sys.executable
+    if command is not None:
+        words = ["-P", "-m", "zerolab.launcher.rank", parent, "--", *command]
+    elif os.environ.get("CUDA_VISIBLE_DEVICES"):  # CUDA does not survive a fork
+        words = ["-P", "-m", "zerotrial.process.launch", "--rank", parent]
+    else:
+        entrypoint, words = run_rank, [parent]
+    workers = WorkerSpec(
+        role="rank",
+        local_world_size=spec.slots,
+        rdzv_handler=_LocalRendezvous(str(spec.run_id)),
+        entrypoint=entrypoint,
+        args=tuple(words),
+        max_restarts=0,
+        monitor_interval=0.05,
+        local_addr="127.0.0.1",
+    )
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _SIGNALS)
+    agent = _Agent(workers, logs_specs=_RunLogs(folder), start_method="fork")
+    result: RunResult = agent.run()
+    return result
+
+
+def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """Pick the rank that brought the others down: of several at once, one that was killed."""
+    first = min(failed.timestamp for failed in failures.values())
+    together = [
+        (rank, failed)
+        for rank, failed in failures.items()
+        if failed.timestamp <= first + _SAME_MOMENT_S
+    ]
+    killed = [item for item in together if item[1].exitcode < 0]
+    by_others = [item for item in killed if item[1].exitcode != -signal.SIGTERM]
+    return (by_others or [item for item in together if item not in killed] or killed)[0]
+
+
+def run_rank(parent: str, *, forked: bool = True) -> None:
+    """Be one rank of a trial class; the elastic agent has set its environment.
+
+    Args:
+        parent: Process id of the launcher.
+        forked: Whether this process was forked from it, and has what is the parent's own.
+    """
+    if forked:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        _forget_exit_functions()
+    announce_rank(int(parent))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))  # the library has read the variable long ago
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is too much
+    sys.argv = ["zerotrial.process.harness"]
+    sys.path.insert(0, str(Path.cwd()))
+    code = _harness()
+    try:
+        atexit._run_exitfuncs()  # noqa: SLF001 - a forked process ends without them
+        logging.shutdown()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    run_dir = Path(os.environ[ENV_RUN_SPEC]).parent
+    if code in DELIBERATE and read_reason(run_dir) is None:
+        write_reason(run_dir, code, f"rank {os.environ['RANK']} exited with code {code}")
+    if code not in (0, EXIT_PREEMPTED):  # after a preemption every rank ends by itself
+        sys.exit(code)
+    os._exit(0)  # returning would wait for an agent that, after SIGTERM, no longer listens
+
+
+def _forget_exit_functions() -> None:
+    """Leave to the process that we were forked from what it has to do at its end."""
+    atexit._clear()  # noqa: SLF001 - there is no public way
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - same
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _harness() -> int:
+    from zerotrial.process import harness
+
+    code: int | str | None
+    try:
+        code = harness.main()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001 - the process boundary; the exit code carries it on
+        traceback.print_exc()
+        return 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)  # noqa: T201 - as Python does with sys.exit(text)
+        return 1
+    return int(code or 0)
+
+
+def run_launcher(spec_file: Path) -> int:
+    """Run all ranks and leave how it ended in the run's directory.
+
+    Returns:
+        Exit code of this process: 0 when the outcome stands in the directory.
+    """
+    try:
+        outcome = launch(spec_file)
+    except Exception as error:
+        logger.exception("the ranks could not be run")
+        outcome = Outcome(1, f"the launcher failed: {type(error).__name__}: {error}")
+    write_outcome(spec_file.parent, outcome)
+    return 0

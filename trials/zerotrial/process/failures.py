@@ -1,0 +1,80 @@
+"""What went wrong in a trial, in one line with the user's own file and line, and its exit code."""
+
+import linecache
+import traceback
+from pathlib import Path
+
+from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_STALE, EXIT_USER_ERROR
+from zerolab.errors import (
+    InvalidHyperparametersError,
+    StaleRunError,
+    UnreachableError,
+    ZerolabError,
+)
+from zerotrial.ranks import is_peer_failure
+
+__all__ = ["exit_code_of", "reason_of"]
+
+_FAILED = 1
+
+
+def exit_code_of(error: BaseException, *, building: bool) -> int:
+    """The code that tells the platform whether starting again makes sense.
+
+    Args:
+        error: That ended the trial.
+        building: Whether the trial was still being imported or built, which fails the same way
+            each time; training may fail for reasons that pass.
+    """
+    if isinstance(error, StaleRunError):
+        return EXIT_STALE
+    if isinstance(error, InvalidHyperparametersError):
+        return EXIT_INVALID_HP
+    if isinstance(error, UnreachableError) or is_peer_failure(error):
+        return _FAILED
+    if isinstance(error, ZerolabError) or building:
+        return EXIT_USER_ERROR
+    return _FAILED
+
+
+def reason_of(error: BaseException, model_dir: Path) -> str:
+    """One message: where in the user's code, that line of it, and what.
+
+    Args:
+        error: That ended the trial.
+        model_dir: The user's code.
+    """
+    text = str(error).strip()
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, ZerolabError):
+        what = text or what
+    place = _users_line(error, model_dir)
+    if place is None:
+        return what
+    file, line, source = place
+    if isinstance(error, SyntaxError):
+        what = f"{type(error).__name__}: {error.msg}"
+    where = f"{file}:{line}"
+    return f"{where}: {what} (in: {source})" if source else f"{where}: {what}"
+
+
+def _users_line(error: BaseException, model_dir: Path) -> tuple[str, int, str] | None:
+    """File (relative), line and source of the last frame in the user's code."""
+    root = model_dir.resolve()
+    if isinstance(error, SyntaxError) and error.filename and _inside(Path(error.filename), root):
+        name = Path(error.filename).resolve().relative_to(root).as_posix()
+        return name, error.lineno or 0, (error.text or "").strip()
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = Path(frame.f_code.co_filename)
+        if _inside(path, root):
+            source = linecache.getline(str(path), line).strip()
+            return path.resolve().relative_to(root).as_posix(), line, source
+    return None
+
+
+def _inside(path: Path, root: Path) -> bool:
+    try:
+        relative = path.resolve().relative_to(root)
+    except (ValueError, OSError):
+        return False
+    return "site-packages" not in relative.parts

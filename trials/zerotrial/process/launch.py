@@ -1,0 +1,48 @@
+"""The launcher of one run, started by the platform as a process, since torch lives only here.
+
+```
+python -m zerotrial.process.launch PARENT RUN_JSON        run all ranks (zerotrial.process.elastic)
+python -m zerotrial.process.launch --serve PARENT FD      fork such launchers on demand
+python -m zerotrial.process.launch --rank LAUNCHER        be one rank of a trial class
+```
+
+It dies with the process ``PARENT`` that has started it.
+"""
+
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+from zerolab.linux import die_with_parent
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a run's ranks, or serve forks, or be one rank."""
+    words = sys.argv[1:] if arguments is None else arguments
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    match words:
+        case ["--rank", launcher]:
+            from zerotrial.process.elastic import run_rank
+
+            run_rank(launcher, forked=False)
+            return 0
+        case ["--serve", parent, channel]:
+            die_with_parent(int(parent))
+            from zerotrial.process.fork_server import serve
+
+            return serve(int(channel))
+        case [parent, spec_file] if parent.isdecimal():
+            die_with_parent(int(parent))
+            from zerotrial.process.elastic import run_launcher
+
+            return run_launcher(Path(spec_file).absolute())
+    usage = "python -m zerotrial.process.launch PARENT RUN_JSON"
+    print(f"usage: {usage}, got {shlex.join(words)!r}", file=sys.stderr)  # noqa: T201 - usage
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

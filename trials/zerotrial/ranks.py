@@ -1,0 +1,230 @@
+"""What the ranks of a trial tell each other, besides gradients: small Python values.
+
+Every exchange has a name. When a rank does not answer within the timeout, or dies, the others
+raise :class:`CollectiveError` with their rank, the name of the exchange and how long they waited.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
+from zerolab.errors import ConfigError
+from zerotrial.engine.comm.shared_memory import PeerError
+
+__all__ = [
+    "CollectiveError",
+    "Distributed",
+    "collective_timeout_s",
+    "is_peer_failure",
+]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_DEFAULT_TIMEOUT_S = 600.0
+
+
+class CollectiveError(RuntimeError):
+    """The other ranks did not take part in an exchange, or the connection to them broke."""
+
+
+class Distributed:
+    """The ranks of one run, as seen from one of them; works alone, too.
+
+    Args:
+        rank: Of this process, over all machines.
+        size: Number of processes.
+        local_rank: Of this process on its machine.
+        local_size: Processes on this machine.
+        timeout_s: How long an exchange waits for the other ranks.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        local_size: int = 1,
+        *,
+        timeout_s: float = _DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.timeout_s = timeout_s
+        self._group: dist.ProcessGroup | None = None
+        self._owns_default_group = False
+        if size > 1:
+            # A group of its own, on CPU, so that it neither waits for a GPU nor meets the engine's.
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    @classmethod
+    def from_environment(cls, *, cuda: bool, timeout_s: float | None = None) -> "Distributed":
+        """Join the ranks that torchrun, or Zerolab's launcher, has started. **Collective**.
+
+        Without their variables in the environment the process is alone. A process group that
+        exists already is used as it is.
+
+        Args:
+            cuda: Whether the ranks compute on GPUs.
+            timeout_s: Of every collective; from :data:`ENV_COLLECTIVE_TIMEOUT` when left out.
+
+        Raises:
+            ConfigError: If the timeout in the environment is not a number of seconds.
+        """
+        timeout_s = collective_timeout_s() if timeout_s is None else timeout_s
+        if "WORLD_SIZE" not in os.environ and not dist.is_initialized():
+            return cls(timeout_s=timeout_s)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        owns = not dist.is_initialized()
+        if owns:
+            _initialize(cuda=cuda, local_rank=local_rank, timeout_s=timeout_s)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        joined = cls(rank, size, local_rank, local_size, timeout_s=timeout_s)
+        joined._owns_default_group = owns
+        return joined
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the rank that talks to the server."""
+        return self.rank == 0
+
+    @property
+    def is_local_chief(self) -> bool:
+        """Whether this is the first rank of its machine."""
+        return self.local_rank == 0
+
+    def allgather(self, value: Any, operation: str = "allgather") -> list[Any]:
+        """Give every rank the values of all ranks, in the order of ranks. **Collective**.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+        """
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        group = self._group
+        self._exchange(operation, lambda: dist.all_gather_object(values, value, group=group))
+        return values
+
+    def gather(self, value: Any, operation: str = "gather") -> list[Any] | None:
+        """Give the chief the values of all ranks; the others get ``None``. **Collective**.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+        """
+        if self._group is None:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_chief else None
+        group = self._group
+        self._exchange(operation, lambda: dist.gather_object(value, values, dst=0, group=group))
+        return values
+
+    def broadcast(self, value: T, operation: str = "broadcast", *, src: int = 0) -> T:
+        """Give every rank the value of one. **Collective**.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+        """
+        if self._group is None:
+            return value
+        box = [value]
+        group = self._group
+        self._exchange(operation, lambda: dist.broadcast_object_list(box, src=src, group=group))
+        return box[0]
+
+    def barrier(self, operation: str = "barrier") -> None:
+        """Wait for all ranks. **Collective**.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+        """
+        if self._group is not None:
+            group = self._group
+            self._exchange(operation, lambda: dist.barrier(group=group))
+
+    def close(self) -> None:
+        """Leave together, so that none breaks another's connection. **Collective**.
+
+        Raises:
+            CollectiveError: If a rank does not take part in time.
+        """
+        self.barrier("the last barrier before the end")
+        self._group = None
+        if self._owns_default_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _exchange(self, operation: str, run: Callable[[], Any]) -> None:
+        try:
+            run()
+        except RuntimeError as error:
+            raise CollectiveError(
+                f"rank {self.rank} of {self.size}: {operation}: {describe(error, self.timeout_s)}"
+            ) from error
+
+
+def collective_timeout_s() -> float:
+    """How long a collective may take, from the environment; seconds.
+
+    Raises:
+        ConfigError: If the variable is not a positive number.
+    """
+    text = os.environ.get(ENV_COLLECTIVE_TIMEOUT, "")
+    try:
+        seconds = float(text) if text else _DEFAULT_TIMEOUT_S
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        problem = f"{ENV_COLLECTIVE_TIMEOUT}: must be a number of seconds > 0, got {text!r}"
+        raise ConfigError("environment", [problem])
+    return seconds
+
+
+def describe(error: BaseException, timeout_s: float) -> str:
+    """Say in one line what a failed collective means."""
+    text = str(error)
+    if "imed out" in text or "imeout" in text:
+        return (
+            f"the other ranks did not answer within {timeout_s:g} s (one hangs, or does something "
+            f"else; {ENV_COLLECTIVE_TIMEOUT} sets the limit)"
+        )
+    return f"the connection to another rank broke ({text.strip().splitlines()[0][:200]})"
+
+
+_PEER_WORDS = (
+    "gloo",
+    "NCCL",
+    "Connection reset",
+    "closed by peer",
+    "Timed out waiting",
+    "TCPStore",
+)
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether an error came over the network from another rank, and is not this rank's own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, CollectiveError | PeerError | dist.DistError):
+            return True
+        if isinstance(seen, RuntimeError) and any(word in str(seen) for word in _PEER_WORDS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _initialize(*, cuda: bool, local_rank: int, timeout_s: float) -> None:
+    if cuda:
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s)
+    )
