@@ -20,6 +20,8 @@ export interface Experiment {
   best_trial_id: number | null;
   best_validation: Num | null;
   error: string | null;
+  /** Why it has ended without a result; null when it has one, goes on, or was canceled. */
+  result_problem: string | null;
 }
 
 /** JSON has no NaN and no infinities: they travel as text. */
@@ -44,6 +46,8 @@ export interface Trial {
   started_at: string | null;
   ended_at: string | null;
   error: string | null;
+  /** Why it has ended without a result; null when it has one, goes on, or was canceled. */
+  result_problem: string | null;
 }
 
 export interface Series {

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import RowMapping
 
 from zerolab.contract.wire import wire_number
+from zeroserver.api.results import experiment_problem, trial_problem
 
 __all__ = [
     "Agent",
@@ -97,6 +98,8 @@ class Experiment(Resource):
     best_trial_id: int | None
     best_validation: Number | None
     error: str | None
+    result_problem: str | None
+    """Why it has ended without a result; None when it has one, goes on, or was canceled."""
 
     @staticmethod
     def of(row: RowMapping) -> dict[str, Any]:
@@ -123,6 +126,7 @@ class Experiment(Resource):
             "best_trial_id": row["best_trial_id"],
             "best_validation": _number(row["best_validation"]),
             "error": row["error"],
+            "result_problem": experiment_problem(row),
         }
 
 
@@ -151,6 +155,8 @@ class Trial(Resource):
     started_at: str | None
     ended_at: str | None
     error: str | None
+    result_problem: str | None
+    """Why it has ended without a result; None when it has one, goes on, or was canceled."""
 
     @staticmethod
     def of(row: RowMapping) -> dict[str, Any]:
@@ -176,6 +182,7 @@ class Trial(Resource):
             "started_at": iso(row["started_at"]),
             "ended_at": iso(row["ended_at"]),
             "error": row["error"],
+            "result_problem": trial_problem(row),
         }
 
 

@@ -276,7 +276,11 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
         if experiment["state"] != ExperimentState.STOPPING_COMPLETED:
             move_experiment(transaction, experiment, ExperimentState.STOPPING_COMPLETED)
         stopped = find(transaction, experiments, experiment_id)
-        move_experiment(transaction, stopped, ExperimentState.COMPLETED, ended_at=now, progress=1.0)
+        fruitless = stopped["best_validation"] is None
+        move_experiment(
+            transaction, stopped, ExperimentState.COMPLETED, ended_at=now, progress=1.0,
+            error=_last_error(transaction, experiment_id) if fruitless else None,
+        )  # fmt: skip
     world.searchers.pop(experiment_id, None)
     world.configs.pop(experiment_id, None)
 
