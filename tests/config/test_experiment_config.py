@@ -176,7 +176,16 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"log_policies": [{"name": "x", "pattern": "("}]},
-        "log_policies[0].pattern: must be a regular expression, got '('",
+        "log_policies[0].pattern: must be a regular expression that RE2 reads, got '('",
+    ),
+    (
+        {"log_policies": [{"name": "x", "pattern": "(?<!not )fatal"}]},
+        "log_policies[0].pattern: must be a regular expression that RE2 reads, got "
+        "'(?<!not )fatal' (invalid perl operator: (?<!); lookaround, backreferences",
+    ),
+    (
+        {"log_policies": [{"pattern": "((((a{1,99}){1,99}){1,99}){1,99}){1,99}"}]},
+        "log_policies[0].pattern: must be a regular expression that RE2 reads",
     ),
     (
         {"checkpoint_storage": {"type": "shared_fs"}},

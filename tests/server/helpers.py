@@ -98,13 +98,18 @@ class Server:
         return self.request("POST", path, json=body)
 
     def submit(self, activate: bool = True, test: bool = False, **changes: Any) -> dict[str, Any]:
+        answer = self.try_submit(activate, test, **changes)
+        assert answer.is_success, answer.text
+        experiment: dict[str, Any] = answer.json()["experiment"]
+        return experiment
+
+    def try_submit(self, activate: bool = True, test: bool = False, **changes: Any) -> Any:
+        """Submit; return the whole answer."""
         archive = model_archive(self.directory / "model")
         files = {"archive": ("model.tar.gz", archive)}
         data = {"config": json.dumps(experiment_config(**changes))}
         params = {"activate": activate, "test": test}
-        made = self.request("POST", "/experiments", data=data, files=files, params=params)
-        experiment: dict[str, Any] = made["experiment"]
-        return experiment
+        return self.http.post(f"{PREFIX}/experiments", data=data, files=files, params=params)
 
     def experiment(self, experiment_id: int = 1) -> dict[str, Any]:
         found: dict[str, Any] = self.get(f"/experiments/{experiment_id}")["experiment"]
@@ -176,6 +181,10 @@ class Server:
         """Let time pass, and the clock do its work."""
         self.clock.now += seconds
         self.services.write_now(tick)
+
+    def execute(self, statement: str, **values: Any) -> None:
+        """Change rows behind the server's back."""
+        self.services.write_now(lambda _, tx: tx.connection.execute(text(statement), values))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with self.services.database.read() as connection:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, select
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,8 +31,8 @@ from zerolab.contract.wire import (
 )
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
 from zeroserver.orchestrator import ingest as reports
+from zeroserver.orchestrator import log_policies, scheduling
 from zeroserver.orchestrator import runs as running
-from zeroserver.orchestrator import scheduling
 from zeroserver.orchestrator.desk import World, save
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
@@ -249,9 +250,11 @@ async def exited(request: Request) -> Response:
     end = await _body(request, RunExit)
     if not -(2**31) <= end.exit_code < 2**31:
         raise ConfigError("request", [f"exit_code: must be an exit code, got {end.exit_code}"])
+    lines = end.log_tail.splitlines()
+    matches = await run_in_threadpool(log_policies.search, services.database, run_id, lines)
 
     def job(world: World, transaction: Transaction) -> None:
-        running.exited(world, transaction, run_id, end)
+        running.exited(world, transaction, run_id, end, matches)
         scheduling.schedule(world, transaction)
 
     await services.write(job)
@@ -272,7 +275,11 @@ async def store_logs(request: Request) -> Response:
     run_id = _id(request, "run_id")
     batch = await _body(request, LogBatch)
     services = services_of(request)
-    stored = await services.write(lambda world, tx: reports.store_logs(world, tx, run_id, batch))
+    lines = [entry.text for entry in batch.entries]
+    matches = await run_in_threadpool(log_policies.search, services.database, run_id, lines)
+    stored = await services.write(
+        lambda world, tx: reports.store_logs(world, tx, run_id, batch, matches)
+    )
     return _json(Stored(stored))
 
 

@@ -42,13 +42,15 @@ class World:
     janitor: Janitor = field(default_factory=Janitor)
 
     def config(self, transaction: Transaction, experiment_id: int) -> "ExperimentConfig":
-        """Return an experiment's configuration."""
+        """Return an experiment's configuration; without its log policies, which others read."""
         known = self.configs.get(experiment_id)
         if known is None:
             from zerolab.config import load_experiment
 
             row = find(transaction, experiments, experiment_id)
-            known = load_experiment(msgspec.json.decode(row["config"]))
+            stored = msgspec.json.decode(row["config"])
+            stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
+            known = load_experiment(stored)
             self.configs[experiment_id] = known
         return known
 

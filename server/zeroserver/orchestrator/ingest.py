@@ -2,6 +2,7 @@
 
 import math
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -19,8 +20,8 @@ from zerolab.contract.wire import (
     plain_number,
 )
 from zerolab.errors import ConfigError
-from zeroserver.orchestrator import log_policies as policies
 from zeroserver.orchestrator.desk import World, checkpoint_root, find, log_line, save, touch
+from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.retention import apply_retention
 from zeroserver.orchestrator.runs import current_run
 from zeroserver.orchestrator.searching import Event
@@ -342,10 +343,23 @@ def _announce(world: World, transaction: Transaction, run: _Reporting, fresh: li
         touch(transaction, "metric", experiment_id, data)
 
 
-def store_logs(world: World, transaction: Transaction, run_id: int, batch: LogBatch) -> int:
+def store_logs(
+    world: World,
+    transaction: Transaction,
+    run_id: int,
+    batch: LogBatch,
+    matches: Sequence[Match] = (),
+) -> int:
     """Store the lines of a batch that are new; return the number of the next one wanted.
 
     Lines are taken from a run that has ended too: they came late, but they are what it said.
+
+    Args:
+        world: The orchestrator's memory.
+        transaction: Of the writer.
+        run_id: Whose lines.
+        batch: Numbered lines.
+        matches: What :func:`~zeroserver.orchestrator.log_policies.search` found in the batch.
 
     Raises:
         NotFoundError: If there is no such run.
@@ -365,7 +379,8 @@ def store_logs(world: World, transaction: Transaction, run_id: int, batch: LogBa
         [tuple(row.values()) for row in rows],
     )
     save(transaction, runs, run_id, next_log=wanted + len(fresh))
-    policies.apply(world, transaction, run, [entry.text for entry in fresh])
+    skipped = len(batch.entries) - len(fresh)
+    apply_matches(transaction, run, [each for each in matches if each.last >= skipped])
     if world.journal.wanted(run["experiment_id"]):
         last = transaction.connection.scalar(
             select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)

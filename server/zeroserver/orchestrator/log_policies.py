@@ -1,41 +1,103 @@
-"""Log policies: patterns in a trial's log that label it, and may forbid its restart."""
+"""Log policies: patterns in a trial's log that label it, and may forbid its restart.
 
-import re
-from collections.abc import Iterable
+Searching is done before the writer's job, on a thread that may take its time; the job only
+applies what was found.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping
+from sqlalchemy import RowMapping, select
 
-from zeroserver.orchestrator.desk import World, find, save, touch
-from zeroserver.store.database import Transaction
-from zeroserver.store.schema import runs, trials
+from zeroserver.orchestrator.desk import find, save, touch
+from zeroserver.store.database import Database, Transaction
+from zeroserver.store.schema import experiments, runs, trials
 
-__all__ = ["apply"]
+__all__ = ["Match", "apply_matches", "search"]
+
+logger = logging.getLogger(__name__)
 
 _LINE = 4096
-"""Characters of a line that are searched; a pattern must not stall the server."""
+"""Characters of a line that are searched."""
 
 
-def apply(world: World, transaction: Transaction, run: RowMapping, lines: Iterable[str]) -> None:
-    """Search new lines of a run's log for the patterns of its experiment."""
+@dataclass(frozen=True)
+class Match:
+    """A policy whose pattern was found."""
+
+    label: str
+    action: str | None
+    last: int
+    """Index of the last line that it was found in."""
+
+
+@dataclass(frozen=True)
+class _Policy:
+    label: str
+    action: str | None
+    pattern: Any
+
+
+def search(database: Database, run_id: int, lines: Sequence[str]) -> list[Match]:
+    """Search lines of a run's log for the patterns of its experiment; not for the writer's thread.
+
+    A run that is not known matches nothing: whoever stores the lines says so.
+    """
+    if not lines:
+        return []
+    config = select(experiments.c.config).join(runs, runs.c.experiment_id == experiments.c.id)
+    with database.read() as connection:
+        text = connection.scalar(config.where(runs.c.id == run_id))
     texts = [line[:_LINE] for line in lines]
-    matched, no_retry, excluded = [], False, False
-    for policy in world.config(transaction, run["experiment_id"]).policies():
-        pattern = re.compile(policy.pattern)
-        if any(pattern.search(text) for text in texts):
-            matched.append(policy.name or policy.pattern)
-            no_retry = no_retry or policy.action == "cancel_retries"
-            excluded = excluded or policy.action == "exclude_node"
-    if not matched:
+    found = []
+    for policy in _policies(text) if text else ():
+        backwards = range(len(texts) - 1, -1, -1)
+        last = next((at for at in backwards if policy.pattern.search(texts[at])), None)
+        if last is not None:
+            found.append(Match(policy.label, policy.action, last))
+    return found
+
+
+class _Stored(msgspec.Struct):
+    log_policies: list[dict[str, Any]] = []
+
+
+@lru_cache(maxsize=64)
+def _policies(config: str) -> tuple[_Policy, ...]:
+    """Compile the policies of a stored configuration."""
+    # Loads the whole configuration's code, which a server that only starts can do without.
+    from zerolab.config.experiment.experiment_config import policies_in_force
+    from zerolab.config.experiment.patterns import compile_pattern
+    from zerolab.config.experiment.sections import LogPolicy
+
+    given = msgspec.json.decode(config, type=_Stored).log_policies
+    found = []
+    for policy in policies_in_force([LogPolicy.model_construct(**each) for each in given]):
+        try:
+            pattern = compile_pattern(policy.pattern)
+        except ValueError as error:  # submitted when patterns were Python's own
+            logger.warning("log policy %s is not applied: %s", policy.name, error)
+            continue
+        found.append(_Policy(policy.name or policy.pattern, policy.action, pattern))
+    return tuple(found)
+
+
+def apply_matches(transaction: Transaction, run: RowMapping, matches: Sequence[Match]) -> None:
+    """Label the run's trial, and do what the policies say."""
+    if not matches:
         return
-    if no_retry:
+    if any(match.action == "cancel_retries" for match in matches):
         save(transaction, runs, run["id"], no_retry=1)
     trial = find(transaction, trials, run["trial_id"])
-    if excluded:
+    if any(match.action == "exclude_node" for match in matches):
         agents = {*msgspec.json.decode(trial["excluded"]), run["agent_id"]}
         save(transaction, trials, trial["id"], excluded=msgspec.json.encode(agents).decode())
     known: list[str] = msgspec.json.decode(trial["labels"])
-    labels = list(dict.fromkeys([*known, *matched]))
+    labels = list(dict.fromkeys([*known, *(match.label for match in matches)]))
     if labels != known:
         save(transaction, trials, trial["id"], labels=msgspec.json.encode(labels).decode())
         touch(transaction, "trial", trial["experiment_id"], trial["id"])

@@ -1,5 +1,6 @@
 """What becomes of runs: assigned, started, ended; and of a trial whose run has ended."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,8 +15,8 @@ from zerolab.contract.spec import (
 )
 from zerolab.contract.wire import RunExit
 from zerolab.errors import StaleRunError
-from zeroserver.orchestrator import log_policies as policies
 from zeroserver.orchestrator.desk import World, checkpoint_root, find, log_line, save, touch
+from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.trials import end_trial, move_trial
 from zeroserver.states import (
     RUN_MOVES,
@@ -113,8 +114,21 @@ def started(transaction: Transaction, run_id: int, now: float) -> None:
         move_trial(transaction, trial, TrialState.RUNNING)
 
 
-def exited(world: World, transaction: Transaction, run_id: int, end: RunExit) -> None:
+def exited(
+    world: World,
+    transaction: Transaction,
+    run_id: int,
+    end: RunExit,
+    matches: Sequence[Match] = (),
+) -> None:
     """End a run and decide what becomes of its trial; saying it again changes nothing.
+
+    Args:
+        world: The orchestrator's memory.
+        transaction: Of the writer.
+        run_id: The run.
+        end: How it ended.
+        matches: What the log policies found in the tail of its log.
 
     Raises:
         NotFoundError: If there is no such run.
@@ -133,7 +147,7 @@ def exited(world: World, transaction: Transaction, run_id: int, end: RunExit) ->
     trial = find(transaction, trials, run["trial_id"])
     if trial["run_id"] != run_id or trial["state"] in TRIAL_ENDED:
         return
-    policies.apply(world, transaction, run, end.log_tail.splitlines())
+    apply_matches(transaction, run, matches)
     save(transaction, trials, trial["id"], run_id=None, activity=None)
     _decide(world, transaction, find(transaction, runs, run_id), end)
 

@@ -1,7 +1,7 @@
 """The experiment file: Determined's field names, types and defaults, checked as a whole."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Annotated, Any, Literal
@@ -36,10 +36,19 @@ from zerolab.errors import ConfigError
 __all__ = ["ExperimentConfig", "ExperimentFile", "load_experiment", "parse_experiment"]
 
 DEFAULT_LOG_POLICIES = (
-    LogPolicy(name="CUDA OOM", pattern=".*CUDA out of memory.*"),
-    LogPolicy(name="ECC Error", pattern=".*uncorrectable ECC error encountered.*"),
+    # Not checked here: the patterns' library is loaded by those who have patterns of their own.
+    LogPolicy.model_construct(name="CUDA OOM", pattern=".*CUDA out of memory.*"),
+    LogPolicy.model_construct(name="ECC Error", pattern=".*uncorrectable ECC error encountered.*"),
 )
 """Labels that every experiment has unless it names a policy of its own so."""
+
+
+def policies_in_force(given: Sequence[LogPolicy]) -> list[LogPolicy]:
+    """Return the given policies and the defaults that they do not replace."""
+    mine = {policy.name for policy in given if policy.name}
+    kept = [policy for policy in DEFAULT_LOG_POLICIES if policy.name not in mine]
+    return [policy for policy in (*given, *kept) if policy.pattern]
+
 
 _CLASS = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -137,9 +146,7 @@ class ExperimentConfig(Section):
 
     def policies(self) -> list[LogPolicy]:
         """The log policies in force: the file's, and defaults that it does not replace."""
-        mine = {policy.name for policy in self.log_policies if policy.name}
-        kept = [policy for policy in DEFAULT_LOG_POLICIES if policy.name not in mine]
-        return [policy for policy in (*self.log_policies, *kept) if policy.pattern]
+        return policies_in_force(self.log_policies)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole file as plain values, defaults filled in; reading it gives the same again."""

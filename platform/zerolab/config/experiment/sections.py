@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.hyperparameters import MAX_TRIALS
 from zerolab.config.experiment.lengths import Length
+from zerolab.config.experiment.patterns import compile_pattern
 from zerolab.config.hints import hint
 from zerolab.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
@@ -149,10 +150,7 @@ class EnvironmentConfig(Section):
 
 
 def _regex(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"must be a regular expression, got {value!r} ({error})") from None
+    compile_pattern(value)
     return value
 
 
@@ -168,7 +166,7 @@ class LogPolicy(Section):
     """A label shown with the trial; a policy of the same name replaces a default one."""
 
     pattern: Annotated[str, AfterValidator(_regex)] = ""
-    """A regular expression; an empty one switches the default policy of that name off."""
+    """A regular expression (RE2's syntax); an empty one switches the default policy off."""
 
     action: Annotated[
         Literal["cancel_retries", "exclude_node"] | None, BeforeValidator(_action)

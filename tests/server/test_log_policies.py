@@ -1,0 +1,59 @@
+"""Log policies: what they find has its effect, and no pattern keeps the server busy."""
+
+import json
+
+from tests.server.helpers import Server
+
+BACKTRACKS = "^(a+)+$"
+LINE = "a" * 40 + "!"
+
+
+def test_a_pattern_that_backtracks_for_hours_in_python_is_searched_at_once(server: Server) -> None:
+    server.submit(log_policies=[{"name": "endless", "pattern": BACKTRACKS}])
+    server.add_agent()
+    spec = server.begin()
+    assert server.log(spec.run_id, 0, LINE) == 1
+    assert server.log(spec.run_id, 1, LINE, "a" * 40) == 3
+    assert server.trial()["labels"] == ["endless"]
+    server.exit(spec.run_id, 1, "failed", tail=LINE)
+    assert server.trial()["restarts"] == 1
+
+
+def test_a_pattern_that_cannot_be_searched_in_linear_time_is_refused_at_submit(
+    sqlite_server: Server,
+) -> None:
+    policies = [{"pattern": r"(\w+) \1"}]
+    answer = sqlite_server.try_submit(log_policies=policies)
+    assert answer.status_code == 422
+    problem = answer.json()["error"]["problems"][0]
+    assert problem.startswith(r"log_policies[0].pattern: must be a regular expression that RE2")
+    assert "backreferences" in problem
+
+
+def test_an_experiment_of_before_with_a_pattern_that_is_refused_now_goes_on_without_it(
+    sqlite_server: Server,
+) -> None:
+    server = sqlite_server
+    server.submit(log_policies=[{"name": "old", "pattern": "x"}, {"name": "b", "pattern": "fatal"}])
+    config = json.loads(server.sql("SELECT config FROM experiments")[0][0])
+    config["log_policies"][0]["pattern"] = "(?<!not )x"
+    server.execute("UPDATE experiments SET config = :config", config=json.dumps(config))
+    server.services.world.configs.clear()
+    server.add_agent()
+    spec = server.begin()
+    server.log(spec.run_id, 0, "x", "fatal")
+    assert server.trial()["labels"] == ["b"]
+    server.exit(spec.run_id, 1)
+    assert server.trial()["restarts"] == 1
+
+
+def test_lines_that_are_sent_again_are_not_searched_again(server: Server) -> None:
+    server.submit(log_policies=[{"name": "late", "pattern": "fatal", "action": "exclude_node"}])
+    server.add_agent(name="first")
+    spec = server.begin()
+    server.log(spec.run_id, 0, "fatal")
+    server.execute("UPDATE trials SET excluded = '[]', labels = '[]'")
+    assert server.log(spec.run_id, 0, "fatal", "fine") == 2
+    assert server.trial()["labels"] == []
+    assert server.log(spec.run_id, 0, "fatal", "fine", "fatal again") == 3
+    assert server.trial()["labels"] == ["late"]
