@@ -165,3 +165,48 @@ def test_gpus_come_before_cpu_slots_and_are_not_mixed_with_them() -> None:
     assert place(request(1, 1), machines, free) == {2: (0,)}
     assert place(request(1, 2), machines, free) == {1: (0, 1)}
     assert place(request(1, 3), machines, free) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(agents, requests, requests)
+def test_every_trial_starts_or_is_told_why_it_waits(
+    machines: list[AgentSlots], before: list[Request], after: list[Request]
+) -> None:
+    running = schedule(machines, before, []).start
+    known = {allocation.request.trial_id for allocation in running}
+    waiting = [one for one in after if one.trial_id not in known]
+    decision = schedule(machines, waiting, running)
+    assert set(decision.waiting) == {one.trial_id for one in waiting} - set(started(decision))
+    assert all(decision.waiting.values())
+
+
+def test_the_reason_for_a_wait_names_what_is_missing() -> None:
+    many = request(1, 8, single_agent=True)
+    assert "no agent is there" in schedule([], [many], []).waiting[1]
+    told = schedule([agent(1, 2), agent(2, 4)], [many], []).waiting[1]
+    assert told.startswith("it needs 8 slots on one machine, and there are at most 4: it cannot")
+    assert "resources.slots_per_trial to 4 or less" in told
+    spread = schedule([agent(1, 2), agent(2, 4)], [request(1, 8)], []).waiting[1]
+    assert "at most 6" in spread
+    ruled_out = schedule([agent(1, 8)], [request(1, excluded=frozenset({1}))], []).waiting[1]
+    assert ruled_out == "its log policies rule out every agent that is there"
+
+
+def test_the_reason_for_a_wait_names_who_goes_first() -> None:
+    machines = [agent(1, 3)]
+    running = schedule(machines, [request(1, 2, max_slots=2)], []).start
+    waiting = [
+        request(2, 2, experiment_id=2),
+        request(3, 1, experiment_id=2),
+        request(4, 1, experiment_id=3),
+        request(5, 1, max_slots=2),
+    ]
+    assert schedule(machines, waiting, running).waiting == {
+        2: "it needs 2 slots, of which 1 is free",
+        3: "an earlier trial of its experiment goes first",
+        4: "experiment 2 goes first",
+        5: "its experiment holds 2 of the 2 slots of resources.max_slots",
+    }
+    more_important = schedule(machines, [request(9, 2, experiment_id=9, priority=1)], running)
+    assert more_important.preempt == [1]
+    assert more_important.waiting[9].endswith("runs of lower priority are asked to make room")

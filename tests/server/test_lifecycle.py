@@ -4,6 +4,11 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, progress, training, validation
 from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_USER_ERROR
+from zerolab.errors import ConflictError
+from zeroserver.orchestrator.desk import save
+from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import trials
 
 
 def test_a_trial_that_ends_well_completes_its_experiment(server: Server) -> None:
@@ -306,12 +311,47 @@ def test_a_more_important_experiment_makes_room_for_itself(server: Server) -> No
 
 
 def test_a_trial_that_fits_no_machine_says_so(server: Server) -> None:
-    server.submit(resources={"slots_per_trial": 2})
+    made = server.submit(resources={"slots_per_trial": 2})
+    assert "no agent is there" in made["waiting_reason"]
     server.add_agent(slots=1)
-    assert "no machine has as many; the largest has 1" in server.trial()["activity"]
+    reason = server.trial()["waiting_reason"]
+    assert "it needs 2 slots on one machine, and there are at most 1" in reason
+    assert server.experiment()["waiting_reason"] == reason
+    assert server.get("/experiments")["experiments"][0]["waiting_reason"] == reason
+    assert [job["waiting_reason"] for job in server.get("/jobs")["jobs"]] == [reason]
+    assert server.trials()[0]["waiting_reason"] == reason
     server.add_agent(slots=2)
     assert len(server.work()) == 1
-    assert server.trial()["activity"] is None
+    for found in (server.trial(), server.experiment(), server.get("/jobs")["jobs"][0]):
+        assert found["waiting_reason"] is None
+
+
+def test_a_trial_that_waits_for_others_says_for_whom(server: Server) -> None:
+    server.add_agent(slots=2)
+    server.submit(resources={"slots_per_trial": 2})
+    second = server.submit(resources={"slots_per_trial": 2})
+    assert second["waiting_reason"] == ("it needs 2 slots on one machine, of which none is free")
+    assert server.submit()["waiting_reason"] == "experiment 2 goes first"
+    assert server.experiment(1)["waiting_reason"] is None
+    server.exit(server.begin(1).run_id, 1)
+    assert "has failed and is started again in a moment" in server.trial(1)["waiting_reason"]
+    assert server.act("pause", 3)["waiting_reason"] is None
+
+
+def test_a_submission_that_is_rolled_back_leaves_no_reason(sqlite_server: Server) -> None:
+    world, database = sqlite_server.services.world, sqlite_server.services.database
+    sqlite_server.submit()
+    before = world.waiting
+
+    def fail(transaction: Transaction) -> None:
+        save(transaction, trials, 1, state="PAUSED")
+        schedule(world, transaction)
+        assert world.waiting != before
+        raise ConflictError("not this time")
+
+    with pytest.raises(ConflictError):
+        database.write_now(fail)
+    assert "no agent is there" in sqlite_server.trial()["waiting_reason"]
 
 
 def test_only_an_experiment_that_has_ended_can_be_archived_or_deleted(server: Server) -> None:

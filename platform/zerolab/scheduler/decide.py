@@ -10,10 +10,12 @@ The rules, in order:
    room. Either way nothing behind it is started before it, so a large trial is never starved by
    small ones.
 5. A trial that all agents together could not hold is set aside and blocks nobody.
+6. Every trial that goes on waiting is told why.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from zerolab.scheduler import reasons
 from zerolab.scheduler.placement import place
 from zerolab.scheduler.types import AgentSlots, Allocation, Decision, Request
 
@@ -31,7 +33,8 @@ def schedule(
         running: What is held now, those that were asked to stop included.
 
     Returns:
-        The decision. It is empty when nothing can change, so asking again costs nothing.
+        The decision, with the reason of each trial that goes on waiting. Nothing is to be done
+        when nothing can change, so asking again costs nothing.
     """
     decision = Decision()
     everything = {agent.agent_id: agent.slots for agent in agents}
@@ -42,35 +45,63 @@ def schedule(
             queue.append(asked)
         else:
             decision.impossible.append(asked.trial_id)
+            decision.waiting[asked.trial_id] = reasons.never(asked, agents)
     held = list(running)
     while (request := _next(queue, held)) is not None:
-        slots = place(request, agents, _free(agents, held))
+        free = _free(agents, held)
+        slots = place(request, agents, free)
         if slots is None:
             decision.preempt.extend(_victims(request, agents, held))
+            asked_to_leave = bool(decision.preempt) or any(each.stopping for each in held)
+            told = reasons.no_room(request, agents, free, asked=asked_to_leave)
+            decision.waiting[request.trial_id] = told
             break
         allocation = Allocation(request, slots)
         held.append(allocation)
         decision.start.append(allocation)
         queue.remove(request)
+    decision.waiting.update(_behind(request, queue, held))
     return decision
 
 
 def _next(queue: Sequence[Request], held: Sequence[Allocation]) -> Request | None:
     """The trial whose turn it is, leaving out experiments that may not hold more slots."""
-    used: dict[int, int] = {}
-    for allocation in held:
-        experiment = allocation.request.experiment_id
-        used[experiment] = used.get(experiment, 0) + allocation.request.slots
-
-    def may_grow(request: Request) -> bool:
-        mine = used.get(request.experiment_id, 0)
-        return request.max_slots is None or mine + request.slots <= request.max_slots
+    used = _used(held)
 
     def turn(request: Request) -> tuple[int, float, int]:
         share = used.get(request.experiment_id, 0) / request.weight
         return request.priority, share, request.order
 
-    return min(filter(may_grow, queue), key=turn, default=None)
+    return min((each for each in queue if _may_grow(each, used)), key=turn, default=None)
+
+
+def _behind(
+    first: Request | None, queue: Sequence[Request], held: Sequence[Allocation]
+) -> dict[int, str]:
+    """Why those wait whose turn it is not: ``first`` goes before them, or they may not grow."""
+    used = _used(held)
+    told: dict[int, str] = {}
+    for request in queue:
+        if not _may_grow(request, used):
+            held_slots = used.get(request.experiment_id, 0)
+            told[request.trial_id] = reasons.full_experiment(held_slots, request)
+        elif first is not None and request is not first:
+            told[request.trial_id] = reasons.behind(request, first)
+    return told
+
+
+def _used(held: Iterable[Allocation]) -> dict[int, int]:
+    """Experiment to the slots that it holds."""
+    used: dict[int, int] = {}
+    for allocation in held:
+        experiment = allocation.request.experiment_id
+        used[experiment] = used.get(experiment, 0) + allocation.request.slots
+    return used
+
+
+def _may_grow(request: Request, used: Mapping[int, int]) -> bool:
+    mine = used.get(request.experiment_id, 0)
+    return request.max_slots is None or mine + request.slots <= request.max_slots
 
 
 def _free(agents: Sequence[AgentSlots], held: Iterable[Allocation]) -> dict[int, list[int]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from zerolab.scheduler.types import AgentSlots, Request
 
-__all__ = ["place"]
+__all__ = ["Free", "place"]
 
 Free = Mapping[int, Sequence[int]]
 """Agent id to the ids of its free slots."""

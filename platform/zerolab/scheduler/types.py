@@ -60,3 +60,5 @@ class Decision:
     """Ids of trials to preempt."""
     impossible: list[int] = field(default_factory=list)
     """Ids of trials that want more than all agents have together."""
+    waiting: dict[int, str] = field(default_factory=dict, compare=False)
+    """Trial to the reason for which it does not start now, in words; every one that waits."""

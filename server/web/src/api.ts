@@ -19,6 +19,8 @@ export interface Experiment {
   num_trials: number;
   best_trial_id: number | null;
   best_validation: Num | null;
+  /** Why none of its trials runs, while it is ACTIVE. */
+  waiting_reason: string | null;
   error: string | null;
   /** Why it has ended without a result; null when it has one, goes on, or was canceled. */
   result_problem: string | null;
@@ -37,6 +39,8 @@ export interface Trial {
   progress: number;
   /** What it is doing: starting, training, validating, checkpointing. */
   activity: string | null;
+  /** Why it has no slots, while it is QUEUED. */
+  waiting_reason: string | null;
   labels: string[];
   best_validation: Num | null;
   best_steps: number | null;

@@ -49,9 +49,9 @@ def list_agents(connection: ReadDep) -> AgentPage:
 
 
 @router.get("/api/v1/jobs")
-def list_jobs(connection: ReadDep) -> JobPage:
+def list_jobs(services: ServicesDep, connection: ReadDep) -> JobPage:
     """List the experiments that have not ended, the first to run first."""
-    return JobPage(jobs=queries.jobs(connection))
+    return JobPage(jobs=queries.jobs(connection, services.world.waiting))
 
 
 @router.post("/api/v1/login-links", status_code=201)

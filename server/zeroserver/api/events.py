@@ -12,6 +12,7 @@ from zeroserver.api import queries
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Experiment, Log, Trial
 from zeroserver.live import ALL, Entry
+from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, experiments, logs, trials
 
@@ -63,7 +64,9 @@ async def _text(services: Services, experiment_id: int, cursor: str | None) -> A
     yield b"retry: 1000\n\n"
     async for entries in journal.follow(experiment_id, cursor, _PAUSE_S):
         if entries is None:
-            first = await services.read(lambda found: _everything(found, experiment_id))
+            first = await services.read(
+                lambda found: _everything(found, services.world.waiting, experiment_id)
+            )
             for _, name, data in first:
                 yield _event(None, name, data)
             continue
@@ -79,16 +82,20 @@ async def _load(services: Services, entries: list[Entry], experiment_id: int) ->
         entries = [entry for entry in entries if entry.kind in {"experiment", "trial"}]
     if not entries:
         return []
-    return await services.read(lambda connection: _resources(connection, entries))
+    return await services.read(
+        lambda connection: _resources(connection, services.world.waiting, entries)
+    )
 
 
-def _resources(connection: Connection, entries: list[Entry]) -> list[Event]:
+def _resources(connection: Connection, waiting: Waiting, entries: list[Entry]) -> list[Event]:
     """Turn entries into events; a thing that changed twice is told once, as it is now."""
     last = {_key(entry): entry.number for entry in entries}
     found: list[Event] = []
     for entry in entries:
         if last[_key(entry)] == entry.number:
-            found += [(entry.number, entry.kind, data) for data in _data(connection, entry)]
+            found += [
+                (entry.number, entry.kind, data) for data in _data(connection, waiting, entry)
+            ]
     return found
 
 
@@ -97,7 +104,7 @@ def _key(entry: Entry) -> tuple[str, Any]:
     return entry.kind, entry.number if unique else entry.resource
 
 
-def _data(connection: Connection, entry: Entry) -> Iterable[Any]:
+def _data(connection: Connection, waiting: Waiting, entry: Entry) -> Iterable[Any]:
     if entry.kind == "metric":
         return [entry.resource]
     if entry.kind == "log":
@@ -114,14 +121,14 @@ def _data(connection: Connection, entry: Entry) -> Iterable[Any]:
     row = _row(connection, table, table.c.id == entry.resource)
     if row is None:  # deleted since
         return [{"id": entry.resource, "deleted": True}]
-    return [Experiment.of(row) if entry.kind == "experiment" else Trial.of(row)]
+    return [Experiment.of(row, waiting) if table is experiments else Trial.of(row, waiting)]
 
 
 def _row(connection: Connection, table: Any, where: Any) -> RowMapping | None:
     return connection.execute(select(table).where(where)).mappings().one_or_none()
 
 
-def _everything(connection: Connection, experiment_id: int) -> list[Event]:
+def _everything(connection: Connection, waiting: Waiting, experiment_id: int) -> list[Event]:
     """What a reader needs who may have missed something: the present, and the advice to reload."""
     reload = [(None, name, {"reload": True}) for name in ("metric", "checkpoint", "log")]
     if experiment_id == ALL:
@@ -129,8 +136,8 @@ def _everything(connection: Connection, experiment_id: int) -> list[Event]:
     row = queries.one(connection, experiments, experiment_id)
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
     first = connection.execute(query.limit(_MANY)).mappings()
-    told: list[Event] = [(None, "experiment", Experiment.of(row))]
-    return told + [(None, "trial", Trial.of(each)) for each in first] + reload
+    told: list[Event] = [(None, "experiment", Experiment.of(row, waiting))]
+    return told + [(None, "trial", Trial.of(each, waiting)) for each in first] + reload
 
 
 def _event(cursor: str | None, name: str, data: Any) -> bytes:

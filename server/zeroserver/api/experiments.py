@@ -90,16 +90,19 @@ async def _submit(services: Services, submission: Submission) -> Response:
     experiment_id = await services.write(
         lambda world, transaction: control.create(world, transaction, submission)
     )
-    return await services.read(lambda connection: _answer(connection, experiment_id, 201))
+    return await services.read(lambda found: _answer(services, found, experiment_id, 201))
 
 
-def _answer(connection: Connection, experiment_id: int, status: int = 200) -> Response:
+def _answer(
+    services: Services, connection: Connection, experiment_id: int, status: int = 200
+) -> Response:
     row = queries.one(connection, experiments, experiment_id)
-    return respond({"experiment": Experiment.of(row)}, status)
+    return respond({"experiment": Experiment.of(row, services.world.waiting)}, status)
 
 
 @router.get("", response_model=ExperimentPage)
 def list_experiments(
+    services: ServicesDep,
     connection: ReadDep,
     state: Annotated[ExperimentState | None, Query()] = None,
     name: Annotated[str | None, Query(max_length=255, description="Part of the name.")] = None,
@@ -122,14 +125,14 @@ def list_experiments(
     if archived is not None:
         query = query.where(columns.archived == int(archived))
     rows, next_after = queries.page(connection, query, experiments, Window(sort, after, limit))
-    found = [Experiment.of(row) for row in rows]
+    found = [Experiment.of(row, services.world.waiting) for row in rows]
     return respond({"experiments": found, "next_after": next_after})
 
 
 @router.get("/{experiment_id}", response_model=ExperimentAnswer)
-def get_experiment(connection: ReadDep, experiment_id: IdPath) -> Response:
+def get_experiment(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> Response:
     """Read one experiment."""
-    return _answer(connection, experiment_id)
+    return _answer(services, connection, experiment_id)
 
 
 class ExperimentPatch(BaseModel):
@@ -168,7 +171,7 @@ def patch_experiment(
 
     services.write_now(job)
     with services.database.read() as connection:
-        return _answer(connection, experiment_id)
+        return _answer(services, connection, experiment_id)
 
 
 @router.delete("/{experiment_id}", status_code=204)
@@ -257,7 +260,7 @@ async def import_metrics(services: ServicesDep, request: Request) -> Response:
     experiment_id = await services.write(
         lambda world, transaction: import_run(world, transaction, log)
     )
-    return await services.read(lambda connection: _answer(connection, experiment_id, 201))
+    return await services.read(lambda found: _answer(services, found, experiment_id, 201))
 
 
 Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
@@ -270,4 +273,4 @@ def act_on_experiment(services: ServicesDep, experiment_id: IdPath, action: Acti
         lambda world, transaction: control.act(world, transaction, experiment_id, action)
     )
     with services.database.read() as connection:
-        return _answer(connection, experiment_id)
+        return _answer(services, connection, experiment_id)

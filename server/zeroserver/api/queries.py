@@ -20,6 +20,7 @@ from sqlalchemy import (
 from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.api.resources import Agent, Checkpoint, Job, Slot, iso
+from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.states import EXPERIMENT_ENDED, RunState
 from zeroserver.store.points import SHIFTS
 from zeroserver.store.schema import (
@@ -232,7 +233,7 @@ def agent_list(connection: Connection) -> list[Agent]:
     ]
 
 
-def jobs(connection: Connection) -> list[Job]:
+def jobs(connection: Connection, waiting: Waiting) -> list[Job]:
     """Return the experiments that have not ended, in the order of the queue."""
     held: dict[int, int] = {}
     active = select(runs.c.experiment_id, runs.c.slot_ids).where(runs.c.state != RunState.EXITED)
@@ -265,6 +266,7 @@ def jobs(connection: Connection) -> list[Job]:
             running_trials=counts.get((row["id"], "RUNNING"), 0),
             queued_trials=counts.get((row["id"], "QUEUED"), 0),
             held_slots=held.get(row["id"], 0),
+            waiting_reason=waiting.of_experiment(row["id"], row["state"]),
             created_at=iso(row["created_at"]) or "",
         )
         for row in rows

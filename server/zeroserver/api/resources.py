@@ -10,6 +10,7 @@ from sqlalchemy import RowMapping
 
 from zerolab.contract.wire import wire_number
 from zeroserver.api.results import experiment_problem, trial_problem
+from zeroserver.orchestrator.waiting import Waiting
 
 __all__ = [
     "Agent",
@@ -97,13 +98,15 @@ class Experiment(Resource):
     num_trials: int
     best_trial_id: int | None
     best_validation: Number | None
+    waiting_reason: str | None
+    """Why none of its trials runs, while it is ACTIVE."""
     error: str | None
     result_problem: str | None
     """Why it has ended without a result; None when it has one, goes on, or was canceled."""
 
     @staticmethod
-    def of(row: RowMapping) -> dict[str, Any]:
-        """Read a row of the table."""
+    def of(row: RowMapping, waiting: Waiting) -> dict[str, Any]:
+        """Read a row of the table; ``waiting`` knows why it waits."""
         return {
             "id": row["id"],
             "name": row["name"],
@@ -125,6 +128,7 @@ class Experiment(Resource):
             "num_trials": row["num_trials"],
             "best_trial_id": row["best_trial_id"],
             "best_validation": _number(row["best_validation"]),
+            "waiting_reason": waiting.of_experiment(row["id"], row["state"]),
             "error": row["error"],
             "result_problem": experiment_problem(row),
         }
@@ -143,6 +147,8 @@ class Trial(Resource):
     progress: Annotated[float, Field(ge=0, le=1)]
     activity: str | None
     """What its run is doing: starting, training, validating, checkpointing."""
+    waiting_reason: str | None
+    """Why it has no slots, while it is QUEUED."""
     labels: list[str]
     """Names of the log policies that matched its log."""
     best_validation: Number | None
@@ -159,8 +165,8 @@ class Trial(Resource):
     """Why it has ended without a result; None when it has one, goes on, or was canceled."""
 
     @staticmethod
-    def of(row: RowMapping) -> dict[str, Any]:
-        """Read a row of the table."""
+    def of(row: RowMapping, waiting: Waiting) -> dict[str, Any]:
+        """Read a row of the table; ``waiting`` knows why it waits."""
         return {
             "id": row["id"],
             "experiment_id": row["experiment_id"],
@@ -171,6 +177,7 @@ class Trial(Resource):
             "steps_completed": row["steps_completed"],
             "progress": row["progress"],
             "activity": row["activity"],
+            "waiting_reason": waiting.of_trial(row["id"], row["state"], row["run_id"]),
             "labels": _raw(row["labels"]),
             "best_validation": _number(row["best_validation"]),
             "best_steps": row["best_steps"],
@@ -309,6 +316,8 @@ class Job(Resource):
     running_trials: int
     queued_trials: int
     held_slots: int
+    waiting_reason: str | None
+    """Why none of its trials runs, while it is ACTIVE."""
     created_at: str
 
 

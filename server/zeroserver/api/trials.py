@@ -51,6 +51,7 @@ Sort = Literal[
 
 @router.get("/experiments/{experiment_id}/trials", response_model=TrialPage)
 def list_trials(
+    services: ServicesDep,
     connection: ReadDep,
     experiment_id: IdPath,
     state: Annotated[TrialState | None, Query()] = None,
@@ -64,15 +65,15 @@ def list_trials(
     if state is not None:
         query = query.where(trials.c.state == state)
     rows, next_after = queries.page(connection, query, trials, Window(sort, after, limit))
-    found = [Trial.of(row) for row in rows]
+    found = [Trial.of(row, services.world.waiting) for row in rows]
     return respond({"trials": found, "next_after": next_after})
 
 
 @router.get("/trials/{trial_id}", response_model=TrialAnswer)
-def get_trial(connection: ReadDep, trial_id: IdPath) -> Response:
+def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> Response:
     """Read one trial."""
     row = queries.one(connection, trials, trial_id)
-    return respond({"trial": Trial.of(row)})
+    return respond({"trial": Trial.of(row, services.world.waiting)})
 
 
 @router.post("/trials/{trial_id}/kill", response_model=TrialAnswer)
@@ -80,7 +81,7 @@ def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Stop one trial now; one that has ended stays as it is."""
     services.write_now(lambda world, transaction: control.kill_trial(world, transaction, trial_id))
     with services.database.read() as connection:
-        return get_trial(connection, trial_id)
+        return get_trial(services, connection, trial_id)
 
 
 Group = Annotated[str | None, Query(max_length=200, description="training, validation, system.")]

@@ -12,6 +12,7 @@ from sqlalchemy import RowMapping, Table, select, update
 from zerolab.errors import NotFoundError
 from zerolab.paths import Home
 from zeroserver.live import Journal
+from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.janitor import Janitor
@@ -40,6 +41,8 @@ class World:
     """Agent to the monotonic time of its last question; written by the event loop."""
     clock: Callable[[], float] = time.time
     janitor: Janitor = field(default_factory=Janitor)
+    waiting: Waiting = field(default_factory=Waiting)
+    """Why trials wait; replaced as a whole, so that any thread may read it."""
 
     def config(self, transaction: Transaction, experiment_id: int) -> "ExperimentConfig":
         """Return an experiment's configuration; without its log policies, which others read."""

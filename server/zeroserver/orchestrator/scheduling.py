@@ -1,17 +1,16 @@
 """Who runs where: queued trials to free slots, and what the clock brings about."""
 
-from collections.abc import Sequence
-
 import msgspec
 from sqlalchemy import RowMapping, func, select
 
 from zerolab import scheduler
 from zerolab.contract.spec import EXIT_PREEMPTED
 from zerolab.contract.wire import RunExit
-from zerolab.scheduler import AgentSlots, Allocation, Request
+from zerolab.scheduler import AgentSlots, Allocation, Decision, Request
 from zeroserver.orchestrator.desk import World, find, log_line, save, touch
 from zeroserver.orchestrator.runs import assign, exited
 from zeroserver.orchestrator.trials import direct_run, kill_run
+from zeroserver.orchestrator.waiting import Waiting, changed_reasons
 from zeroserver.states import ExperimentState, RunState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import agents, experiments, runs, trials
@@ -25,11 +24,12 @@ EXIT_LOST = -1
 def schedule(world: World, transaction: Transaction) -> None:
     """Give free slots to the trials that wait; ask runs to leave for those that go first."""
     waiting = _waiting(world, transaction)
+    restarting = _restarting(world, transaction)
     if not waiting:
+        _keep_reasons(world, transaction, Waiting.after(Decision(), [], set(), restarting))
         return
-    living = _living(transaction)
     held = _held(transaction)
-    decision = scheduler.schedule(living, waiting, list(held.values()))
+    decision = scheduler.schedule(_living(transaction), waiting, list(held.values()))
     for allocation in decision.start:
         trial = find(transaction, trials, allocation.request.trial_id)
         (agent_id, slot_ids), *_ = allocation.slots.items()
@@ -38,8 +38,34 @@ def schedule(world: World, transaction: Transaction) -> None:
         by_trial = {each.request.trial_id: run_id for run_id, each in held.items()}
         for trial_id in decision.preempt:
             direct_run(world, transaction, by_trial[trial_id], "preempt")
-    if living:
-        _say_impossible(transaction, decision.impossible, living)
+    running = {each.request.experiment_id for each in [*held.values(), *decision.start]}
+    _keep_reasons(world, transaction, Waiting.after(decision, waiting, running, restarting))
+
+
+def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, str]]:
+    """Return the trials that failed a moment ago, with their experiment and the reason."""
+    query = select(trials.c.id, trials.c.experiment_id, trials.c.restarts).where(
+        trials.c.state == TrialState.QUEUED,
+        trials.c.run_id.is_(None),
+        trials.c.restart_at > world.clock(),
+    )
+    text = "it has failed and is started again in a moment (restart {})"
+    found = transaction.connection.execute(query.limit(_MOST_RESTARTING))
+    return {row.id: (row.experiment_id, text.format(row.restarts)) for row in found}
+
+
+def _keep_reasons(world: World, transaction: Transaction, now: Waiting) -> None:
+    """Put new reasons in the place of the old ones, and tell those who watch."""
+    before = world.waiting
+    if before == now:
+        return
+    changed, told = changed_reasons(before, now)
+    for trial_id, experiment_id in changed.items():
+        touch(transaction, "trial", experiment_id, trial_id)
+    for experiment_id in told:
+        touch(transaction, "experiment", experiment_id, experiment_id)
+    world.waiting = now
+    transaction.undo.append(lambda: setattr(world, "waiting", before))
 
 
 def _living(transaction: Transaction) -> list[AgentSlots]:
@@ -53,6 +79,7 @@ def _living(transaction: Transaction) -> list[AgentSlots]:
     return found
 
 
+_MOST_RESTARTING = 1000
 _NEXT_TRIALS = 64
 """Trials of one experiment that are looked at in one round; its others come in the next."""
 
@@ -122,19 +149,6 @@ def _held(transaction: Transaction) -> dict[int, Allocation]:
         )
         for row in transaction.connection.execute(query).mappings()
     }
-
-
-def _say_impossible(
-    transaction: Transaction, trial_ids: Sequence[int], living: Sequence[AgentSlots]
-) -> None:
-    """Show on the trials that want more slots than there are that this is what they wait for."""
-    most = max(len(agent.slots) for agent in living)
-    text = f"waiting for slots: no machine has as many; the largest has {most}"
-    for trial_id in trial_ids:
-        trial = find(transaction, trials, trial_id)
-        if trial["activity"] != text:
-            save(transaction, trials, trial_id, activity=text)
-            touch(transaction, "trial", trial["experiment_id"], trial_id)
 
 
 def tick(world: World, transaction: Transaction) -> None:
