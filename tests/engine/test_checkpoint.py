@@ -85,7 +85,7 @@ def test_a_restart_in_another_process_goes_on_with_the_same_bits(tmp_path: Path)
     found = (train(again, 6), random.random(), np.random.rand(), again.loss_scale)
     assert found == expected
     assert again.get_lr() == engine.get_lr()
-    assert again.counters() == engine.counters()
+    assert again.progress.counters() == engine.progress.counters()
     assert losses != found[0][:4]
     for key, state in all_states(again).items():
         assert torch.equal(state, expected_states[key]), key
@@ -243,7 +243,7 @@ def test_what_is_not_asked_for_is_not_loaded(saved: Path) -> None:
 
     weights_only = make_engine(STAGE, seed=5)
     weights_only.load_checkpoint(saved, load_module_only=True)
-    assert weights_only.counters() == fresh.counters()
+    assert weights_only.progress.counters() == fresh.progress.counters()
     assert weights_only.get_lr() == fresh.get_lr()
     assert not any("exp_avg" in key for key in all_states(weights_only))
 

@@ -45,7 +45,7 @@ def differences(engine: Engine, expected: dict[str, Any], *, same_place: bool) -
         return [f"states {sorted(states)} instead of {sorted(expected['states'])}"]
     found += [key for key in states if not torch.equal(states[key], expected["states"][key])]
     if (engine.global_steps, engine.micro_steps, engine.skipped_steps) != (3, 3, 0):
-        found.append(f"counters {engine.counters()}")
+        found.append(f"counters {engine.progress.counters()}")
     if (loss := probe(engine)) != expected["probe"]:
         found.append(f"the same weights give {loss!r} instead of {expected['probe']!r}")
     losses = losses_of_all_ranks(engine, 2)

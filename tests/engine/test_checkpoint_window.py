@@ -57,10 +57,15 @@ def backward(engine: Engine, at: int) -> float:
     return float(loss.detach())
 
 
+def window(engine: Engine) -> tuple[int, int]:
+    """Micro-batches ended since the last boundary, and backward passes since the last step."""
+    return engine.progress.ended, engine.progress.backwards
+
+
 def train_to(engine: Engine, stop: int) -> list[float]:
     """Train up to a micro-step; one whose backward has been made is ended first."""
     losses = []
-    if engine.window[1]:
+    if engine.progress.backwards:
         engine.step()
     while engine.micro_steps < stop:
         losses.append(backward(engine, engine.micro_steps))
@@ -71,7 +76,7 @@ def train_to(engine: Engine, stop: int) -> list[float]:
 def summary(engine: Engine) -> dict[str, Any]:
     """What must be the same to the last bit."""
     states = {key: value.clone() for key, value in all_states(engine).items()}
-    counters = {**engine.counters(), "scale": engine.loss_scale, "lr": engine.get_lr()}
+    counters = {**engine.progress.counters(), "scale": engine.loss_scale, "lr": engine.get_lr()}
     return {"states": states, "counters": counters, "norm": engine.get_global_grad_norm()}
 
 
@@ -106,8 +111,8 @@ def places(engine: Engine, at: int, moment: str) -> list[str]:
     wanted = (FIRST + ended, ended, backwards, at, ended == ACCUMULATION - 1)
     found = (
         engine.micro_steps,
-        *engine.window,
-        engine.waiting_micro_batches,
+        *window(engine),
+        engine.progress.waiting,
         engine.is_gradient_accumulation_boundary(),
     )
     return [] if found == wanted else [f"at {found} instead of {wanted}"]
@@ -210,7 +215,7 @@ def _first(value: Any) -> Any:
 def go_on_elsewhere(engine: Engine, directory: Path, again: Path, end: Any) -> list[str]:
     """End a window that others began; save some once more on the way, and resume that too."""
     engine.load_checkpoint(directory)
-    if engine.window != (2, 0):
+    if window(engine) != (2, 0):
         return far_off(finish_window(engine), end)
     train_to(engine, FIRST + 3)  # now there are averages and shares in one window
     engine.save_checkpoint(again)
@@ -328,7 +333,7 @@ def test_a_window_of_another_length_goes_on_at_the_same_part_of_it(half: Path, s
     engine = window_engine(STAGE, gradient_accumulation_steps=steps)
     engine.load_checkpoint(half)
     assert engine.micro_steps == 2 * steps + steps // 2
-    assert engine.window == (steps // 2, 0)
+    assert window(engine) == (steps // 2, 0)
     rest = [
         torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(510 + at)) for at in (0, 1)
     ]
@@ -351,7 +356,7 @@ def test_a_window_that_fits_no_other_length_is_refused_with_the_way_out(half: Pa
     with pytest.raises(CheckpointError, match=wanted):
         engine.load_checkpoint(half)
     engine.load_checkpoint(half, load_optimizer_states=False)
-    assert (engine.micro_steps, engine.global_steps, engine.window) == (2, 2, (0, 0))
+    assert (engine.micro_steps, engine.global_steps, window(engine)) == (2, 2, (0, 0))
 
 
 def test_a_micro_batch_that_was_not_ended_needs_a_window_of_the_same_length(tmp_path: Path) -> None:
@@ -370,7 +375,7 @@ def test_without_optimizer_states_the_window_is_left_out(
     engine = window_engine(STAGE)
     train_to(engine, 3)
     engine.load_checkpoint(half, **options)
-    assert engine.waiting_micro_batches == 0
+    assert engine.progress.waiting == 0
     assert engine.micro_steps == engine.global_steps * ACCUMULATION
     start = engine.micro_steps
     losses = train_to(engine, start + ACCUMULATION)
@@ -425,7 +430,7 @@ def test_a_save_after_a_backward_that_raised_is_one_of_the_last_boundary(tmp_pat
     again = window_engine(STAGE, seed=1)
     again.load_checkpoint(tmp_path)
     for one in (engine, again):
-        assert (one.micro_steps, one.window) == (FIRST, (0, 0))
+        assert (one.micro_steps, window(one)) == (FIRST, (0, 0))
         train_to(one, LAST)
     assert unequal(summary(again), summary(engine)) == []
 
@@ -436,9 +441,9 @@ def test_two_backwards_before_a_step_are_one_micro_batch_of_the_window(tmp_path:
     backward(engine, 1)
     engine.save_checkpoint(tmp_path)
     engine.step()
-    assert engine.waiting_micro_batches == 1
+    assert engine.progress.waiting == 1
     engine.load_checkpoint(tmp_path)
-    assert engine.window == (0, 2)
+    assert window(engine) == (0, 2)
     engine.step()
     engine.forget_micro_batches()
     assert engine.micro_steps == 0

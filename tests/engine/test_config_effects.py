@@ -16,7 +16,8 @@ from tests.engine.stage3_models import Language, make_batches
 from tests.engine.test_stage3 import Branching, Mixture, Normed, train, two_engines
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
-from zerotrial.engine.comm.communicator import GroupCommunicator, Work, connect
+from zerotrial.engine.comm.communicator import GroupCommunicator, Work
+from zerotrial.engine.comm.connect import connect
 
 CPU = torch.device("cpu")
 BLOCKS, WIDTH = 4, 32

@@ -502,7 +502,8 @@ def model_parallel(stage: int) -> dict[str, list[float]]:
 def over_gloo(stage: int) -> bool:
     """gloo's collectives, which ranks of several hosts use, give what shared memory gives."""
     from zerotrial.engine import build
-    from zerotrial.engine.comm.communicator import GroupCommunicator, connect
+    from zerotrial.engine.comm.communicator import GroupCommunicator
+    from zerotrial.engine.comm.connect import connect
 
     weights = []
     for link in (connect, GroupCommunicator):

@@ -230,7 +230,7 @@ def test_training_goes_on_from_deepspeeds_files(tmp_path: Path, layout: str) -> 
     path = import_deepspeed(tmp_path / "theirs", tmp_path / "ours")
     again = make_engine(2, seed=4)
     assert again.load_checkpoint(tmp_path / "ours") == (path, {"mine": {"epoch": 2}})
-    assert again.counters() == engine.counters()
+    assert again.progress.counters() == engine.progress.counters()
     assert int(again.module.calls) == 3
     states = all_states(engine)
     for key, state in all_states(again).items():

@@ -11,12 +11,8 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.ranks import run_on_ranks
-from zerotrial.engine.comm.communicator import (
-    Communicator,
-    GroupCommunicator,
-    SoloCommunicator,
-    connect,
-)
+from zerotrial.engine.comm.communicator import Communicator, GroupCommunicator, SoloCommunicator
+from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.comm.shared_memory import PeerError, SharedMemoryCommunicator
 from zerotrial.engine.watch.census import storage_bytes
 

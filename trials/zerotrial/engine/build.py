@@ -12,7 +12,7 @@ from torch import nn
 from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
-from zerotrial.engine.comm.communicator import connect
+from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader

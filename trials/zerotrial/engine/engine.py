@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,21 +16,12 @@ from torch import Tensor, nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ZerolabError
-from zerotrial.engine.checkpoint.export import export_weights, save_16bit_model
-from zerotrial.engine.checkpoint.of_engine import (
-    load_checkpoint,
-    make_checkpointer,
-    save_checkpoint,
-)
+from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
 
-if TYPE_CHECKING:
-    from zerotrial.engine.checkpoint.checkpointer import Checkpointer
-
 __all__ = ["Engine", "EngineParts"]
-
-_COUNTERS = ("global_steps", "micro_steps", "skipped_steps", "global_samples")
 
 
 @dataclass
@@ -52,7 +42,7 @@ class EngineParts:
     model_group: "dist.ProcessGroup | None" = None
 
 
-class Engine:
+class Engine(CheckpointCalls):
     """A model in training: call it, :meth:`backward` the loss, :meth:`step`.
 
     Unknown attributes are the module's, so an engine stands where the model stood.
@@ -73,20 +63,9 @@ class Engine:
         self.local_rank = parts.local_rank
         self.group = parts.group
         self.model_group = parts.model_group
-        # counters
-        self.global_steps = 0
-        """Accumulation boundaries passed, skipped steps included."""
-        self.micro_steps = 0
-        """Calls of :meth:`step`."""
-        self.skipped_steps = 0
-        """Boundaries whose gradient was not finite."""
-        self.global_samples = 0
-        # state of the running step
-        self._backwards = 0
-        self._broken = False  # inside a backward pass, or after one that raised
-        self._ended = 0  # micro-batches of the window, by step()
+        # state
+        self.progress = Progress(parts.batch)
         self._syncing = True
-        self._boundary: bool | None = None
         self._last = StepResult(updated=False)
         self._grad_norm: float | None = None
 
@@ -125,15 +104,15 @@ class Engine:
             msg = "backward(loss): the loss does not depend on trained parameters; was it made "
             raise ZerolabError(f"{msg}under no_grad, detached, or by another model?")
         self.recover()
-        boundary = self.is_gradient_accumulation_boundary() and self._syncing
+        boundary = self.progress.at_boundary and self._syncing
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
         with self.observer.phase("backward"):
-            self._broken = True
+            self.progress.broken = True
             self.stage.before_backward(boundary=boundary)
             torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
             self.stage.after_backward(boundary=boundary)
-            self._broken = False
-        self._backwards += 1
+            self.progress.broken = False
+        self.progress.backwards += 1
         return share.detach()
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
@@ -154,16 +133,14 @@ class Engine:
         if not self._syncing:
             msg = "step() inside no_sync(): gradients are not averaged there; call it outside"
             raise ZerolabError(msg)
-        if self._broken:
+        if self.progress.broken:
             msg = "step() after a backward() that raised: its gradients are not complete; go on "
             raise ZerolabError(f"{msg}with the next micro-batch, which begins the window anew")
-        if self._backwards == 0:
+        if self.progress.backwards == 0:
             msg = "step() without backward(): there is no gradient; call engine.backward(loss) "
             raise ZerolabError(f"{msg}(not loss.backward()) before each engine.step()")
-        boundary = self.is_gradient_accumulation_boundary()
-        self.micro_steps += 1
-        self._ended += 1
-        self._backwards = 0
+        boundary = self.progress.at_boundary
+        self.progress.end_micro_batch()
         self._last = self._update(lr_kwargs or {}) if boundary else StepResult(updated=False)
         return self._last
 
@@ -180,10 +157,7 @@ class Engine:
                     self.lr_scheduler.step(**lr_kwargs)
             else:
                 self.stage.drop_gradients()
-                self.skipped_steps += 1
-        self._ended = 0
-        self.global_steps += 1
-        self.global_samples += self.batch.train
+        self.progress.pass_boundary(updated=updated)
         self._grad_norm = norm
         result = StepResult(updated=updated, grad_norm=norm)
         self.observer.step_finished(result)
@@ -198,9 +172,9 @@ class Engine:
 
         **Collective** where some have been averaged already.
         """
-        if self._broken or self.waiting_micro_batches:
+        if self.progress.broken or self.progress.waiting:
             self.stage.cancel_backward()
-        self._backwards, self._broken = 0, False
+        self.progress.forget_backwards()
         self.module.zero_grad(set_to_none)
 
     @contextmanager
@@ -274,13 +248,11 @@ class Engine:
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next :meth:`step` updates the weights."""
-        if self._boundary is not None:
-            return self._boundary
-        return (self.micro_steps + 1) % self.batch.accumulation_steps == 0
+        return self.progress.at_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:  # noqa: FBT001
         """Decide by hand where boundaries are; None returns to counting."""
-        self._boundary = is_boundary
+        self.progress.boundary_by_hand = is_boundary
 
     def was_step_applied(self) -> bool:
         """Whether the last :meth:`step` changed the weights."""
@@ -320,24 +292,25 @@ class Engine:
         """Data-parallel ranks."""
         return self.batch.dp_world_size
 
-    def counters(self) -> dict[str, int]:
-        """What a checkpoint keeps of the engine itself."""
-        return {name: getattr(self, name) for name in _COUNTERS}
-
-    def set_counters(self, counters: dict[str, int]) -> None:
-        """Restore what :meth:`counters` gave."""
-        for name in _COUNTERS:
-            setattr(self, name, counters[name])
+    @property
+    def global_steps(self) -> int:
+        """Accumulation boundaries passed, skipped steps included."""
+        return self.progress.global_steps
 
     @property
-    def window(self) -> tuple[int, int]:
-        """Micro-batches ended since the last boundary, and backward passes since the last step."""
-        return self._ended, self._backwards
+    def micro_steps(self) -> int:
+        """Micro-batches that :meth:`step` has ended."""
+        return self.progress.micro_steps
 
-    def resume_window(self, ended: int, backwards: int) -> None:
-        """Restore what :attr:`window` gave, after :meth:`set_counters` to the last boundary."""
-        self.micro_steps += ended
-        self._ended, self._backwards = ended, backwards
+    @property
+    def skipped_steps(self) -> int:
+        """Boundaries whose gradient was not finite."""
+        return self.progress.skipped_steps
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all boundaries passed, over all ranks."""
+        return self.progress.global_samples
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else is asked for is the module's."""
@@ -345,41 +318,14 @@ class Engine:
             raise AttributeError(name)
         return getattr(self.module, name)
 
-    # -- checkpoints ----------------------------------------------------------------------------
-
-    @cached_property
-    def checkpointer(self) -> "Checkpointer":
-        """Saves and loads; made at the first use, which is **Collective**."""
-        return make_checkpointer(self)
-
-    save_checkpoint = save_checkpoint
-    load_checkpoint = load_checkpoint
-    export = export_weights
-    save_16bit_model = save_16bit_model
-
-    def wait_for_checkpoint(self) -> None:
-        """Return when an asynchronous save is valid. **Collective**.
-
-        Raises:
-            CheckpointError: On all ranks, if it could not be written.
-        """
-        if "checkpointer" in vars(self):
-            self.checkpointer.wait()
-
-    @property
-    def waiting_micro_batches(self) -> int:
-        """Micro-batches whose gradients wait for the next boundary."""
-        return self._ended + (self._backwards > 0)
-
     def forget_micro_batches(self) -> None:
         """Drop gradients that wait for a boundary; the window starts anew. **Collective**."""
         self.zero_grad()
-        self.micro_steps -= self._ended
-        self._ended = 0
+        self.progress.return_to_boundary()
 
     def recover(self) -> None:
         """After a backward that raised, begin the window anew. **Collective** then."""
-        if self._broken:
+        if self.progress.broken:
             self.forget_micro_batches()
 
     def close(self) -> None:

@@ -8,14 +8,13 @@ so.
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
 from zerotrial.engine.checkpoint.load import Loader, Selection, find
@@ -24,7 +23,6 @@ from zerotrial.engine.checkpoint.shards import ranges_of
 from zerotrial.engine.checkpoint.state import (
     CLIENT_STATE,
     ENGINE_STATE,
-    Stateful,
     buffers_of,
     get_random_state,
     module_extra_state,
@@ -32,36 +30,14 @@ from zerotrial.engine.checkpoint.state import (
     rank_file,
     to_bytes,
 )
-from zerotrial.engine.checkpoint.window import Window, WindowState, gradient_ranges
+from zerotrial.engine.checkpoint.training_state import TrainingState
+from zerotrial.engine.checkpoint.window import gradient_ranges
 from zerotrial.engine.comm.ranks import Ranks
-from zerotrial.engine.seams import Stage
+from zerotrial.engine.progress import WindowState
 
-__all__ = ["Checkpointer", "TrainingState"]
+__all__ = ["Checkpointer"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """What is saved and loaded."""
-
-    module: nn.Module
-    stage: Stage
-    zero_stage: int
-    trainable: Mapping[str, torch.Size]
-    """Name to whole shape of every parameter that the optimizer updates."""
-
-    group: dist.ProcessGroup | None
-    """Data-parallel ranks; None for one process."""
-
-    window: Window
-    """Micro-batches whose gradients wait for the accumulation boundary."""
-
-    model_group: dist.ProcessGroup | None = None
-    """Ranks that hold the other parts of this model replica (``mpu``)."""
-
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)
-    """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by the name they are saved under."""
 
 
 class Checkpointer:
@@ -196,8 +172,9 @@ class Checkpointer:
         return check_tag(tags[0])
 
     def _agree_on_window(self) -> WindowState:
-        self._state.window.recover()
-        windows = self._ranks.gather(self._state.window.state())
+        if self._state.progress.broken:
+            self._state.forget_window()
+        windows = self._ranks.gather(self._state.window())
         if any(window != windows[0] for window in windows):
             at = [f"{window.ended} + {window.backwards}" for window in windows]
             msg = (

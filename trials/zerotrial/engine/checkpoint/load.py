@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +31,10 @@ from zerotrial.engine.checkpoint.state import (
     set_module_tensor,
     set_random_state,
 )
+from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.checkpoint.window import SavedGradients
 from zerotrial.engine.comm.ranks import Ranks
 from zerotrial.engine.lr_schedules import Schedule
-
-if TYPE_CHECKING:
-    from zerotrial.engine.checkpoint.checkpointer import TrainingState
 
 __all__ = ["Loader", "Selection", "find"]
 
@@ -119,7 +117,7 @@ class Loader:
     """
 
     def __init__(
-        self, path: Path, state: "TrainingState", ranks: Ranks, selection: Selection
+        self, path: Path, state: TrainingState, ranks: Ranks, selection: Selection
     ) -> None:
         self._path = path
         self._state = state
@@ -157,7 +155,7 @@ class Loader:
                 problems += self._unreadable(plan, kinds, manifest, reader)
                 self._complain(problems)
                 self._check_window(gradients, manifest)
-            self._state.window.forget()
+            self._state.forget_window()
             with self._ranks.together():
                 self._fill(manifest, reader, whole)
                 rest = {**self._frozen_since(manifest, reader), **whole, **own.get("buffers", {})}
@@ -275,7 +273,7 @@ class Loader:
 
     def _check_window(self, gradients: SavedGradients | None, manifest: Manifest) -> None:
         if gradients is not None:
-            steps = self._state.window.state().accumulation_steps
+            steps = self._state.progress.batch.accumulation_steps
             self._complain(gradients.state.misfit(steps) + gradients.missing(manifest.shapes))
 
     def _complain(self, problems: list[str]) -> None:
@@ -346,7 +344,8 @@ class Loader:
             saved_part = engine_state["parts"].get(name)
             if saved_part is None or (name == "lr_scheduler" and not self._selection.lr_scheduler):
                 continue
-            if not _same_type(saved_part, part):
+            # Which class counts is the engine's own affair; the other parts may be the user's.
+            if name != "counters" and not _same_type(saved_part, part):
                 logger.warning("%s: is now %s, so it starts afresh", name, type(part).__name__)
                 continue
             part.load_state_dict(saved_part["state"])
@@ -354,10 +353,9 @@ class Loader:
                 _set_rates(optimizer, part)
 
     def _resume_window(self, gradients: SavedGradients) -> None:
-        window = self._state.window
-        gradients.loss_scale = window.state().loss_scale  # the scaler has been loaded by now
+        gradients.loss_scale = self._state.scaler.scale  # the scaler has been loaded by now
         self._state.stage.resume_gradients(gradients)
-        window.resume(gradients.state)
+        self._state.progress.resume_window(gradients.state)
 
 
 def _same_type(saved: Mapping[str, Any], part: Any) -> bool:

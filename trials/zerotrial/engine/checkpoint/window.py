@@ -12,93 +12,17 @@ them while they read.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from zerotrial.engine.checkpoint.shards import ShardReader, ranges_of
+from zerotrial.engine.progress import WindowState
 from zerotrial.engine.seams import Piece
 
-__all__ = ["SavedGradients", "Window", "WindowState", "gradient_ranges"]
-
-
-@dataclass(frozen=True)
-class WindowState:
-    """Where an engine is between two accumulation boundaries; the same on all ranks."""
-
-    ended: int
-    """Micro-batches that ``step()`` has ended since the last boundary."""
-
-    backwards: int
-    """Backward passes since the last ``step()``."""
-
-    accumulation_steps: int
-    loss_scale: float
-    """What the gathered gradients are multiplied by."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether any gradients wait."""
-        return bool(self.ended or self.backwards)
-
-    def ended_at(self, accumulation_steps: int) -> int | None:
-        """Return how many micro-batches would be as large a part of a window of another length.
-
-        Args:
-            accumulation_steps: Of the other window.
-
-        Returns:
-            None if it is no whole number, or if a micro-batch has not been ended.
-        """
-        if accumulation_steps == self.accumulation_steps:
-            return self.ended
-        ended, rest = divmod(self.ended * accumulation_steps, self.accumulation_steps)
-        return None if rest or self.backwards else ended
-
-    def misfit(self, accumulation_steps: int) -> list[str]:
-        """Say why a window of another length cannot go on from here; nothing if it can."""
-        if self.ended_at(accumulation_steps) is not None:
-            return []
-        length = self.accumulation_steps
-        if self.backwards:
-            wanted, made = f"{length}", "between backward() and step()"
-        else:
-            wanted = f"a multiple of {length // math.gcd(self.ended, length)}"
-            made = f"after {self.ended} of {length} micro-batches of an accumulation window"
-        return [
-            f"gradient_accumulation_steps: must be {wanted}, got {accumulation_steps}: the "
-            f"checkpoint was made {made}; load_optimizer_states=False leaves that window out"
-        ]
-
-    def to_dict(self, share_factor: float | None) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it.
-
-        Args:
-            share_factor: Of the stage.
-        """
-        return {**asdict(self), "share_factor": share_factor}
-
-
-class Window(Protocol):
-    """The engine's window, as something that is saved and loaded."""
-
-    def recover(self) -> None:
-        """Begin it anew if a backward pass raised. **Collective**."""
-        ...
-
-    def state(self) -> WindowState:
-        """Return where it is."""
-        ...
-
-    def resume(self, state: WindowState) -> None:
-        """Go on where a checkpoint was, of whose window no part has been counted yet."""
-        ...
-
-    def forget(self) -> None:
-        """Go back to the last boundary, and drop the gradients since. **Collective**."""
-        ...
+__all__ = ["SavedGradients", "gradient_ranges"]
 
 
 def gradient_ranges(pieces: Iterable[Piece], rank: int) -> Iterator[tuple[str, Tensor]]:

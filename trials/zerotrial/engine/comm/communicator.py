@@ -24,7 +24,6 @@ __all__ = [
     "SoloCommunicator",
     "Traffic",
     "Work",
-    "connect",
 ]
 
 
@@ -385,24 +384,3 @@ def _all_gather(output: Tensor, source: Tensor, group: dist.ProcessGroup) -> dis
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work: dist.Work | None = call(output, source, group=group, async_op=True)
     return work
-
-
-def connect(group: dist.ProcessGroup | None, device: torch.device) -> Communicator:
-    """Choose the fastest way between the ranks of a group. **Collective**.
-
-    Args:
-        group: The data-parallel ranks; None for one process.
-        device: Where the buffers will be.
-
-    Returns:
-        Shared memory for CPU ranks of one host, torch's collectives otherwise.
-    """
-    if group is None or dist.get_world_size(group) == 1:
-        return SoloCommunicator()
-    if device.type == "cpu":
-        from zerotrial.engine.comm.shared_memory import connect_shared_memory
-
-        shared = connect_shared_memory(group)
-        if shared is not None:
-            return shared
-    return GroupCommunicator(group, device)

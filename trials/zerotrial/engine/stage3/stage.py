@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerolab.errors import TrialError
-from zerotrial.engine.comm.communicator import Communicator, connect
+from zerotrial.engine.comm.communicator import Communicator
+from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.flat.gradients import Averaging
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter

@@ -1,0 +1,28 @@
+"""Choosing how ranks talk to each other."""
+
+import torch
+import torch.distributed as dist
+
+from zerotrial.engine.comm.communicator import Communicator, GroupCommunicator, SoloCommunicator
+from zerotrial.engine.comm.shared_memory import connect_shared_memory
+
+__all__ = ["connect"]
+
+
+def connect(group: dist.ProcessGroup | None, device: torch.device) -> Communicator:
+    """Choose the fastest way between the ranks of a group. **Collective**.
+
+    Args:
+        group: The data-parallel ranks; None for one process.
+        device: Where the buffers will be.
+
+    Returns:
+        Shared memory for CPU ranks of one host, torch's collectives otherwise.
+    """
+    if group is None or dist.get_world_size(group) == 1:
+        return SoloCommunicator()
+    if device.type == "cpu":
+        shared = connect_shared_memory(group)
+        if shared is not None:
+            return shared
+    return GroupCommunicator(group, device)
