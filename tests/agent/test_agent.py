@@ -9,8 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.end_to_end.installation import Installation, eventually
+from tests.end_to_end.installation import Installation
+from tests.waiting import DEADLINE_S, until
 from zerolab.files import read_json
+from zerolab.linux import wait_for_end
 
 pytestmark = pytest.mark.processes
 
@@ -47,7 +49,8 @@ def script(source: str, gate: Path) -> dict[str, str]:
 
 
 def wait_for_files(gate: Path, *names: str) -> None:
-    eventually(lambda: all((gate / name).exists() for name in names))
+    wanted = set(names)
+    until(f"{gate} holds {wanted}", lambda: {one.name for one in gate.iterdir()}, wanted.issubset)
 
 
 def taken(port: int) -> socket.socket | None:
@@ -90,7 +93,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest
     trial = installation.client.trials(experiment_id)[0]
     ranks = [psutil.Process(installation.rank_pid(trial["run_id"], rank)) for rank in (0, 1)]
     installation.kill_agent()
-    eventually(lambda: not any(rank.is_running() for rank in ranks))
+    assert wait_for_end(ranks, DEADLINE_S)
     (gate / "go").touch()
     installation.up()
     assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
@@ -111,7 +114,7 @@ def test_a_killed_experiment_leaves_no_process(installation: Installation, tmp_p
     ranks = [psutil.Process(installation.rank_pid(run_id, rank)) for rank in (0, 1)]
     installation.cli("experiment", "kill", str(experiment_id))
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
-    eventually(lambda: not any(rank.is_running() for rank in ranks))
+    assert wait_for_end(ranks, DEADLINE_S)
 
 
 def test_going_down_lets_runs_checkpoint_and_coming_up_lets_them_go_on(
@@ -200,7 +203,7 @@ def test_when_the_port_of_a_killed_server_is_taken_the_agent_follows_to_another(
 ) -> None:
     before = installation.client.url
     installation.kill_server()
-    with eventually(lambda: taken(installation.port)):
+    with until("the port is free", lambda: taken(installation.port)):
         after = installation.up(port=0)
     assert after != before
     assert read_json(installation.home.agent_file) == {

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.cli.model import MODEL, experiment
-from tests.end_to_end.installation import Installation, eventually
+from tests.end_to_end.installation import Installation
+from tests.waiting import DEADLINE_S, until
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import MetricsRecord
 from zerolab.reports.file import MetricsFile
@@ -221,36 +222,30 @@ def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
             if "running" in line:
                 break
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
     assert process.returncode == 130
     assert f"detached: experiment {experiment_id} goes on" in said
 
-    trial = eventually(
-        lambda: next(
-            (one for one in installation.client.trials(experiment_id) if one["steps_completed"]),
-            None,
-        )
+    (trial,) = until(
+        "the trial has trained",
+        lambda: installation.client.trials(experiment_id),
+        lambda trials: trials[0]["steps_completed"],
     )
     installation.quick("experiment", "pause", str(experiment_id))
     installation.wait_for(experiment_id, "PAUSED")
-    paused = eventually(
-        lambda: next(
-            (
-                one
-                for one in installation.client.trials(experiment_id)
-                if one["state"] == "PAUSED" and one["latest_checkpoint"]
-            ),
-            None,
-        )
+    paused = until(
+        "it has left with a checkpoint",
+        lambda: installation.client.trial(trial["id"]),
+        lambda trial: trial["state"] == "PAUSED" and trial["latest_checkpoint"],
     )
     assert paused["steps_completed"] >= trial["steps_completed"]
     installation.quick("experiment", "activate", str(experiment_id))
-    eventually(
-        lambda: (
-            installation.client.trial(trial["id"])["steps_completed"] > paused["steps_completed"]
-        )
+    until(
+        "it has gone on",
+        lambda: installation.client.trial(trial["id"]),
+        lambda trial: trial["steps_completed"] > paused["steps_completed"],
     )
     installation.quick("experiment", "cancel", str(experiment_id))
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
@@ -276,7 +271,7 @@ def test_on_a_terminal_progress_is_drawn_as_a_table(
         while piece := os.read(ours, 65536):
             drawn += piece
     os.close(ours)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert fields(out)["state"] == "COMPLETED"
     for word in (b"line", b"trial", b"batch", b"loss", b"samples/s", b"left"):

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from tests.client.helpers import make_spec
-from tests.faults.helpers import KillableServer, make_runs, stored_points, until
+from tests.faults.helpers import KillableServer, make_runs, stored_points
+from tests.waiting import until
 from zerolab.client.http import Client
 from zerolab.contract.wire import MetricsRecord, RunExit
 from zerolab.core.store import new_uuid
@@ -53,7 +54,8 @@ def test_reports_arrive_while_the_run_goes_on(
         reporter.report_metrics("training", step, {"loss": 1.0})
         until(
             "the report has arrived",
-            lambda step=step: client.trial(spec.trial_id)["steps_completed"] == step,  # type: ignore[misc]
+            lambda: client.trial(spec.trial_id),
+            lambda trial, step=step: trial["steps_completed"] == step,
         )
     reporter.close(240)
 
@@ -120,7 +122,11 @@ def test_a_run_that_another_one_has_replaced_is_told_so(
     (spec,) = make_runs(server, 1, tmp_path / "runs")
     reporter = Reporter(spec)
     reporter.report_metrics("training", 1, {"loss": 1.0})
-    until("it has arrived", lambda: client.trial(spec.trial_id)["steps_completed"] == 1)
+    until(
+        "it has arrived",
+        lambda: client.trial(spec.trial_id),
+        lambda trial: trial["steps_completed"] == 1,
+    )
     assert not reporter.stale.is_set()
     client.run_exited(spec.run_id, RunExit(-9))
     reporter.report_metrics("training", 2, {"loss": 2.0})

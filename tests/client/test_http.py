@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.client.helpers import closed_port
-from tests.faults.helpers import KillableServer, make_runs, until
+from tests.faults.helpers import KillableServer, make_runs
+from tests.waiting import until
 from zerolab.client import Client, archive
 from zerolab.contract.wire import LogEntry, RunExit
 from zerolab.errors import (
@@ -62,7 +63,11 @@ def test_an_experiment_from_its_submission_to_its_deletion(client: Client, packe
         client.delete_experiment(number)
     client.kill_trial(trial["id"])
     client.experiment_action(fork["id"], "kill")
-    until("it has ended", lambda: client.experiment(number)["state"] == "CANCELED")
+    until(
+        "it has ended",
+        lambda: client.experiment(number),
+        lambda experiment: experiment["state"] == "CANCELED",
+    )
     client.delete_experiment(number)
     with pytest.raises(NotFoundError):
         client.experiment(number)

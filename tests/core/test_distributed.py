@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.waiting import DEADLINE_S
 from zerolab.core.distributed import Distributed
 from zerolab.errors import ConfigError, ZerolabError
 
@@ -27,7 +28,9 @@ def on_ranks(size: int, work: Callable[[Distributed], T]) -> list[T]:
         port = agent.getsockname()[1]
 
         def rank(number: int) -> T:
-            ranks = Distributed(number, size, number, size, port=port, secret="s", timeout_s=120)
+            ranks = Distributed(
+                number, size, number, size, port=port, secret="s", timeout_s=DEADLINE_S
+            )
             try:
                 return work(ranks)
             finally:
@@ -74,7 +77,7 @@ def test_a_rank_that_does_not_take_part_is_named() -> None:
         ranks.barrier()
         ranks.timeout_s = 4
         if ranks.rank == 2:
-            assert left.wait(120)
+            assert left.wait(DEADLINE_S)
             return ""
         with pytest.raises(ZerolabError) as caught:
             ranks.allgather(1)
@@ -120,7 +123,7 @@ def test_strangers_are_turned_away_and_taken_ports_are_passed_by() -> None:
                 time.sleep(0.01)
 
         def rank(number: int) -> list[int]:
-            ranks = Distributed(number, 3, number, 3, port=port, secret="s", timeout_s=120)
+            ranks = Distributed(number, 3, number, 3, port=port, secret="s", timeout_s=DEADLINE_S)
             result = ranks.allgather(number)
             ranks.close()
             return result

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from tests.client.helpers import closed_port, make_spec
-from tests.faults.helpers import KillableServer, make_runs, until
+from tests.faults.helpers import KillableServer, make_runs
+from tests.waiting import until
 from zerolab.client.http import Client
 from zerolab.contract.wire import RunExit
 from zerolab.core.preempt import DirectivePoller

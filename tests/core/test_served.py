@@ -1,10 +1,12 @@
 """A script with the Core API as the entrypoint of a served experiment, on two ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.end_to_end.installation import Installation, eventually
+from tests.end_to_end.installation import Installation
+from tests.waiting import until
 from zerolab.core.store import CheckpointStore
 
 SCRIPT = """
@@ -44,7 +46,6 @@ CONFIG = {
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(900)
 def test_a_paused_script_leaves_with_a_sharded_checkpoint_and_goes_on_from_it(
     tmp_path: Path,
 ) -> None:
@@ -52,9 +53,13 @@ def test_a_paused_script_leaves_with_a_sharded_checkpoint_and_goes_on_from_it(
         client = installation.client
         number = installation.submit(tmp_path / "model", CONFIG, {"train.py": SCRIPT})
         (trial,) = client.trials(number)
-        eventually(lambda: client.trial(trial["id"])["steps_completed"] == 40)
+
+        def look() -> dict[str, Any]:
+            return client.trial(trial["id"])
+
+        until("the script waits", look, lambda seen: seen["steps_completed"] == 40)
         client.experiment_action(number, "pause")
-        eventually(lambda: client.trial(trial["id"])["state"] == "PAUSED")
+        until("it is paused", look, lambda seen: seen["state"] == "PAUSED")
         (checkpoint,) = client.trial_checkpoints(trial["id"])
         assert checkpoint["steps_completed"] == 40
         assert checkpoint["resources"] == {"rank_0": 2, "rank_1": 2}

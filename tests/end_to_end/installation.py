@@ -4,44 +4,26 @@ import contextlib
 import io
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import yaml
 
+from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.cli.main import main
 from zerolab.client.http import Client
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_HOME
 from zerolab.files import read_json
-from zerolab.linux import kill_all
+from zerolab.linux import kill_all, wait_for_end
 from zerolab.paths import Home
 
-DEADLINE_S = 240.0
-"""For anything that must happen: a busy machine may be ten times slower than an idle one."""
-
 ENDED = ("COMPLETED", "CANCELED", "ERROR")
-
-T = TypeVar("T")
-
-
-def eventually(question: Callable[[], T | None], deadline_s: float = DEADLINE_S) -> T:
-    """Ask until the answer is true, and return it; fail when that takes too long."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        answer = question()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"still {answer!r} after {deadline_s:.0f} s"
-        time.sleep(0.05)
 
 
 class Installation:
@@ -55,7 +37,7 @@ class Installation:
     def __init__(self, path: Path, slots: int = 2) -> None:
         self.home = Home(path).create()
         self.slots = slots
-        self.port = _free_port()
+        self.port = free_port()
         self._client: Client | None = None
 
     @classmethod
@@ -71,16 +53,14 @@ class Installation:
 
     # -- processes ---------------------------------------------------------------------------
 
-    def cli(
-        self, *words: str | Path, expect: int | None = 0, timeout_s: float = DEADLINE_S
-    ) -> subprocess.CompletedProcess[str]:
+    def cli(self, *words: str | Path, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run ``zerolab`` with these words; fail unless it exits with ``expect``."""
         done = subprocess.run(
             [sys.executable, "-m", "zerolab", *map(str, words)],
             capture_output=True,
             text=True,
             env=self.environment(),
-            timeout=timeout_s,
+            timeout=DEADLINE_S,
             check=False,
             stdin=subprocess.DEVNULL,
         )
@@ -140,7 +120,7 @@ class Installation:
         """Stop everything, by force if need be; nothing of it is left."""
         self._forget_client()
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-            self.cli("down", timeout_s=120)
+            self.cli("down")
         kill_all(list(self.processes()))
 
     def processes(self) -> Iterator[psutil.Process]:
@@ -175,7 +155,12 @@ class Installation:
 
     def rank_pid(self, run_id: int, rank: int = 0) -> int:
         """Return the process id of a rank, as soon as it has one."""
-        return eventually(lambda: self.folder(run_id).rank_pids().get(rank))
+        pids = until(
+            f"rank {rank} of run {run_id} has a process id",
+            lambda: self.folder(run_id).rank_pids(),
+            lambda pids: rank in pids,
+        )
+        return pids[rank]
 
     # -- experiments -------------------------------------------------------------------------
 
@@ -210,26 +195,24 @@ class Installation:
             file.write_text(yaml.safe_dump(dict(config)))
         return int(self.quick("submit", file, *options).stdout)
 
-    def wait_for(
-        self, experiment_id: int, *states: str, deadline_s: float = DEADLINE_S
-    ) -> dict[str, Any]:
+    def wait_for(self, experiment_id: int, *states: str) -> dict[str, Any]:
         """Wait until an experiment is in one of ``states`` (by default: has ended); return it."""
         wanted = states or ENDED
-
-        def look() -> dict[str, Any] | None:
-            found = self.client.experiment(experiment_id)
-            return found if found["state"] in wanted else None
-
-        return eventually(look, deadline_s)
+        return until(
+            f"experiment {experiment_id} is {' or '.join(wanted)}",
+            lambda: self.client.experiment(experiment_id),
+            lambda experiment: experiment["state"] in wanted,
+            told=lambda: "\n".join(self.lines(experiment_id)[-30:]),
+        )
 
     def wait_for_run(self, trial_id: int, other_than: int | None = None) -> int:
         """Wait until a trial has a run, a newer one than ``other_than``; return its id."""
-
-        def look() -> int | None:
-            run_id = self.client.trial(trial_id)["run_id"]
-            return run_id if run_id is not None and run_id != other_than else None
-
-        return eventually(look)
+        trial = until(
+            f"trial {trial_id} has a run other than {other_than}",
+            lambda: self.client.trial(trial_id),
+            lambda trial: trial["run_id"] not in (None, other_than),
+        )
+        return int(trial["run_id"])
 
     def lines(self, experiment_id: int, stream: str | None = None) -> list[str]:
         """Return the texts of an experiment's log lines, in the order of their ids."""
@@ -251,15 +234,4 @@ class Installation:
 def _kill_and_wait(pid: int) -> None:
     process = psutil.Process(pid)
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-
-
-def _free_port() -> int:
-    """Return a free port that no outgoing connection takes while the server is away."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)  # below the system's own range
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:
-            continue
+    assert wait_for_end([process], DEADLINE_S)

@@ -13,7 +13,8 @@ import yaml
 from torch import nn
 from torch.nn import functional
 
-from tests.end_to_end.installation import Installation, eventually
+from tests.end_to_end.installation import Installation
+from tests.waiting import until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
 BATCHES = 40
@@ -161,7 +162,7 @@ def test_a_killed_rank_costs_one_restart_and_no_metric(
         (tmp_path / name).mkdir()
     whole = submit(installation, tmp_path / "whole", "recording:WaitingTrial", 2, wait=False)
     killed = submit(installation, tmp_path / "killed", "recording:WaitingTrial", 2, wait=True)
-    eventually((tmp_path / "killed" / "waited").exists)
+    until("the rank waits to be killed", (tmp_path / "killed" / "waited").exists)
     (trial,) = installation.client.trials(killed)
     os.kill(installation.rank_pid(trial["run_id"], 1), signal.SIGKILL)
 

@@ -1,39 +1,18 @@
 """A real server that can be killed, and runs on it, driven over REST as an agent would."""
 
-import random
-import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import msgspec
 
 from tests.faults.nursery import Nursery
+from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client import archive
 from zerolab.client.http import Client
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import AgentRegistration, SlotInfo
-from zerolab.errors import UnreachableError
 from zerolab.paths import Home
-
-T = TypeVar("T")
-
-DEADLINE_S = 120.0
-
-
-def until(what: str, check: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
-    """Poll until ``check`` returns something true; it may raise UnreachableError until then."""
-    end = time.monotonic() + deadline_s
-    while True:
-        try:
-            if found := check():
-                return found
-        except UnreachableError:
-            pass
-        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
-        time.sleep(0.01)
 
 
 class KillableServer:
@@ -43,7 +22,7 @@ class KillableServer:
         self.home = Home(home).create()
         self._nursery = nursery
         self._pid = 0
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
 
     @property
@@ -65,17 +44,6 @@ class KillableServer:
         except httpx.TransportError:
             assert not self._nursery.ended(self._pid), self._nursery.log.read_text()[-3000:]
             return False
-
-
-def _free_port() -> int:
-    """A free port that no outgoing connection takes while the server is away."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)  # below the system's own range
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:
-            continue
 
 
 def serve(arguments: list[str]) -> int:
@@ -110,7 +78,8 @@ def make_runs(server: KillableServer, count: int, directory: Path) -> list[RunSp
         client.create_experiment(config, archive.pack(model))
         work = until(
             "all trials have runs",
-            lambda: found if len((found := client.work(agent, 0, 0)).runs) == count else None,
+            lambda: client.work(agent, 0, 0),
+            lambda work: len(work.runs) == count,
         )
         specs = []
         for item in work.runs:

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.helpers import KillableServer, make_runs, stored_points, until
+from tests.faults.helpers import KillableServer, make_runs, stored_points
 from tests.faults.nursery import Nursery
 from tests.faults.reporter import Ledger, value_of
+from tests.waiting import until
 from zerolab.contract.spec import RunSpec, write_run_spec
 from zerolab.reports.delivery import deliver
 from zerolab.reports.reporter import SPOOL_DIR
 from zerolab.reports.spool import Spool
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.processes
 
 RUNS = 8
 LIVES = 25
@@ -129,5 +130,6 @@ def _wait_for_reports(server: KillableServer, spec: RunSpec) -> None:
         before = client.trial(spec.trial_id)["steps_completed"]
         until(
             "more reports are stored",
-            lambda: client.trial(spec.trial_id)["steps_completed"] > before,
+            lambda: client.trial(spec.trial_id),
+            lambda trial: trial["steps_completed"] > before,
         )

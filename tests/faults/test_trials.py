@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.helpers import end_of, eventually
+from tests.launcher.helpers import end_of
 from tests.trial.helpers import last_checkpoint, metrics
+from tests.waiting import until
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     ENV_COLLECTIVE_TIMEOUT,
@@ -97,7 +98,7 @@ def test_sigterm_saves_a_checkpoint_and_is_no_failure(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     folder = make_run(tmp_path / "run", "tell", length=10_000_000, file=str(ready))
     process = launch(folder)
-    eventually(ready.exists)
+    until("the rank trains", ready.exists, told=lambda: said(folder))
     os.kill(process.pid, signal.SIGTERM)
     outcome = end_of(process, folder)
     assert outcome.exit_code == EXIT_PREEMPTED, said(folder)

@@ -1,31 +1,14 @@
 """Runs made by hand, without a server."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
+from tests.waiting import until
 from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import RunSpec, write_run_spec
 from zerolab.launcher.local import LauncherProcess
-
-DEADLINE_S = 120.0
-
-T = TypeVar("T")
-
-
-def eventually(question: Callable[[], T | None], deadline_s: float = DEADLINE_S) -> T:
-    """Ask until the answer is true; fail when that takes too long."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        answer = question()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"still {answer!r} after {deadline_s} s"
-        time.sleep(0.02)
 
 
 def make_run(
@@ -55,9 +38,17 @@ def make_run(
     return folder
 
 
+def code_of(process: LauncherProcess) -> int:
+    """Wait for the launcher to end, and return its exit code."""
+    until("the launcher has ended", lambda: process.poll() is not None)
+    code = process.poll()
+    assert code is not None
+    return code
+
+
 def end_of(process: LauncherProcess, folder: RunFolder) -> Outcome:
     """Wait for the launcher to end, and return how the run ended."""
-    eventually(lambda: process.poll() is not None)
+    code_of(process)
     outcome = read_outcome(folder.path)
     assert outcome is not None, folder.launcher_log.read_text()
     return outcome
@@ -69,3 +60,10 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def gone(*pids: int) -> None:
+    """Wait until these processes run no more."""
+    until(
+        "these processes have ended", lambda: [p for p in pids if alive(p)], lambda left: not left
+    )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.helpers import alive, end_of, eventually, make_run
+from tests.launcher.helpers import alive, code_of, end_of, gone, make_run
+from tests.waiting import until
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_USER_ERROR
 from zerolab.files import write_json
@@ -48,11 +49,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 
 def wait_for_ranks(folder, count: int = 2) -> dict[int, int]:  # type: ignore[no-untyped-def]
     """Return the pids of the ranks as soon as all of them have printed something."""
-    eventually(
-        lambda: all(
-            folder.stdout(rank).exists() and folder.stdout(rank).read_text()
-            for rank in range(count)
-        )
+    files = [folder.stdout(rank) for rank in range(count)]
+    until(
+        "all ranks have printed something",
+        lambda: [file.read_text() if file.exists() else "" for file in files],
+        all,
     )
     return folder.rank_pids()
 
@@ -159,7 +160,7 @@ while True:
     process = server.start(folder, ENVIRONMENT)
     ranks = wait_for_ranks(folder)
     assert stop_launcher(process, grace_s=0.2) == -signal.SIGKILL
-    eventually(lambda: not any(alive(pid) for pid in ranks.values()))
+    gone(*ranks.values())
 
 
 def test_ranks_die_with_their_launcher(server: ForkServer, tmp_path: Path) -> None:
@@ -167,9 +168,8 @@ def test_ranks_die_with_their_launcher(server: ForkServer, tmp_path: Path) -> No
     process = server.start(folder, ENVIRONMENT)
     ranks = wait_for_ranks(folder)
     os.kill(process.pid, signal.SIGKILL)
-    eventually(lambda: not any(alive(pid) for pid in ranks.values()))
-    assert eventually(lambda: process.poll() is not None)
-    assert process.poll() == -signal.SIGKILL
+    gone(*ranks.values())
+    assert code_of(process) == -signal.SIGKILL
 
 
 def test_what_a_rank_started_itself_is_found_and_killed(server: ForkServer, tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_a_fork_server_that_dies_takes_its_runs_along_and_the_next_starts_afresh
     process = server.start(first, ENVIRONMENT)
     ranks = wait_for_ranks(first)
     os.kill(server.pid, signal.SIGKILL)
-    eventually(lambda: process.poll() is not None)
-    eventually(lambda: not any(alive(pid) for pid in [process.pid, *ranks.values()]))
-    assert eventually(lambda: server.lost)
+    code_of(process)
+    gone(process.pid, *ranks.values())
+    until("the fork server is known to be lost", lambda: server.lost)
     second = make_run(tmp_path / "second", SAY_WHO, slots=1)
     assert end_of(server.start(second, ENVIRONMENT), second) == Outcome(0)
     server.close()

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.helpers import eventually
+from tests.launcher.helpers import gone
+from tests.waiting import DEADLINE_S, until
 from zerolab.errors import ConfigError
 from zerolab.files import read_json, write_json
 from zerolab.linux import kill_tree, our_process
@@ -73,7 +74,7 @@ def test_a_process_is_ours_only_with_the_right_words_and_age() -> None:
 def test_a_tree_is_killed_to_its_leaves_and_left_to_its_parent_to_reap() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as root:
-        leaves = eventually(lambda: psutil.Process(root.pid).children(recursive=True))
+        leaves = until("it has a leaf", lambda: psutil.Process(root.pid).children(recursive=True))
         kill_tree(root.pid)
-        assert root.wait(timeout=60) == -9
-    eventually(lambda: not any(leaf.is_running() for leaf in leaves))
+        assert root.wait(DEADLINE_S) == -9
+    gone(*(leaf.pid for leaf in leaves))

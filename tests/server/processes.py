@@ -2,17 +2,13 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client.http import Client
-
-DEADLINE_S = 120.0
-"""For anything that must happen; far more than it takes."""
 
 
 class LiveServer:
@@ -36,22 +32,16 @@ class LiveServer:
     def start(self) -> None:
         """Start it, on the port it had before, and wait until it listens."""
         (self.home / "server.json").unlink(missing_ok=True)
-        deadline = time.monotonic() + DEADLINE_S
-        restarted = self.port != 0
-        while True:
-            # Not a port that the system gives away: someone might have it when we come back, even
-            # one of our own clients that tries to connect to it.
-            self.port = self.port if restarted else random.randint(20_000, 30_000)
-            self._process = self.spawn("--port", str(self.port), *self._arguments)
-            while not (self.home / "server.json").exists() and self._process.poll() is None:
-                assert time.monotonic() < deadline, self.log.read_text()
-                time.sleep(0.01)
-            if self._process.poll() is None:
-                break
-            assert "cannot listen" in self.log.read_text(), self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
+        self.port = self.port or free_port()
+        self._process = self.spawn("--port", str(self.port), *self._arguments)
+        until("the server listens, or has ended", self._listens_or_ended, told=self.log.read_text)
+        assert self._process.poll() is None, self.log.read_text()
         said = json.loads((self.home / "server.json").read_text())
         assert said == {"url": self.url, "pid": self._process.pid}
+
+    def _listens_or_ended(self) -> bool:
+        assert self._process is not None
+        return (self.home / "server.json").exists() or self._process.poll() is not None
 
     def spawn(self, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "zeroserver", "--home", str(self.home), *arguments]

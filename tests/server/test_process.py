@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from tests.server.helpers import checkpoint, experiment_config, model_archive, training
-from tests.server.processes import DEADLINE_S, LiveServer
+from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.contract.wire import AgentRegistration, LogEntry, ReportBatch, RunExit, SlotInfo
 from zerolab.errors import UnreachableError
@@ -239,10 +240,11 @@ def test_reports_that_were_answered_survive_every_death_of_the_server(
         thread.start()
     for _ in range(deaths):
         before = sum(answered.values())
-        deadline = time.monotonic() + DEADLINE_S
-        while sum(answered.values()) < before + 50:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(
+            "50 more reports are answered",
+            lambda: sum(answered.values()),
+            lambda now, before=before: now >= before + 50,
+        )
         mortal.kill()
         mortal.start()
     done.set()

@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.helpers import Server, checkpoint, training, validation
-from tests.server.processes import DEADLINE_S, LiveServer
+from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S
 from zeroserver.__main__ import _parser
 from zeroserver.api import resources
 

@@ -17,7 +17,8 @@ from sqlalchemy import text
 
 from tests.server.conftest import new_database
 from tests.server.helpers import Server, experiment_config, model_archive, serve, training
-from tests.server.processes import DEADLINE_S, LiveServer
+from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S
 from zerolab.contract.wire import AgentRegistration, ReportBatch, SlotInfo
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zeroserver.store import migrations

@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.end_to_end.installation import Installation
+from tests.waiting import DEADLINE_S
 from zeroserver.app import STATIC
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
-PATIENCE_MS = 60_000
 
 SCRIPT = """
 import math
@@ -111,8 +111,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A browser; its expectations wait for a minute."""
-    expect.set_options(timeout=PATIENCE_MS)
+    """A browser; its expectations wait as long as anything else."""
+    expect.set_options(timeout=1000 * DEADLINE_S)
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
@@ -130,7 +130,7 @@ class Watched:
 
     def watch(self) -> None:
         """Note errors, and requests that leave the server."""
-        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.set_default_timeout(1000 * DEADLINE_S)
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("request", self._request)

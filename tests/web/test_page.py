@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.end_to_end.installation import eventually
+from tests.waiting import until
 from tests.web.conftest import Site, Watched
 from zeroserver.app import STATIC
 
@@ -64,7 +64,7 @@ def test_an_experiment_shows_its_curves_trials_checkpoints_and_logs(
     loss = chart(page, "training: loss")
     expect(loss).to_have_accessible_name(re.compile(r"points to batch 30$"))
     expect(chart(page, "validation: accuracy").locator("output")).to_have_text(re.compile(r"0\.\d"))
-    eventually(lambda: pixels(loss, BLUE) > 100)
+    until("the curve is drawn", lambda: pixels(loss, BLUE), lambda drawn: drawn > 100)
 
     page.get_by_role("link", name="trials", exact=True).click()
     row = page.get_by_role("row").nth(1)
@@ -111,10 +111,14 @@ def test_holes_do_not_break_a_curve_and_merged_points_have_a_band(
     holey = chart(page, "validation: holey")
     expect(holey).to_contain_text("2 not finite")
     expect(holey.locator("output")).to_have_text("1")
-    eventually(lambda: pixels(holey, BLUE) > 100)
+    until("the curve is drawn", lambda: pixels(holey, BLUE), lambda drawn: drawn > 100)
     noisy = chart(page, "training: noisy")
     expect(noisy).to_have_accessible_name(re.compile(r"points to batch 3000$"))
-    eventually(lambda: pixels(noisy, BAND) > 10 * pixels(holey, BAND))
+    until(
+        "the curve of merged points alone has a band",
+        lambda: (pixels(noisy, BAND), pixels(holey, BAND)),
+        lambda drawn: drawn[0] > 10 * drawn[1],
+    )
 
 
 def test_trials_are_sorted_and_chosen_for_the_curves(site: Site, owner: Watched) -> None:
