@@ -17,7 +17,7 @@ from zerolab import __version__
 from zerolab.paths import Home
 from zeroserver.access.guard import OPEN_PATHS, Guard, Keys
 from zeroserver.api import cluster, events, experiments, trials
-from zeroserver.api.common import add_errors
+from zeroserver.api.common import add_resources
 from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.errors import StorageError, install_error_handlers
 from zeroserver.live import Hub, Journal
@@ -143,7 +143,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         describe(document)
-        add_errors(document)
+        add_resources(document)
         bearer = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"token": bearer}
         document["security"] = [{"token": []}]

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,23 @@ from zerolab.config.experiment.refused import OTHER_SEARCHERS, OTHER_STORAGES, R
 from zerolab.config.hints import HINT
 from zerolab.config.section import Section, section_of
 
-__all__ = ["TABLES", "field_texts", "rows", "with_tables"]
+__all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
 
 Row = tuple[str, str, str, str]
 """Key, type, default, meaning."""
 
 
 @cache
-def field_texts(section: type[Section]) -> Mapping[str, str]:
-    """The line of text under each field of a section, by the field's name."""
+def field_texts(kind: type, base: type = Section) -> Mapping[str, str]:
+    """The line of text under each field of a class, by the field's name.
+
+    Args:
+        kind: A section, or another class that declares its fields.
+        base: What it is made from; that has no fields of its own.
+    """
     texts: dict[str, str] = {}
-    for cls in reversed(section.__mro__):
-        if not issubclass(cls, Section) or cls is Section:
+    for cls in reversed(kind.__mro__):
+        if not issubclass(cls, base) or cls is base:
             continue
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
         definition = tree.body[0]
@@ -102,7 +107,8 @@ def _type(annotation: Any) -> str:
     return names.get(annotation, "mapping" if origin is dict else "any")
 
 
-def _table(head: tuple[str, ...], body: Iterator[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in body]
     return "\n".join(lines)
@@ -110,7 +116,7 @@ def _table(head: tuple[str, ...], body: Iterator[tuple[str, ...]]) -> str:
 
 def _keys(section: type[Section], model: str) -> str:
     found = ((f"`{key}`", kind, default, text) for key, kind, default, text in rows(section, model))
-    return _table(("key", "type", "default", "effect"), found)
+    return table(("key", "type", "default", "effect"), found)
 
 
 def _arguments(sections: Mapping[str, type[Section]]) -> str:
@@ -126,11 +132,11 @@ def _arguments(sections: Mapping[str, type[Section]]) -> str:
                 arguments.append(f"`{key}` ({value.strip('`')})")
             yield f"`{name}`", ", ".join(arguments)
 
-    return _table(("type", "params (default)"), body())
+    return table(("type", "params (default)"), body())
 
 
 def _pairs(head: tuple[str, str], pairs: Mapping[str, str]) -> str:
-    return _table(head, ((f"`{key}`", text) for key, text in sorted(pairs.items())))
+    return table(head, ((f"`{key}`", text) for key, text in sorted(pairs.items())))
 
 
 def _names(names: frozenset[str]) -> str:
@@ -158,11 +164,11 @@ TABLES = {
 """Name of a marker to what stands between it and its end."""
 
 
-def with_tables(text: str) -> str:
+def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """A document with what stands between its markers made anew."""
 
     def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
+        return f"{match[1]}\n{tables[match[2]]()}\n{match[3]}"
 
     return re.sub(r"(<!-- (\w[\w ]*) -->)\n.*?(<!-- end -->)", fill, text, flags=re.DOTALL)
 

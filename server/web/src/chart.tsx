@@ -4,7 +4,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
-import { finite, type Num, type Series } from "./api";
+import { finite } from "./api";
+import type { Num, Curve as Series } from "./resources";
 import { number, tick } from "./format";
 
 export interface Curve {

@@ -1,6 +1,6 @@
 /** Numbers, times and sizes as people read them. */
 
-import type { Num } from "./api";
+import type { Num } from "./resources";
 
 export function number(value: Num | null | undefined): string {
   if (value === null || value === undefined) return "–";

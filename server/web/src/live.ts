@@ -2,7 +2,8 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { ApiError, type Experiment, type Trial } from "./api";
+import { ApiError } from "./api";
+import type { Experiment, Trial } from "./resources";
 
 export interface Live<T> {
   value: T | null;

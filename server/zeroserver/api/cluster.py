@@ -9,15 +9,16 @@ from sqlalchemy import func, select, text
 from zerolab import __version__
 from zeroserver.access.guard import COOKIE
 from zeroserver.api import queries
+from zeroserver.api.common import answer
 from zeroserver.api.resources import (
     AgentPage,
     Health,
     Info,
     JobPage,
     LoginLink,
-    iso,
 )
 from zeroserver.api.resources import Cluster as ClusterInfo
+from zeroserver.api.rows import iso, respond
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.states import RunState
 from zeroserver.store.schema import agents, experiments, runs, trials
@@ -27,44 +28,45 @@ __all__ = ["router"]
 router = APIRouter(tags=["server"])
 
 
-@router.get("/api/v1/info")
-def get_info(services: ServicesDep, connection: ReadDep) -> Info:
+@router.get("/api/v1/info", responses=answer(Info))
+def get_info(services: ServicesDep, connection: ReadDep) -> Response:
     """Read the server's version, data directory, start and cluster."""
     found = [agent for agent in queries.agent_list(connection) if agent.alive]
     slots = [slot for agent in found for slot in agent.slots]
     free = sum(slot.run_id is None for slot in slots)
-    return Info(
+    info = Info(
         version=__version__,
         home=str(services.world.home.path),
         database="sqlite" if services.database.sqlite else "postgresql",
         started_at=iso(services.started_at) or "",
         cluster=ClusterInfo(agents=len(found), slots=len(slots), free_slots=free),
     )
+    return respond(info)
 
 
-@router.get("/api/v1/agents")
-def list_agents(connection: ReadDep) -> AgentPage:
+@router.get("/api/v1/agents", responses=answer(AgentPage))
+def list_agents(connection: ReadDep) -> Response:
     """List the agents, and what runs on their slots."""
-    return AgentPage(agents=queries.agent_list(connection))
+    return respond(AgentPage(agents=queries.agent_list(connection)))
 
 
-@router.get("/api/v1/jobs")
-def list_jobs(services: ServicesDep, connection: ReadDep) -> JobPage:
+@router.get("/api/v1/jobs", responses=answer(JobPage))
+def list_jobs(services: ServicesDep, connection: ReadDep) -> Response:
     """List the experiments that have not ended, the first to run first."""
-    return JobPage(jobs=queries.jobs(connection, services.world.waiting))
+    return respond(JobPage(jobs=queries.jobs(connection, services.world.waiting)))
 
 
-@router.post("/api/v1/login-links", status_code=201)
-def create_login_link(services: ServicesDep) -> LoginLink:
+@router.post("/api/v1/login-links", status_code=201, responses=answer(LoginLink, 201))
+def create_login_link(services: ServicesDep) -> Response:
     """Make a link that opens the page once, within five minutes."""
-    return LoginLink(url=f"/login?code={services.keys.login_code()}")
+    return respond(LoginLink(url=f"/login?code={services.keys.login_code()}"), 201)
 
 
-@router.get("/healthz")
-def get_health(connection: ReadDep) -> Health:
+@router.get("/healthz", responses=answer(Health))
+def get_health(connection: ReadDep) -> Response:
     """Answer if the server is up and its database can be read."""
     connection.execute(text("SELECT 1"))
-    return Health(status="ok")
+    return respond(Health(status="ok"))
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -2,11 +2,25 @@
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import Path, Query
 
-from zeroserver.api.resources import ErrorAnswer
+from zeroserver.api import resources
+from zeroserver.api.rows import Resource
 
-__all__ = ["After", "IdPath", "Level", "Limit", "LineCursor", "Rank", "Tail", "add_errors"]
+__all__ = [
+    "RESOURCES",
+    "After",
+    "IdPath",
+    "Level",
+    "Limit",
+    "LineCursor",
+    "Rank",
+    "Tail",
+    "add_resources",
+    "answer",
+    "schemas",
+]
 
 MAX_ID = 2**53
 
@@ -30,15 +44,36 @@ _MEANINGS = {
 }
 
 
-def add_errors(document: dict[str, Any]) -> None:
-    """Give every operation of an OpenAPI document the errors that any route may answer.
+RESOURCES: tuple[type[Resource], ...] = tuple(
+    getattr(resources, name) for name in resources.__all__
+)
+"""All that a route may answer."""
 
-    FastAPI could do it, at 0.2 s for every start of the server.
+_REFERENCE = "#/components/schemas/{name}"
+
+
+def answer(kind: type[Resource], status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """Say in a route's ``responses`` what it answers.
+
+    The routes encode structs by themselves: pydantic would read all of it again, 5 ms for 100
+    trials against 0.2.
     """
-    template = "#/components/schemas/{model}"
-    schema = ErrorAnswer.model_json_schema(ref_template=template)
-    document["components"]["schemas"] |= {**schema.pop("$defs"), "ErrorAnswer": schema}
-    content = {"application/json": {"schema": {"$ref": template.format(model="ErrorAnswer")}}}
+    return {status: {"description": kind.__doc__, "content": _json(kind)}}
+
+
+def _json(kind: type[Resource]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}
+
+
+def schemas() -> dict[str, Any]:
+    """Return the JSON schema of every resource, by its name."""
+    return msgspec.json.schema_components(RESOURCES, ref_template=_REFERENCE)[1]
+
+
+def add_resources(document: dict[str, Any]) -> None:
+    """Give an OpenAPI document the resources, and each operation the errors that any may answer."""
+    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas())
+    content = _json(resources.ErrorAnswer)
     errors = {
         str(status): {"description": text, "content": content} for status, text in _MEANINGS.items()
     }

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath
-from zeroserver.api.resources import Experiment, Log, Trial
+from zeroserver.api.resources import Log
 from zeroserver.live import ALL, Entry
 from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.services import Services, ServicesDep
@@ -121,7 +121,8 @@ def _data(connection: Connection, waiting: Waiting, entry: Entry) -> Iterable[An
     row = _row(connection, table, table.c.id == entry.resource)
     if row is None:  # deleted since
         return [{"id": entry.resource, "deleted": True}]
-    return [Experiment.of(row, waiting) if table is experiments else Trial.of(row, waiting)]
+    read = queries.experiment if table is experiments else queries.trial
+    return [read(row, waiting)]
 
 
 def _row(connection: Connection, table: Any, where: Any) -> RowMapping | None:
@@ -136,8 +137,8 @@ def _everything(connection: Connection, waiting: Waiting, experiment_id: int) ->
     row = queries.one(connection, experiments, experiment_id)
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
     first = connection.execute(query.limit(_MANY)).mappings()
-    told: list[Event] = [(None, "experiment", Experiment.of(row, waiting))]
-    return told + [(None, "trial", Trial.of(each, waiting)) for each in first] + reload
+    told: list[Event] = [(None, "experiment", queries.experiment(row, waiting))]
+    return told + [(None, "trial", queries.trial(each, waiting)) for each in first] + reload
 
 
 def _event(cursor: str | None, name: str, data: Any) -> bytes:

@@ -15,9 +15,10 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import ConfigError
 from zeroserver.api import queries
-from zeroserver.api.common import After, IdPath, Limit
+from zeroserver.api.common import After, IdPath, Limit, answer
 from zeroserver.api.queries import Window
-from zeroserver.api.resources import Experiment, ExperimentAnswer, ExperimentPage, respond
+from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
+from zeroserver.api.rows import respond
 from zeroserver.orchestrator import experiments as control
 from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.experiments import Submission
@@ -38,7 +39,7 @@ Sort = Literal[
 ]  # fmt: skip
 
 
-@router.post("", status_code=201, response_model=ExperimentAnswer)
+@router.post("", status_code=201, responses=answer(ExperimentAnswer, 201))
 async def create_experiment(
     services: ServicesDep,
     config: Annotated[str, Form(description="The experiment file as JSON.")],
@@ -97,10 +98,10 @@ def _answer(
     services: Services, connection: Connection, experiment_id: int, status: int = 200
 ) -> Response:
     row = queries.one(connection, experiments, experiment_id)
-    return respond({"experiment": Experiment.of(row, services.world.waiting)}, status)
+    return respond(ExperimentAnswer(queries.experiment(row, services.world.waiting)), status)
 
 
-@router.get("", response_model=ExperimentPage)
+@router.get("", responses=answer(ExperimentPage))
 def list_experiments(
     services: ServicesDep,
     connection: ReadDep,
@@ -125,11 +126,11 @@ def list_experiments(
     if archived is not None:
         query = query.where(columns.archived == int(archived))
     rows, next_after = queries.page(connection, query, experiments, Window(sort, after, limit))
-    found = [Experiment.of(row, services.world.waiting) for row in rows]
-    return respond({"experiments": found, "next_after": next_after})
+    found = [queries.experiment(row, services.world.waiting) for row in rows]
+    return respond(ExperimentPage(found, next_after))
 
 
-@router.get("/{experiment_id}", response_model=ExperimentAnswer)
+@router.get("/{experiment_id}", responses=answer(ExperimentAnswer))
 def get_experiment(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> Response:
     """Read one experiment."""
     return _answer(services, connection, experiment_id)
@@ -147,7 +148,7 @@ class ExperimentPatch(BaseModel):
     archived: bool | None = None
 
 
-@router.patch("/{experiment_id}", response_model=ExperimentAnswer)
+@router.patch("/{experiment_id}", responses=answer(ExperimentAnswer))
 def patch_experiment(
     services: ServicesDep, experiment_id: IdPath, patch: ExperimentPatch
 ) -> Response:
@@ -197,7 +198,7 @@ class Fork(BaseModel):
     activate: bool = True
 
 
-@router.post("/{experiment_id}/fork", status_code=201, response_model=ExperimentAnswer)
+@router.post("/{experiment_id}/fork", status_code=201, responses=answer(ExperimentAnswer, 201))
 async def fork_experiment(
     services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
 ) -> Response:
@@ -248,7 +249,7 @@ _METRICS_FILE = {
 
 
 @imports.post(
-    "/import", status_code=201, response_model=ExperimentAnswer, openapi_extra=_METRICS_FILE
+    "/import", status_code=201, responses=answer(ExperimentAnswer, 201), openapi_extra=_METRICS_FILE
 )
 async def import_metrics(services: ServicesDep, request: Request) -> Response:
     """Bring the metrics file of a run without a server in, as an experiment that has ended."""
@@ -266,7 +267,7 @@ async def import_metrics(services: ServicesDep, request: Request) -> Response:
 Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 
 
-@router.post("/{experiment_id}/{action}", response_model=ExperimentAnswer)
+@router.post("/{experiment_id}/{action}", responses=answer(ExperimentAnswer))
 def act_on_experiment(services: ServicesDep, experiment_id: IdPath, action: Action) -> Response:
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
     services.write_now(

@@ -19,7 +19,8 @@ from sqlalchemy import (
 
 from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError, NotFoundError
-from zeroserver.api.resources import Agent, Checkpoint, Job, Slot, iso
+from zeroserver.api.resources import Agent, Checkpoint, Experiment, Job, Slot, Trial
+from zeroserver.api.results import experiment_problem, trial_problem
 from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.states import EXPERIMENT_ENDED, RunState
 from zeroserver.store.points import SHIFTS
@@ -39,11 +40,13 @@ __all__ = [
     "Window",
     "agent_list",
     "checkpoint_list",
+    "experiment",
     "jobs",
     "log_page",
     "metric_names",
     "one",
     "page",
+    "trial",
 ]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -138,7 +141,25 @@ def _cursor_id(value: Any) -> int:
     return value
 
 
-def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[dict[str, Any]]:
+def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
+    """Turn a row into a resource; ``waiting`` knows why it waits."""
+    return Experiment.of(
+        row,
+        waiting_reason=waiting.of_experiment(row["id"], row["state"]),
+        result_problem=experiment_problem(row),
+    )
+
+
+def trial(row: RowMapping, waiting: Waiting) -> Trial:
+    """Turn a row into a resource; ``waiting`` knows why it waits."""
+    return Trial.of(
+        row,
+        waiting_reason=waiting.of_trial(row["id"], row["state"], row["run_id"]),
+        result_problem=trial_problem(row),
+    )
+
+
+def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:
     """Turn rows into resources, each with the validation metrics at its step; one query more."""
     found: dict[int, dict[str, float | str]] = {}
     query = (
@@ -157,7 +178,7 @@ def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[
     )
     for row_id, name, value in connection.execute(query):
         found.setdefault(row_id, {})[name] = "NaN" if value is None else wire_number(value)
-    return [Checkpoint.of(row, found.get(row["id"])) for row in rows]
+    return [Checkpoint.of(row, metrics=found.get(row["id"])) for row in rows]
 
 
 def metric_names(
@@ -218,16 +239,12 @@ def agent_list(connection: Connection) -> list[Agent]:
             held[agent_id, slot] = run_id
     rows = connection.execute(select(agents).order_by(agents.c.id)).mappings()
     return [
-        Agent(
-            id=row["id"],
-            name=row["name"],
-            host=row["host"],
-            alive=bool(row["alive"]),
+        Agent.of(
+            row,
             slots=[
                 Slot(**slot, run_id=held.get((row["id"], slot["id"])))
                 for slot in msgspec.json.decode(row["slots"])
             ],
-            registered_at=iso(row["registered_at"]) or "",
         )
         for row in rows
     ]
@@ -256,18 +273,14 @@ def jobs(connection: Connection, waiting: Waiting) -> list[Job]:
         )
     }
     return [
-        Job(
+        Job.of(
+            row,
             experiment_id=row["id"],
-            name=row["name"],
-            state=row["state"],
-            priority=row["priority"],
-            weight=row["weight"],
             slots_per_trial=row["slots"],
             running_trials=counts.get((row["id"], "RUNNING"), 0),
             queued_trials=counts.get((row["id"], "QUEUED"), 0),
             held_slots=held.get(row["id"], 0),
             waiting_reason=waiting.of_experiment(row["id"], row["state"]),
-            created_at=iso(row["created_at"]) or "",
         )
         for row in rows
     ]

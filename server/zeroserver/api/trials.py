@@ -16,22 +16,23 @@ from zeroserver.api.common import (
     LineCursor,
     Rank,
     Tail,
+    answer,
 )
 from zeroserver.api.export import export_csv, export_ndjson
 from zeroserver.api.queries import Window
 from zeroserver.api.resources import (
     CheckpointAnswer,
     CheckpointPage,
+    Curve,
     Log,
     LogPage,
     MetricName,
     MetricNames,
     Metrics,
-    Trial,
     TrialAnswer,
     TrialPage,
-    respond,
 )
+from zeroserver.api.rows import respond
 from zeroserver.orchestrator import experiments as control
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.states import TrialState
@@ -49,7 +50,7 @@ Sort = Literal[
 ]  # fmt: skip
 
 
-@router.get("/experiments/{experiment_id}/trials", response_model=TrialPage)
+@router.get("/experiments/{experiment_id}/trials", responses=answer(TrialPage))
 def list_trials(
     services: ServicesDep,
     connection: ReadDep,
@@ -65,18 +66,18 @@ def list_trials(
     if state is not None:
         query = query.where(trials.c.state == state)
     rows, next_after = queries.page(connection, query, trials, Window(sort, after, limit))
-    found = [Trial.of(row, services.world.waiting) for row in rows]
-    return respond({"trials": found, "next_after": next_after})
+    found = [queries.trial(row, services.world.waiting) for row in rows]
+    return respond(TrialPage(found, next_after))
 
 
-@router.get("/trials/{trial_id}", response_model=TrialAnswer)
+@router.get("/trials/{trial_id}", responses=answer(TrialAnswer))
 def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> Response:
     """Read one trial."""
     row = queries.one(connection, trials, trial_id)
-    return respond({"trial": Trial.of(row, services.world.waiting)})
+    return respond(TrialAnswer(queries.trial(row, services.world.waiting)))
 
 
-@router.post("/trials/{trial_id}/kill", response_model=TrialAnswer)
+@router.post("/trials/{trial_id}/kill", responses=answer(TrialAnswer))
 def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Stop one trial now; one that has ended stays as it is."""
     services.write_now(lambda world, transaction: control.kill_trial(world, transaction, trial_id))
@@ -87,15 +88,15 @@ def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
 Group = Annotated[str | None, Query(max_length=200, description="training, validation, system.")]
 
 
-@router.get("/trials/{trial_id}/metric-names")
-def get_metric_names(connection: ReadDep, trial_id: IdPath, group: Group = None) -> MetricNames:
+@router.get("/trials/{trial_id}/metric-names", responses=answer(MetricNames))
+def get_metric_names(connection: ReadDep, trial_id: IdPath, group: Group = None) -> Response:
     """List the metrics that a trial has reported."""
     queries.one(connection, trials, trial_id)
     found = queries.metric_names(connection, trial_id, group)
-    return MetricNames(names=[MetricName(group=each[1], name=each[2]) for each in found])
+    return respond(MetricNames([MetricName(group=each[1], name=each[2]) for each in found]))
 
 
-@router.get("/trials/{trial_id}/metrics", response_model=Metrics)
+@router.get("/trials/{trial_id}/metrics", responses=answer(Metrics))
 def get_metrics(
     connection: ReadDep,
     trial_id: IdPath,
@@ -113,7 +114,7 @@ def get_metrics(
         for key in queries.metric_names(connection, trial_id, group)
         if wanted is None or key[2] in wanted
     ]
-    return respond({"metrics": found})
+    return respond(Metrics([Curve(c.group, c.name, c.points, c.band) for c in found]))
 
 
 _EXPORT: dict[int | str, dict[str, Any]] = {
@@ -157,11 +158,13 @@ def _checkpoints(
         query = query.where(checkpoints.c.state == state)
     rows, next_after = queries.page(connection, query, checkpoints, window)
     found = queries.checkpoint_list(connection, rows)
-    return respond({"checkpoints": found, "next_after": next_after})
+    return respond(CheckpointPage(found, next_after))
 
 
 @router.get(
-    "/experiments/{experiment_id}/checkpoints", tags=["checkpoints"], response_model=CheckpointPage
+    "/experiments/{experiment_id}/checkpoints",
+    tags=["checkpoints"],
+    responses=answer(CheckpointPage),
 )
 def list_experiment_checkpoints(
     connection: ReadDep,
@@ -176,7 +179,9 @@ def list_experiment_checkpoints(
     return _checkpoints(connection, where, state, Window("id", after, limit))
 
 
-@router.get("/trials/{trial_id}/checkpoints", tags=["checkpoints"], response_model=CheckpointPage)
+@router.get(
+    "/trials/{trial_id}/checkpoints", tags=["checkpoints"], responses=answer(CheckpointPage)
+)
 def list_trial_checkpoints(
     connection: ReadDep,
     trial_id: IdPath,
@@ -190,20 +195,20 @@ def list_trial_checkpoints(
     return _checkpoints(connection, where, state, Window("id", after, limit))
 
 
-@router.get("/checkpoints/{uuid}", tags=["checkpoints"], response_model=CheckpointAnswer)
+@router.get("/checkpoints/{uuid}", tags=["checkpoints"], responses=answer(CheckpointAnswer))
 def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
     """Read one checkpoint."""
     row = queries.one(connection, checkpoints, uuid)
     found = queries.checkpoint_list(connection, [row])[0]
-    return respond({"checkpoint": found})
+    return respond(CheckpointAnswer(found))
 
 
 def _logs(connection: Connection, where: ColumnElement[bool], **filters: Any) -> Response:
     rows, next_after = queries.log_page(connection, where, filters)
-    return respond({"logs": [Log.of(row) for row in rows], "next_after": next_after})
+    return respond(LogPage([Log.of(row) for row in rows], next_after))
 
 
-@router.get("/trials/{trial_id}/logs", tags=["logs"], response_model=LogPage)
+@router.get("/trials/{trial_id}/logs", tags=["logs"], responses=answer(LogPage))
 def get_trial_logs(
     connection: ReadDep,
     trial_id: IdPath,
@@ -219,7 +224,7 @@ def get_trial_logs(
     return _logs(connection, where, after=after, limit=limit, tail=tail, level=level, rank=rank)
 
 
-@router.get("/experiments/{experiment_id}/logs", tags=["logs"], response_model=LogPage)
+@router.get("/experiments/{experiment_id}/logs", tags=["logs"], responses=answer(LogPage))
 def get_experiment_logs(
     connection: ReadDep,
     experiment_id: IdPath,

@@ -279,9 +279,9 @@ class Curve:
 
     group: str
     name: str
-    points: list[list[Any]]
+    points: list[Any]
     """``[step, value]``; the mean of its bucket where the curve is down-sampled."""
-    band: list[list[Any]] | None
+    band: list[Any] | None
     """``[step, min, max, mean]`` when down-sampled."""
 
 

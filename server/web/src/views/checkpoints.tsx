@@ -2,7 +2,8 @@
 
 import { useState } from "preact/hooks";
 
-import { all, type Checkpoint, type Trial } from "../api";
+import { all } from "../api";
+import type { Checkpoint, Trial } from "../resources";
 import { bytes, clock, number } from "../format";
 import { useLoaded } from "../live";
 import { Badge, Problem, Table } from "../parts";

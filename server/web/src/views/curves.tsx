@@ -2,7 +2,8 @@
 
 import { useMemo, useRef, useState } from "preact/hooks";
 
-import { type Experiment, finite, get, type Series, type Trial } from "../api";
+import { finite, get } from "../api";
+import type { Experiment, Curve as Series, Trial } from "../resources";
 import { Chart, type Curve } from "../chart";
 import { useLoaded } from "../live";
 import { ENDED, Problem } from "../parts";

@@ -2,7 +2,8 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { all, type Experiment as Row, get, type Trial } from "../api";
+import { all, get } from "../api";
+import type { Experiment as Row, Trial } from "../resources";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { Action, Badge, ENDED, Facts, Problem, Progress } from "../parts";

@@ -2,7 +2,8 @@
 
 import { useState } from "preact/hooks";
 
-import { all, type Experiment, get, type Info } from "../api";
+import { all, get } from "../api";
+import type { Experiment, Info } from "../resources";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { Badge, Problem, Progress, Table } from "../parts";

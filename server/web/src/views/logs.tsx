@@ -2,7 +2,8 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { get, type LogLine, type Trial } from "../api";
+import { get } from "../api";
+import type { Log as LogLine, Trial } from "../resources";
 import { clock } from "../format";
 import { useLoaded } from "../live";
 import { Problem } from "../parts";

@@ -2,7 +2,8 @@
 
 import { useState } from "preact/hooks";
 
-import { type Experiment, finite, type Num, type Trial } from "../api";
+import { finite } from "../api";
+import type { Experiment, Num, Trial } from "../resources";
 import { duration, hparams, number } from "../format";
 import { Action, Badge, ENDED, Progress, Table } from "../parts";
 import { address } from "../route";

@@ -1,0 +1,122 @@
+"""Writes what is made from the resources: the page's TypeScript types and the tables of the docs.
+
+``python -m zeroserver.api.generate`` in the repository's root, after a change of
+:mod:`zeroserver.api.resources`; a test fails until it was done.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerolab.config.describe import field_texts, table, with_tables
+from zeroserver.api import resources
+from zeroserver.api.common import RESOURCES, schemas
+from zeroserver.api.rows import Resource
+
+__all__ = ["generated", "typescript"]
+
+TYPES = Path("server/web/src/resources.ts")
+DOCUMENT = Path("docs/rest.md")
+
+TOLD = (
+    resources.Experiment,
+    resources.Trial,
+    resources.Checkpoint,
+    resources.Log,
+    resources.Curve,
+    resources.Agent,
+    resources.Job,
+)
+"""Resources with a table of their own in the document."""
+
+_HEAD = """\
+/** The resources of the REST API. Made from the server's structs, not by hand:
+ * python -m zeroserver.api.generate
+ */
+"""
+
+
+def typescript() -> str:
+    """The TypeScript types of all resources."""
+    aliases: dict[str, str] = {}
+    texts = {kind.__name__: field_texts(kind, Resource) for kind in RESOURCES}
+    blocks = [
+        _declaration(name, schema, texts.get(name, {}), aliases)
+        for name, schema in sorted(schemas().items())
+    ]
+    named = [f"export type {name} = {kind};\n" for name, kind in sorted(aliases.items())]
+    return "\n".join([_HEAD, *named, *blocks])
+
+
+def _declaration(
+    name: str, schema: Mapping[str, Any], texts: Mapping[str, str], aliases: dict[str, str]
+) -> str:
+    comment = f"/** {schema['description']} */\n" if "description" in schema else ""
+    if schema.get("type") != "object":
+        return f"{comment}export type {name} = {_bare(schema, aliases)};\n"
+    lines = []
+    for key, each in schema["properties"].items():
+        if key in texts:
+            lines.append(f"  /** {texts[key]} */")
+        lines.append(f"  {key}: {_type(each, aliases)};")
+    return f"{comment}export interface {name} {{\n" + "\n".join(lines) + "\n}\n"
+
+
+def _type(schema: Mapping[str, Any], aliases: dict[str, str]) -> str:
+    """The type of a value; one with a title gets that name, and is declared once."""
+    if "title" in schema:
+        aliases[schema["title"]] = _bare(schema, aliases)
+        return str(schema["title"])
+    return _bare(schema, aliases)
+
+
+def _bare(schema: Mapping[str, Any], aliases: dict[str, str]) -> str:
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "anyOf" in schema:
+        return " | ".join(_type(each, aliases) for each in schema["anyOf"])
+    if "enum" in schema:
+        return " | ".join(map(json.dumps, schema["enum"]))
+    if "prefixItems" in schema:
+        return "[" + ", ".join(_type(each, aliases) for each in schema["prefixItems"]) + "]"
+    kind, values = str(schema["type"]), schema.get("additionalProperties")
+    if kind == "array":
+        kind = f"Array<{_type(schema['items'], aliases)}>"
+    elif kind == "object":
+        kind = f"Record<string, {_type(values, aliases) if values else 'unknown'}>"
+    return "number" if kind == "integer" else kind
+
+
+def _rows(kind: type[Resource], known: Mapping[str, Any]) -> str:
+    """The table of a resource for the document; states are listed in it."""
+    texts = field_texts(kind, Resource)
+    rows = []
+    for name, each in known[kind.__name__]["properties"].items():
+        written = _type(each, {})
+        named = known.get(written, {})
+        rows.append(
+            (f"`{name}`", f"`{_bare(named if 'enum' in named else each, {})}`", texts[name])
+        )
+    return table(("field", "type", "meaning"), rows)
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """Every file that is made from the resources, and what must stand in it."""
+    known = schemas()
+
+    def of(kind: type[Resource]) -> Callable[[], str]:
+        return lambda: _rows(kind, known)
+
+    tables = {f"resource {kind.__name__}": of(kind) for kind in TOLD}
+    page = root / DOCUMENT
+    return {
+        root / TYPES: typescript(),
+        page: with_tables(page.read_text(encoding="utf-8"), tables),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in generated(Path(sys.argv[1] if len(sys.argv) > 1 else ".")).items():
+        path.write_text(text, encoding="utf-8")
