@@ -22,7 +22,7 @@ from zerolab.contract.wire import (
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World, checkpoint_root, find, log_line, save, touch
 from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.retention import apply_retention
+from zeroserver.orchestrator.retention import apply_after_report
 from zeroserver.orchestrator.runs import current_run
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.trials import direct_run, tell_searcher
@@ -201,11 +201,13 @@ def _consequences(
     for record in notable:
         experiment = find(transaction, experiments, run["experiment_id"])
         if isinstance(record, CheckpointRecord):
+            steps = record.steps_completed
             _checkpoint(world, transaction, run, record)
         else:
+            steps = record.steps
             _validated(world, transaction, run, record)
         _choose_best_checkpoint(world, transaction, experiment, run["trial_id"])
-        apply_retention(world, transaction, run["trial_id"])
+        apply_after_report(world, transaction, run["trial_id"], steps)
 
 
 def _validated(

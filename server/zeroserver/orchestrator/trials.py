@@ -10,7 +10,7 @@ from sqlalchemy import RowMapping, func, select, update
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World, find, save, touch
-from zeroserver.orchestrator.retention import apply_retention
+from zeroserver.orchestrator.retention import apply_to_experiment, apply_to_trial
 from zeroserver.orchestrator.searching import Event
 from zeroserver.states import (
     EXPERIMENT_ENDED,
@@ -174,17 +174,16 @@ def cancel_idle_trials(
         trials.c.run_id.is_(None),
         trials.c.state.in_([TrialState.QUEUED, TrialState.PAUSED]),
     )
-    query = select(trials.c.id, trials.c.latest_checkpoint).where(*idle)
-    rows = transaction.connection.execute(query).all()
+    found = list(transaction.connection.scalars(select(trials.c.id).where(*idle)))
     transaction.connection.execute(
         update(trials)
         .where(*idle)
         .values(state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=world.clock())
     )
-    for trial_id, checkpoint in rows:
+    for trial_id in found:
         touch(transaction, "trial", experiment_id, trial_id)
-        if checkpoint is not None:
-            apply_retention(world, transaction, trial_id)
+    if found:
+        apply_to_experiment(world, transaction, experiment_id)
 
 
 def direct_run(world: World, transaction: Transaction, run_id: int, directive: str) -> None:
@@ -232,7 +231,7 @@ def end_trial(
     if state == TrialState.COMPLETED and reason is None and trial["stop"] is None:
         values["progress"] = 1.0
     move_trial(transaction, trial, state, **values)
-    apply_retention(world, transaction, trial["id"])
+    apply_to_trial(world, transaction, trial["id"])
     experiment = find(transaction, experiments, trial["experiment_id"])
     if experiment["state"] not in EXPERIMENT_ENDED | _STOPPING:
         if state == TrialState.COMPLETED and reason is None:
@@ -260,6 +259,7 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
     stopping = experiment["state"] in _STOPPING
     if not (stopping or experiment["searcher_done"]):
         return
+    apply_to_experiment(world, transaction, experiment_id)
     now = world.clock()
     if experiment["state"] in {ExperimentState.STOPPING_CANCELED, ExperimentState.STOPPING_KILLED}:
         move_experiment(transaction, experiment, ExperimentState.CANCELED, ended_at=now)
