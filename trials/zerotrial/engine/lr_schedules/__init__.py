@@ -1,0 +1,51 @@
+"""Learning-rate schedules with DeepSpeed's names, arguments and values, and one that is corrected.
+
+A schedule counts applied optimizer steps. DeepSpeed writes the first value at construction and
+again at the first ``step()``, so that its warm-ups run two optimizer steps at the minimum;
+:class:`LinearWarmupLR` does not.
+
+A new schedule is a file and a line, :func:`register`. The arguments of those that are registered
+here stand in :mod:`zerolab.config.engine.schedules`, which reads files where there is no torch.
+"""
+
+from zerolab.config.engine import schedules as files
+from zerotrial.engine.lr_schedules.base import Schedule
+from zerotrial.engine.lr_schedules.linear_warmup import LinearWarmupLR
+from zerotrial.engine.lr_schedules.one_cycle import OneCycle
+from zerotrial.engine.lr_schedules.range_test import LRRangeTest
+from zerotrial.engine.lr_schedules.warmup import WarmupLR
+from zerotrial.engine.lr_schedules.warmup_cosine import WarmupCosineLR
+from zerotrial.engine.lr_schedules.warmup_decay import WarmupDecayLR
+
+__all__ = [
+    "SCHEDULES",
+    "LRRangeTest",
+    "LinearWarmupLR",
+    "OneCycle",
+    "Schedule",
+    "WarmupCosineLR",
+    "WarmupDecayLR",
+    "WarmupLR",
+    "register",
+]
+
+SCHEDULES: dict[str, type[Schedule]] = {}
+"""By the name in the ``scheduler`` block."""
+
+
+def register(schedule: type[Schedule]) -> None:
+    """Let engine files name a schedule, and be checked by the rules of its arguments.
+
+    Args:
+        schedule: Its class's name is the ``type`` of the block, its ``section`` has the rules.
+    """
+    SCHEDULES[schedule.__name__] = schedule
+    files.SCHEDULES[schedule.__name__] = schedule.section
+
+
+register(WarmupLR)
+register(WarmupDecayLR)
+register(WarmupCosineLR)
+register(OneCycle)
+register(LRRangeTest)
+register(LinearWarmupLR)

@@ -1,0 +1,124 @@
+"""What all schedules have in common: a counter, checked arguments, and how a rate is set."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from zerolab.config.section import Section, validate
+from zerolab.errors import ConfigError
+
+__all__ = ["Rates", "Schedule", "for_groups", "set_rates"]
+
+Rates = float | Sequence[float]
+"""One value for all parameter groups, or one for each."""
+
+S = TypeVar("S", bound=Section)
+
+
+class Schedule:
+    """Base of the schedules: a counter, and a rate for each parameter group at that count.
+
+    ``it`` is -1 when a schedule is made; each :meth:`step`, one for each applied optimizer step,
+    makes it ``it + 1`` and sets the rates.
+
+    Args:
+        optimizer: Whose ``param_groups`` get the rates.
+        last_batch_iteration: Where to go on; -1 is the beginning.
+    """
+
+    section: ClassVar[type[Section]]
+    """Its arguments and their rules, which a file's ``scheduler.params`` must keep as well."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, last_batch_iteration: int = -1) -> None:
+        self.optimizer = optimizer
+        self.last_batch_iteration = last_batch_iteration
+
+    @classmethod
+    def check(cls, section: type[S], **arguments: Any) -> S:
+        """Read arguments by the rules of the engine file.
+
+        Args:
+            section: The class's :attr:`section`.
+            arguments: As the constructor got them.
+
+        Returns:
+            The arguments, each of its own type.
+
+        Raises:
+            ConfigError: With one line for each that breaks a rule.
+        """
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
+        read, problems, _ = validate(section, plain)
+        if problems or read is None:
+            raise ConfigError(f"{cls.__name__}()", problems)
+        return read
+
+    def rates(self, it: int) -> list[float]:
+        """Learning rate of each group after ``step()`` number ``it + 1``."""
+        raise NotImplementedError
+
+    def get_lr(self) -> list[float]:
+        """Rates at the present count."""
+        return self.rates(self.last_batch_iteration)
+
+    def get_last_lr(self) -> list[float]:
+        """Rates that were set last."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Move to the next optimizer step, or to a given one, and set the rates."""
+        if last_batch_iteration is None:
+            last_batch_iteration = self.last_batch_iteration + 1
+        self.last_batch_iteration = last_batch_iteration
+        self._write(last_batch_iteration)
+
+    def _write(self, it: int) -> None:
+        set_rates(self.optimizer, self.rates(it))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken; the rates are the optimizer's."""
+        self.last_batch_iteration = int(state["last_batch_iteration"])
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
+    """Set the learning rate of each parameter group.
+
+    A rate that is a tensor stays that tensor and is filled: a step that was compiled or captured
+    goes on reading it.
+
+    Args:
+        optimizer: Whose ``param_groups`` are changed.
+        rates: One for each group.
+    """
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def for_groups(name: str, value: Rates, groups: int) -> list[float]:
+    """Give every parameter group its value.
+
+    Args:
+        name: Of the argument, for the message.
+        value: One, or as many as there are groups.
+        groups: Of the optimizer.
+
+    Returns:
+        As many as there are groups.
+
+    Raises:
+        ConfigError: If there are more or fewer.
+    """
+    if isinstance(value, int | float):
+        return [float(value)] * groups
+    if len(value) != groups:
+        msg = f"scheduler.params.{name}: must have one value for each of {groups} parameter groups"
+        raise ConfigError("engine config", [f"{msg}, got {len(value)}"])
+    return [float(item) for item in value]

@@ -1,0 +1,58 @@
+"""``LinearWarmupLR``: a warm-up that wastes no step."""
+
+from typing import ClassVar
+
+import torch
+
+from zerolab.config.engine.schedules import LinearWarmupParams
+from zerolab.config.section import Section
+from zerotrial.engine.lr_schedules.base import Rates
+from zerotrial.engine.lr_schedules.warmup import WarmupLR
+
+__all__ = ["LinearWarmupLR"]
+
+
+class LinearWarmupLR(WarmupLR):
+    """A straight warm-up: optimizer step k, counted from 1, runs at k / steps.
+
+    :class:`WarmupLR` runs the first two steps at the minimum.
+
+    Args:
+        optimizer: Whose rates are set.
+        warmup_min_lr: See :class:`WarmupLR`.
+        warmup_max_lr: See :class:`WarmupLR`.
+        warmup_num_steps: See :class:`WarmupLR`.
+        last_batch_iteration: Where to go on.
+    """
+
+    section: ClassVar[type[Section]] = LinearWarmupParams
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        warmup_min_lr: Rates = 0.0,
+        warmup_max_lr: Rates | None = None,
+        warmup_num_steps: int = 1000,
+        *,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            warmup_min_lr,
+            warmup_max_lr,
+            warmup_num_steps,
+            "linear",
+            last_batch_iteration,
+        )
+
+    def _begin(self) -> None:
+        self._write(-1)
+
+    def share(self, it: int) -> float:
+        """Part of the way that the optimizer step after ``step()`` number ``it + 1`` runs at."""
+        return min(1.0, (it + 2) / self._given_steps)
+
+    def rates(self, it: int) -> list[float]:
+        """See :class:`Schedule`."""
+        share = self.share(it)
+        return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]

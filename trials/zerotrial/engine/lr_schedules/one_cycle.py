@@ -1,0 +1,139 @@
+"""``OneCycle``: up and down once, then a decay."""
+
+from typing import ClassVar
+
+import torch
+
+from zerolab.config.engine.schedules import OneCycleParams
+from zerolab.config.section import Section
+from zerotrial.engine.lr_schedules.base import Rates, Schedule, for_groups, set_rates
+
+__all__ = ["OneCycle"]
+
+
+class OneCycle(Schedule):
+    """Up and down once between two rates, momentum the other way, then a decay.
+
+    Args:
+        optimizer: Whose rates are set.
+        cycle_min_lr: Rates at both ends of the cycle.
+        cycle_max_lr: Rates at its top.
+        decay_lr_rate: How fast the rates decay after the cycle.
+        cycle_first_step_size: Optimizer steps of the rise.
+        cycle_second_step_size: Optimizer steps of the fall; None means as many.
+        cycle_first_stair_count: Stairs of the rise; 0 means a straight line.
+        cycle_second_stair_count: Stairs of the fall; None means as many.
+        decay_step_size: Optimizer steps of one interval of the decay; 0 means no decay.
+        cycle_momentum: Whether the momentum (the first beta) moves too.
+        cycle_min_mom: Momentum at the top of the cycle.
+        cycle_max_mom: Momentum at its ends.
+        decay_mom_rate: How fast the momentum grows after the cycle.
+        last_batch_iteration: Where to go on.
+
+    References:
+        Smith, arXiv:1803.09820.
+    """
+
+    section: ClassVar[type[Section]] = OneCycleParams
+
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+        self,
+        optimizer: torch.optim.Optimizer,
+        cycle_min_lr: Rates,
+        cycle_max_lr: Rates,
+        decay_lr_rate: float = 0.0,
+        cycle_first_step_size: int = 2000,
+        cycle_second_step_size: int | None = None,
+        cycle_first_stair_count: int = 0,
+        cycle_second_stair_count: int | None = None,
+        decay_step_size: int = 0,
+        cycle_momentum: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's order
+        cycle_min_mom: float = 0.8,
+        cycle_max_mom: float = 0.9,
+        decay_mom_rate: float = 0.0,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        given = self.check(
+            OneCycleParams,
+            cycle_min_lr=cycle_min_lr,
+            cycle_max_lr=cycle_max_lr,
+            decay_lr_rate=decay_lr_rate,
+            cycle_first_step_size=cycle_first_step_size,
+            cycle_second_step_size=cycle_second_step_size,
+            cycle_first_stair_count=cycle_first_stair_count,
+            cycle_second_stair_count=cycle_second_stair_count,
+            decay_step_size=decay_step_size,
+            cycle_momentum=cycle_momentum,
+            cycle_min_mom=cycle_min_mom,
+            cycle_max_mom=cycle_max_mom,
+            decay_mom_rate=decay_mom_rate,
+            last_batch_iteration=last_batch_iteration,
+        )
+        super().__init__(optimizer, given.last_batch_iteration)
+        groups = len(optimizer.param_groups)
+        self._min = for_groups("cycle_min_lr", given.cycle_min_lr, groups)
+        self._max = for_groups("cycle_max_lr", given.cycle_max_lr, groups)
+        self._given = given
+        # (optimizer steps, stairs) of the rise and of the fall
+        self._rise = (given.cycle_first_step_size, given.cycle_first_stair_count)
+        self._fall = (
+            _or(given.cycle_second_step_size, self._rise[0]),
+            _or(given.cycle_second_stair_count, self._rise[1]),
+        )
+        self._total = self._rise[0] + self._fall[0]
+        self._moves_momentum = given.cycle_momentum and all(
+            "betas" in group or "momentum" in group for group in optimizer.param_groups
+        )
+        if self.last_batch_iteration == -1:
+            set_rates(optimizer, self._min)
+            if self._moves_momentum:
+                self._write_momentum(given.cycle_max_mom)
+
+    def _height(self, it: int) -> float:
+        """How far up the triangle, 0 to 1; in whole steps, so that a stair begins on its step."""
+        at = (it + 1) % self._total
+        rising = at <= self._rise[0]
+        climbed, (steps, stairs) = (at, self._rise) if rising else (self._total - at, self._fall)
+        return climbed * stairs // steps / stairs if stairs else climbed / steps
+
+    def _decay(self, it: int) -> float:
+        """Intervals of decay since the end of the cycle."""
+        interval = self._given.decay_step_size
+        return (it - self._total + 1) / interval if interval else 0.0
+
+    def rates(self, it: int) -> list[float]:
+        """See :class:`Schedule`."""
+        if it < self._total:
+            height = self._height(it)
+            both = zip(self._min, self._max, strict=True)
+            return [low + (high - low) * height for low, high in both]
+        return [low / (1.0 + self._given.decay_lr_rate * self._decay(it)) for low in self._min]
+
+    def momentum(self, it: int) -> float:
+        """Momentum of all groups after ``step()`` number ``it + 1``."""
+        given = self._given
+        if it < self._total:
+            span = given.cycle_max_mom - given.cycle_min_mom
+            return given.cycle_max_mom - span * self._height(it)
+        return given.cycle_max_mom * (1.0 + given.decay_mom_rate * self._decay(it))
+
+    def get_mom(self) -> list[float]:
+        """Momentum of each group at the present count."""
+        momentum = self.momentum(self.last_batch_iteration)
+        return [momentum] * len(self.optimizer.param_groups)
+
+    def _write(self, it: int) -> None:
+        super()._write(it)
+        if self._moves_momentum:
+            self._write_momentum(self.momentum(it))
+
+    def _write_momentum(self, momentum: float) -> None:
+        for group in self.optimizer.param_groups:
+            if "betas" in group:
+                group["betas"] = (momentum, 0.99)
+            else:
+                group["momentum"] = momentum
+
+
+def _or(given: int | None, other: int) -> int:
+    return other if given is None else given

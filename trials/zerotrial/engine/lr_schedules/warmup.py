@@ -1,0 +1,80 @@
+"""``WarmupLR``: up to the full rate, then constant."""
+
+import math
+from typing import ClassVar
+
+import torch
+
+from zerolab.config.engine.schedules import WarmupParams
+from zerolab.config.section import Section
+from zerotrial.engine.lr_schedules.base import Rates, Schedule, for_groups
+
+__all__ = ["WarmupLR", "warmup_share"]
+
+
+def warmup_share(it: int, steps: int, kind: str) -> float:
+    """Part of the way through a warm-up, 0 to 1.
+
+    Args:
+        it: Count, 0 to ``steps``.
+        steps: Length, at least 2.
+        kind: ``log``: ln(it + 1) / ln(steps); ``linear``: it / steps.
+    """
+    return math.log(it + 1) / math.log(steps) if kind == "log" else it / steps
+
+
+class WarmupLR(Schedule):
+    """From a minimum to a maximum in ``warmup_num_steps``, then constant.
+
+    Args:
+        optimizer: Whose rates are set.
+        warmup_min_lr: Rates at the beginning.
+        warmup_max_lr: Rates after the warm-up; None means the optimizer's own.
+        warmup_num_steps: Length of the warm-up; at least 2 is used.
+        warmup_type: See :func:`warmup_share`.
+        last_batch_iteration: Where to go on.
+    """
+
+    section: ClassVar[type[Section]] = WarmupParams
+
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+        self,
+        optimizer: torch.optim.Optimizer,
+        warmup_min_lr: Rates = 0.0,
+        warmup_max_lr: Rates | None = None,
+        warmup_num_steps: int = 1000,
+        warmup_type: str = "log",
+        last_batch_iteration: int = -1,
+    ) -> None:
+        given = self.check(
+            WarmupParams,
+            warmup_min_lr=warmup_min_lr,
+            warmup_max_lr=warmup_max_lr,
+            warmup_num_steps=warmup_num_steps,
+            warmup_type=warmup_type,
+            last_batch_iteration=last_batch_iteration,
+        )
+        super().__init__(optimizer, given.last_batch_iteration)
+        groups = optimizer.param_groups
+        own: Rates = [float(group["lr"]) for group in groups]
+        top: Rates = own if given.warmup_max_lr is None else given.warmup_max_lr
+        self._min = for_groups("warmup_min_lr", given.warmup_min_lr, len(groups))
+        self._max = for_groups("warmup_max_lr", top, len(groups))
+        self._given_steps = given.warmup_num_steps
+        self._steps = max(2, self._given_steps)
+        self._kind = given.warmup_type
+        if self.last_batch_iteration == -1:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Set the rates of the first optimizer step."""
+        self._write(0)
+
+    def share(self, it: int) -> float:
+        """Part of the way from minimum to maximum, 0 to 1."""
+        return warmup_share(it, self._steps, self._kind) if it < self._steps else 1.0
+
+    def rates(self, it: int) -> list[float]:
+        """See :class:`Schedule`."""
+        share = self.share(max(it, 0))
+        return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]
