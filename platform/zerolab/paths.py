@@ -34,6 +34,11 @@ class Home:
         return self.path / "token"
 
     @property
+    def keys_file(self) -> Path:
+        """Holds the keys with which the server signs tokens of runs and cookies of browsers."""
+        return self.path / "keys.json"
+
+    @property
     def server_file(self) -> Path:
         """``{"url", "pid"}`` of the server while it runs."""
         return self.path / "server.json"

@@ -15,7 +15,8 @@ from fastapi.staticfiles import StaticFiles
 
 from zerolab import __version__
 from zerolab.paths import Home
-from zeroserver.access.guard import OPEN_PATHS, Guard, Keys
+from zeroserver.access.guard import OPEN_PATHS, Guard
+from zeroserver.access.keys import Keys
 from zeroserver.api import cluster, events, experiments, trials
 from zeroserver.api.common import add_resources
 from zeroserver.api.runs import WIRE_ROUTES, describe
@@ -76,7 +77,7 @@ def _services(settings: Settings) -> Services:
     hub = Hub()
     journal = Journal(hub)
     timings = settings.timings
-    keys = Keys(home.ensure_token(), timings.session_s, timings.login_code_s)
+    keys = Keys(home, timings.session_s, timings.login_code_s)
     world = World(settings, home, journal)
 
     def publish(changes: list[Change]) -> None:

@@ -1,6 +1,8 @@
 """One table from errors to HTTP answers."""
 
+import errno
 import logging
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -43,6 +45,15 @@ class StorageError(ZerolabError):
             if full
             else f"the database is not available ({text}); try again"
         )
+        made.disk_full = full
+        return made
+
+    @classmethod
+    def of_file(cls, error: OSError, path: Path) -> "StorageError":
+        """Say what it means that a file of the installation cannot be written."""
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        remedy = "free some space on its disk" if full else "see that its directory can be written"
+        made = cls(f"{path}: cannot be written ({error.strerror or error}); {remedy}")
         made.disk_full = full
         return made
 

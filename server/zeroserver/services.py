@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from zeroserver.access.guard import Keys
+from zeroserver.access.keys import Keys
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.settings import Settings

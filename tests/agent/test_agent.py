@@ -11,6 +11,8 @@ import pytest
 
 from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S, until
+from zerolab.client.http import Client
+from zerolab.errors import ForbiddenError
 from zerolab.files import read_json
 from zerolab.linux import wait_for_end
 
@@ -104,6 +106,33 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest
     for rank in (0, 1):
         found = lines_of_rank(installation, experiment_id, rank)
         assert found == expected_lines(rank, 500) + expected_lines(rank, 1000)
+
+
+def test_a_renewed_token_is_found_by_the_agent_and_leaves_its_runs_alone(
+    installation: Installation, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    going_on = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
+    wait_for_files(gate, "first_0", "first_1")
+    old = Client(installation.client.url, installation.home.ensure_token())
+    installation.quick("logout")
+    renewed = installation.quick("token", "--renew").stdout.strip()
+    installation._forget_client()
+    assert renewed == installation.quick("token").stdout.strip() == installation.home.read_token()
+    with old, pytest.raises(ForbiddenError, match="a valid token is needed"):
+        old.info()
+    (gate / "go").touch()
+    assert installation.wait_for(going_on)["state"] == "COMPLETED"
+    later = installation.submit(tmp_path / "model")
+    assert installation.wait_for(later)["state"] == "COMPLETED"
+    assert lines_of_rank(installation, later, 1) == expected_lines(1, 1000)
+
+
+def test_without_a_server_the_token_is_renewed_in_its_file(tmp_path: Path) -> None:
+    nothing = Installation(tmp_path / "home")
+    first = nothing.quick("token").stdout
+    assert nothing.quick("token", "--renew").stdout != first
+    assert nothing.quick("token").stdout != first
 
 
 def test_a_killed_experiment_leaves_no_process(installation: Installation, tmp_path: Path) -> None:

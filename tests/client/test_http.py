@@ -105,9 +105,11 @@ def test_a_run_reports_logs_and_ends(
     run_client.close()
 
 
-def test_events_are_followed_from_a_cursor(client: Client, packed: bytes) -> None:
+def test_events_are_followed_from_a_cursor(
+    server: KillableServer, client: Client, packed: bytes
+) -> None:
     number = client.create_experiment(config(), packed, activate=False)["id"]
-    with Client(client.url, client._http.headers["Authorization"].split()[1]) as other:
+    with server.client as other:
         events = other.events(number)
         first = next(events)
         assert first.name == "experiment"

@@ -2,16 +2,20 @@
 
 import hashlib
 import re
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
 from starlette.routing import Mount, Route
 
-from tests.server.helpers import Server, training
-from zeroserver.access.guard import COOKIE, OPEN_PATHS
+from tests.server.helpers import Server, serve, training
+from zeroserver.access.guard import OPEN_PATHS
+from zeroserver.access.principal import OWNER, Principal, PrincipalDep
+from zeroserver.errors import install_error_handlers
 from zeroserver.live import ALL, Hub, Journal
 from zeroserver.store.database import Change
 
@@ -51,14 +55,16 @@ def _flat(found: Any) -> Iterator[Any]:
         {"Authorization": "Bearer "},
         {"Authorization": "Basic dXNlcjpwYXNz"},
         {"Authorization": "Bearer run.1.0000"},
-        {"Cookie": f"{COOKIE}=1.2"},
-        {"Cookie": f"{COOKIE}=99999999999.{'0' * 64}"},
+        {"Cookie": "NAME=1.2"},
+        {"Cookie": f"NAME=99999999999.ab.{'0' * 64}"},
         {"Authorization": "Bearer \u00ff"},
     ],
 )
 def test_every_route_but_those_of_the_open_list_needs_a_token(
     sqlite_server: Server, headers: dict[str, str]
 ) -> None:
+    cookie = sqlite_server.services.keys.cookie
+    headers = {name: value.replace("NAME", cookie) for name, value in headers.items()}
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     del sqlite_server.http.headers["Authorization"]
     closed = 0
@@ -140,12 +146,126 @@ def test_a_browser_may_change_things_from_our_own_page_only(sqlite_server: Serve
 
 def test_a_session_ends(sqlite_server: Server) -> None:
     keys = sqlite_server.services.keys
-    old = int(time.time()) - 1
-    signature = keys._sign(f"session {old}")
-    assert keys.caller(None, f"{old}.{signature}") is None
-    later = old + 100
-    assert keys.caller(None, f"{later}.{signature}") is None
-    assert keys.caller(None, f"{later}.{keys._sign(f'session {later}')}") == "session"
+    keys.session_s = 100.0
+    cookie = keys.redeem(keys.login_code())
+    assert cookie is not None
+    assert keys.identify(None, cookie).kind == "browser"
+    assert keys.identify(None, f"9{cookie}").kind == "nobody"
+    keys.session_s = -1.0
+    assert keys.identify(None, keys.redeem(keys.login_code())).kind == "nobody"
+
+
+def signed_in(server: Server) -> str:
+    """Sign a browser in; return the header that it sends from then on."""
+    answer = server.http.get(server.post("/login-links")["url"], follow_redirects=False)
+    server.http.cookies.clear()
+    return str(answer.headers["Set-Cookie"]).partition(";")[0]
+
+
+def status(server: Server, **headers: str) -> int:
+    """Ask for something as who shows these headers alone."""
+    headers = {"Authorization": "", **headers}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items() if value]
+    with_token = server.http.headers.pop("Authorization")
+    try:
+        return server.http.get("/api/v1/info", headers=raw).status_code
+    finally:
+        server.http.headers["Authorization"] = with_token
+
+
+def test_a_browser_signs_itself_out_for_good_and_the_owner_signs_out_all(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        one, two, three = (signed_in(server) for _ in range(3))
+        assert {status(server, Cookie=each) for each in (one, two, three)} == {200}
+        headers = {"Cookie": one, "Origin": "http://127.0.0.1"}
+        token = server.http.headers.pop("Authorization")
+        answer = server.http.post("/api/v1/logout", headers=headers)
+        assert answer.status_code == 204
+        assert f"{server.services.keys.cookie}=" in answer.headers["Set-Cookie"]
+        server.http.headers["Authorization"] = token
+        assert [status(server, Cookie=each) for each in (one, two, three)] == [401, 200, 200]
+    with serve(tmp_path) as server:
+        assert [status(server, Cookie=each) for each in (one, two)] == [401, 200]
+        unused = server.post("/login-links")["url"]
+        server.post("/logout")
+        assert [status(server, Cookie=each) for each in (two, three)] == [401, 401]
+        assert server.http.get(unused).status_code == 403
+        assert server.get("/info")["version"]
+
+
+def test_a_renewed_token_voids_the_old_one_and_browsers_but_not_runs(
+    sqlite_server: Server,
+) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    cookie = signed_in(server)
+    headers = {"Cookie": cookie, "Origin": "http://127.0.0.1"}
+    old = server.http.headers.pop("Authorization")
+    assert server.http.post("/api/v1/token", headers=headers).status_code == 403
+    server.http.headers["Authorization"] = old
+    renewed = server.post("/token")["token"]
+    assert renewed == server.services.world.home.read_token()
+    assert status(server, Authorization=old) == 401
+    assert status(server, Authorization=f"Bearer {renewed}") == 200
+    assert status(server, Cookie=cookie) == 401
+    server.http.headers["Authorization"] = f"Bearer {spec.token}"
+    assert server.directive(spec.run_id) == "train"
+
+
+def test_two_installations_on_one_host_do_not_sign_each_other_out(tmp_path: Path) -> None:
+    with serve(tmp_path / "a") as one, serve(tmp_path / "b") as other:
+        cookies = "; ".join(signed_in(server) for server in (one, other))
+        assert [status(server, Cookie=cookies) for server in (one, other)] == [200, 200]
+        name = one.services.keys.cookie
+    with serve(tmp_path / "a") as again:
+        assert again.services.keys.cookie == name
+
+
+def test_a_route_knows_who_asks(sqlite_server: Server) -> None:
+    server, told = sqlite_server, []
+
+    @server.app.get("/api/v1/runs/{run_id}/probe")
+    def probe(run_id: int, principal: PrincipalDep) -> None:
+        told.append((principal, principal.may_report(run_id), principal.may_manage()))
+
+    path = "/api/v1/runs/7/probe"
+    run = {"Authorization": f"Bearer {server.services.keys.run_token(7)}"}
+    assert server.http.get(path).status_code == 200
+    assert server.http.get(path, headers=run).status_code == 200
+    assert server.http.get(path.replace("7", "8"), headers=run).status_code == 403
+    assert told == [(OWNER, True, True), (Principal("run", run_id=7), True, False)]
+
+
+def test_a_route_without_a_guard_lets_nobody_in() -> None:
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/")
+    def probe(principal: PrincipalDep) -> str:
+        return str(principal)
+
+    assert TestClient(app).get("/").status_code == 401
+
+
+def test_a_request_with_two_host_names_is_refused(sqlite_server: Server) -> None:
+    headers = [(b"host", b"127.0.0.1"), (b"host", b"evil.example")]
+    answer = sqlite_server.http.get("/healthz", headers=headers)
+    assert answer.status_code == 400
+    assert "must be named once" in answer.json()["error"]["message"]
+
+
+def test_no_websocket_passes_the_guard(sqlite_server: Server) -> None:
+    @sqlite_server.app.websocket("/api/v1/talk")
+    async def talk(socket: WebSocket) -> None:
+        await socket.accept()
+
+    with (
+        pytest.raises(WebSocketDisconnect),
+        sqlite_server.http.websocket_connect("/api/v1/talk"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

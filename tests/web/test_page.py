@@ -189,6 +189,15 @@ def test_the_link_works_once_and_without_it_the_page_says_what_to_do(
     expect(hint).to_contain_text("zerolab open")
 
 
+def test_who_signs_out_sees_nothing_any_more(site: Site, stranger: Watched) -> None:
+    page = stranger.page
+    page.goto(site.installation.client.login_link())
+    expect(page.get_by_role("link", name="digits-smoke")).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("alert")).to_contain_text("zerolab open")
+    expect(page.get_by_role("link", name="digits-smoke")).to_have_count(0)
+
+
 def test_the_page_is_small() -> None:
     if not (STATIC / "index.html").is_file():
         pytest.fail("the page is not built: run `npm ci && npm run build` in server/web")

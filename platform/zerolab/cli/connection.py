@@ -43,4 +43,4 @@ def connect(home: Home | None = None, *, timeout_s: float = 60.0) -> "Client":
     if url is None:
         msg = f"no server runs for the data directory {home.path}; start one with `zerolab up`"
         raise UnreachableError(msg)
-    return Client(url, token_of(home), timeout_s=timeout_s)
+    return Client(url, token_of(home), timeout_s=timeout_s, newer_token=lambda: token_of(home))

@@ -1,4 +1,4 @@
-"""``up``, ``down``, ``status``, ``open``, ``token``: this installation's own server and agent."""
+"""``up``, ``down``, ``status``, ``open``, ``logout``, ``token``: this installation's own server."""
 
 from typing import Annotated
 
@@ -15,6 +15,7 @@ def add_to(app: typer.Typer) -> None:
     for command in (up, down, status):
         app.command()(command)
     app.command(name="open")(open_page)
+    app.command()(logout)
     app.command()(token)
 
 
@@ -104,9 +105,25 @@ def open_page(
         webbrowser.open(link)
 
 
-def token() -> None:
+def logout() -> None:
+    """Sign every browser out of the web page; `zerolab open` signs one in again."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.log_out()
+    say("every browser is signed out")
+
+
+def token(
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Make a new one first; the old one is void at once.")
+    ] = False,
+) -> None:
     """Print the token of this installation, for curl and other programs.
 
     Example: curl -H "Authorization: Bearer $(zerolab token)" "$(zerolab status --url)/api/v1/info"
     """
-    result(Home.default().create().ensure_token())
+    from zerolab.cli.services import renew_token
+
+    home = Home.default()
+    result(renew_token(home) if renew else home.read_token() or home.create().ensure_token())

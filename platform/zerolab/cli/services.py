@@ -19,7 +19,7 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["Service", "bring_down", "bring_up", "running"]
+__all__ = ["Service", "bring_down", "bring_up", "renew_token", "running"]
 
 _UP_S = 120.0
 """For a server to answer, in seconds; it takes one, but a machine can be busy."""
@@ -116,6 +116,20 @@ def bring_down(home: Home, say: Callable[[str], None]) -> bool:
                 found = True
             service.file.unlink(missing_ok=True)
     return found
+
+
+def renew_token(home: Home) -> str:
+    """Put a new token in place of the old one, by the server if there is one; return it.
+
+    Raises:
+        ZerolabError: If the server cannot do it now.
+    """
+    from zerolab.cli.connection import connect, named_master
+
+    if named_master() or running(server_of(home)) is not None:
+        with connect(home) as client:
+            return client.renew_token()
+    return home.create().replace_token()
 
 
 def _server_up(home: Home, port: int | None, say: Callable[[str], None]) -> str:

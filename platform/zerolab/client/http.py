@@ -6,7 +6,7 @@ dictionary. Metric values that are not finite arrive as the strings ``NaN``, ``I
 """
 
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +35,27 @@ _CONNECT_TIMEOUT_S = 10.0
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
+class _Bearer(httpx.Auth):
+    """Sends a token; looks for a newer one, once a request, when the server refuses it."""
+
+    def __init__(self, token: str, newer: Callable[[], str] | None) -> None:
+        self._token = token
+        self._newer = newer
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Send the request, and again if there is a newer token."""
+        sent = self._token
+        if sent:
+            request.headers["Authorization"] = f"Bearer {sent}"
+        answer = yield request
+        if answer.status_code != 401 or self._newer is None:
+            return
+        self._token = self._newer() or sent
+        if self._token != sent:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+            yield request
+
+
 class Client:
     """A connection to one server; may be shared by threads.
 
@@ -46,9 +67,18 @@ class Client:
         url: Address of the server, e.g. ``http://127.0.0.1:8080``.
         token: Sent with every request.
         timeout_s: Longest wait for an answer, in seconds; long polls add their own wait.
+        newer_token: Asked for the token when the server does not accept the one that we have: it
+            may have been renewed.
     """
 
-    def __init__(self, url: str, token: str = "", *, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        timeout_s: float = 60.0,
+        newer_token: Callable[[], str] | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         parsed = httpx.URL(self.url)
@@ -59,7 +89,7 @@ class Client:
         plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._http = httpx.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            auth=_Bearer(token, newer_token),
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
             verify=plain if parsed.scheme == "http" else True,
             trust_env=parsed.host not in _LOOPBACK,  # no proxy between us and ourselves
@@ -98,6 +128,14 @@ class Client:
         """Make a link that opens the web page once, without a password."""
         link = str(self.post("/login-links")["url"])
         return link if "://" in link else f"{self.url}{link}"
+
+    def log_out(self) -> None:
+        """Sign every browser out."""
+        self._send("POST", "/logout")
+
+    def renew_token(self) -> str:
+        """Have the server make a new token, which is the only one from then on; return it."""
+        return str(self.post("/token")["token"])
 
     # -- experiments -------------------------------------------------------------------------
 

@@ -4,9 +4,15 @@ import { render } from "preact";
 
 import icon from "./icon.svg";
 import "./style.css";
+import { post } from "./api";
 import { useRoute } from "./route";
 import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
+
+async function signOut() {
+  await post("/logout");
+  location.reload(); // the address stays; nothing of an experiment does
+}
 
 function Page() {
   const route = useRoute();
@@ -21,6 +27,7 @@ function Page() {
             Experiments
           </a>
           <a href="/api/v1/openapi.json">REST API</a>
+          <button onClick={() => void signOut()}>Sign out</button>
         </nav>
       </header>
       <main>{route.id === null ? <Experiments /> : <Experiment key={route.id} id={route.id} route={route} />}</main>

@@ -263,6 +263,11 @@ export interface Slot {
   run_id: number | null;
 }
 
+/** The owner's token. */
+export interface Token {
+  token: string;
+}
+
 /** One choice of hyperparameters. */
 export interface Trial {
   /** Number, from 1, over all experiments. */

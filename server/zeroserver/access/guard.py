@@ -1,28 +1,22 @@
 """Who may do what: tokens, the page's cookie, Host names, sizes and headers; closed by default.
 
-One ASGI layer stands before every route, so that a new route cannot be forgotten. It knows three
-kinds of callers: the owner (the token of the installation, or a browser that came through a
-one-time link), a run (a token made from the owner's for that run alone), and nobody.
+One ASGI layer stands before every route, so that a new route cannot be forgotten. It finds out who
+asks (:class:`zeroserver.access.principal.Principal`), once, and leaves it with the request.
 """
 
-import hashlib
-import hmac
 import re
-import secrets
-import time
-from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from zerolab.errors import ConfigError, ForbiddenError
+from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
+from zeroserver.access.keys import Keys
+from zeroserver.access.principal import NOBODY, Principal
 from zeroserver.errors import TooLargeError, UnauthorizedError, error_response
 from zeroserver.settings import Settings
 
-__all__ = ["COOKIE", "OPEN_PATHS", "Guard", "Keys"]
-
-COOKIE = "zerolab_session"
+__all__ = ["OPEN_PATHS", "Guard"]
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/login"})
 """Served to anyone, besides the files of the page; nothing of an experiment is in them."""
@@ -46,60 +40,6 @@ _HEADERS = {
 }
 
 
-@dataclass
-class Keys:
-    """Makes and checks tokens; all but the owner's are derived from it, so none is stored."""
-
-    token: str
-    session_s: float
-    login_code_s: float
-    _codes: dict[str, float] = field(default_factory=dict)
-
-    def run_token(self, run_id: int) -> str:
-        """Return the token of one run: good for its own routes, nothing else."""
-        return f"run.{run_id}.{self._sign(f'run {run_id}')}"
-
-    def login_code(self) -> str:
-        """Return a code that opens the page once."""
-        now = time.monotonic()
-        self._codes = {code: end for code, end in self._codes.items() if end > now}
-        code = secrets.token_urlsafe(24)
-        self._codes[code] = now + self.login_code_s
-        return code
-
-    def redeem(self, code: str) -> str | None:
-        """Exchange a login code for the value of a session cookie; None if it is not valid."""
-        end = self._codes.pop(code, None)
-        if end is None or end < time.monotonic():
-            return None
-        until = int(time.time() + self.session_s)
-        return f"{until}.{self._sign(f'session {until}')}"
-
-    def caller(self, bearer: str | None, cookie: str | None) -> str | None:
-        """Return ``owner``, ``session``, ``run 7``, or None for nobody."""
-        if bearer is not None:
-            if hmac.compare_digest(bearer.encode(), self.token.encode()):
-                return "owner"
-            kind, _, rest = bearer.partition(".")
-            number, _, signature = rest.partition(".")
-            name = f"run {number}"
-            if kind == "run" and self._signed(name, signature):
-                return name
-            return None
-        if cookie is not None:
-            until, _, signature = cookie.partition(".")
-            fresh = until.isdecimal() and len(until) < 15 and int(until) > time.time()
-            if fresh and self._signed(f"session {until}", signature):
-                return "session"
-        return None
-
-    def _sign(self, text: str) -> str:
-        return hmac.new(self.token.encode(), text.encode(), hashlib.sha256).hexdigest()
-
-    def _signed(self, text: str, signature: str) -> bool:
-        return hmac.compare_digest(self._sign(text).encode(), signature.encode())
-
-
 class Guard:
     """The layer before all routes."""
 
@@ -114,14 +54,17 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass, or answer it with the error."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no route speaks anything else; an answer would be unguarded
+            await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
         guarded_send = _with_headers(send, scope["path"])
         try:
-            self._check(scope, headers)
-        except (ConfigError, ForbiddenError, TooLargeError) as error:
+            scope.setdefault("state", {})["principal"] = self._check(scope, headers)
+        except ZerolabError as error:
             await error_response(error)(scope, receive, guarded_send)
             return
         await self._app(scope, _limited(receive, self._limit(scope)), guarded_send)
@@ -130,7 +73,7 @@ class Guard:
         large = scope["path"] in {"/api/v1/experiments", "/api/v1/import"}
         return self._limits.body_bytes if large else self._limits.small_body_bytes
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> Principal:
         self._check_host(headers)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self._limit(scope):
@@ -139,23 +82,27 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if b"%00" in scope["query_string"] or "\0" in path:
             raise ConfigError("request", ["a NUL character is in no name"])
+        principal = self._keys.identify(_bearer(headers), _cookie(headers, self._keys.cookie))
         if path in OPEN_PATHS or path.startswith(_OPEN_PREFIX):
-            return
-        caller = self._keys.caller(_bearer(headers), _cookie(headers))
-        if caller is None:
+            return principal
+        if principal == NOBODY:
             msg = "a valid token is needed: send it as `Authorization: Bearer TOKEN`"
             raise UnauthorizedError(msg)
-        if caller == "session" and method not in _SAFE:
+        if principal.must_show_origin() and method not in _SAFE:
             self._check_origin(headers)
-        if caller.startswith("run "):
-            match = _RUN_PATH.match(path)
-            if match is None or match[1] != caller.removeprefix("run "):
-                msg = f"the token of {caller} is good for the routes of that run only"
-                raise ForbiddenError(msg)
+        match = _RUN_PATH.match(path)
+        allowed = principal.may_report(int(match[1])) if match else principal.may_manage()
+        if not allowed:
+            msg = f"the token of {principal} is good for the routes of that run only"
+            raise ForbiddenError(msg)
+        return principal
 
     def _check_host(self, headers: Headers) -> None:
-        host = headers.get("host", "").lower()
-        name = re.sub(r":\d+$", "", host)
+        hosts = headers.getlist("host")
+        if len(hosts) > 1:
+            msg = f"Host: must be named once, got {len(hosts)} of them"
+            raise ZerolabError(msg)
+        name = re.sub(r":\d+$", "", hosts[0].lower() if hosts else "")
         if name not in self._hosts:
             msg = (
                 f"this server does not answer to the name {name[:100]!r}; "
@@ -176,12 +123,12 @@ def _bearer(headers: Headers) -> str | None:
     return token.strip() if kind.lower() == "bearer" else None
 
 
-def _cookie(headers: Headers) -> str | None:
+def _cookie(headers: Headers, name: str) -> str | None:
     try:
         cookies = SimpleCookie(headers.get("cookie", ""))
     except CookieError:
         return None
-    return cookies[COOKIE].value if COOKIE in cookies else None
+    return cookies[name].value if name in cookies else None
 
 
 def _with_headers(send: Send, path: str) -> Send:

@@ -7,7 +7,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from sqlalchemy import func, select, text
 
 from zerolab import __version__
-from zeroserver.access.guard import COOKIE
+from zerolab.errors import ForbiddenError
+from zeroserver.access.principal import PrincipalDep
 from zeroserver.api import queries
 from zeroserver.api.common import answer
 from zeroserver.api.resources import (
@@ -16,6 +17,7 @@ from zeroserver.api.resources import (
     Info,
     JobPage,
     LoginLink,
+    Token,
 )
 from zeroserver.api.resources import Cluster as ClusterInfo
 from zeroserver.api.rows import iso, respond
@@ -60,6 +62,30 @@ def list_jobs(services: ServicesDep, connection: ReadDep) -> Response:
 def create_login_link(services: ServicesDep) -> Response:
     """Make a link that opens the page once, within five minutes."""
     return respond(LoginLink(url=f"/login?code={services.keys.login_code()}"), 201)
+
+
+@router.post("/api/v1/logout", status_code=204)
+def log_out(services: ServicesDep, principal: PrincipalDep) -> Response:
+    """Sign out: a browser ends its own session; with the token, every browser's ends."""
+    if principal.session:
+        services.keys.end_session(principal.session)
+    else:
+        services.keys.end_all_sessions()
+    gone = Response(status_code=204)
+    gone.delete_cookie(services.keys.cookie, httponly=True, samesite="strict", path="/")
+    return gone
+
+
+@router.post("/api/v1/token", status_code=201, responses=answer(Token, 201))
+def renew_token(services: ServicesDep, principal: PrincipalDep) -> Response:
+    """Put a new token in place of the installation's: the old one is void at once.
+
+    Every browser is signed out too. Runs that go on keep their own tokens.
+    """
+    if not principal.may_renew_token():
+        msg = "only who shows the token of the installation may renew it"
+        raise ForbiddenError(msg)
+    return respond(Token(token=services.keys.renew_token()), 201)
 
 
 @router.get("/healthz", responses=answer(Health))
@@ -118,7 +144,7 @@ def log_in(services: ServicesDep, code: Annotated[str, Query(max_length=200)]) -
         return HTMLResponse(_EXPIRED, status_code=403)
     answer = RedirectResponse("/", status_code=303)
     answer.set_cookie(
-        COOKIE,
+        services.keys.cookie,
         session,
         max_age=int(services.keys.session_s),
         httponly=True,

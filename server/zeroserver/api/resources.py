@@ -34,6 +34,7 @@ __all__ = [
     "MetricNames",
     "Metrics",
     "Slot",
+    "Token",
     "Trial",
     "TrialAnswer",
     "TrialPage",
@@ -315,6 +316,12 @@ class LoginLink(Resource, frozen=True):
     """A link that opens the page once."""
 
     url: str
+
+
+class Token(Resource, frozen=True):
+    """The owner's token."""
+
+    token: str
 
 
 class Health(Resource, frozen=True):

@@ -1,0 +1,172 @@
+"""Makes and checks what callers show: the owner's token, tokens of runs, cookies of browsers.
+
+Only the owner's token and two random keys are stored. Tokens of runs are signed with the one, so
+that runs that go on keep theirs when the owner's is renewed; cookies with the other one and the
+owner's token, so that a new token signs every browser out.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+
+import msgspec
+
+from zerolab.files import create_private, write_json
+from zerolab.paths import Home
+from zeroserver.access.principal import NOBODY, OWNER, Principal
+from zeroserver.errors import StorageError
+
+__all__ = ["Keys"]
+
+_MAX_RUN_DIGITS = 18
+
+
+class _Stored(msgspec.Struct):
+    """Content of ``keys.json``."""
+
+    runs: str
+    """Signs the tokens of runs."""
+    sessions: str
+    """Signs the cookies of browsers."""
+    ended: dict[str, int] = msgspec.field(default_factory=dict)
+    """Sessions that were ended by hand to the time at which they end by themselves."""
+
+
+class Keys:
+    """What this installation's callers show, and what they are for it.
+
+    Args:
+        home: Holds the token and the keys; they are made the first time.
+        session_s: How long a browser stays signed in, in seconds.
+        login_code_s: How long a one-time link can be used, in seconds.
+    """
+
+    def __init__(self, home: Home, session_s: float, login_code_s: float) -> None:
+        self._home = home
+        self.token = home.ensure_token()
+        self.session_s = session_s
+        self._login_code_s = login_code_s
+        self._codes: dict[str, float] = {}
+        self._changing = threading.Lock()
+        self._stored = _load(home)
+        mark = hashlib.sha256(f"cookie {self._stored.runs}".encode()).hexdigest()
+        self.cookie = f"zerolab_{mark[:12]}"
+        """Name of the cookie: of this installation alone, since browsers know no ports."""
+
+    def run_token(self, run_id: int) -> str:
+        """Return the token of one run: good for its own routes, nothing else."""
+        return f"run.{run_id}.{_sign(self._stored.runs, str(run_id))}"
+
+    def login_code(self) -> str:
+        """Return a code that opens the page once."""
+        now = time.monotonic()
+        self._codes = {code: end for code, end in self._codes.items() if end > now}
+        code = secrets.token_urlsafe(24)
+        self._codes[code] = now + self._login_code_s
+        return code
+
+    def redeem(self, code: str) -> str | None:
+        """Exchange a login code for the value of a cookie; None if it is not valid."""
+        end = self._codes.pop(code, None)
+        if end is None or end < time.monotonic():
+            return None
+        session = f"{int(time.time() + self.session_s)}.{secrets.token_hex(8)}"
+        return f"{session}.{_sign(self._session_key, session)}"
+
+    def identify(self, bearer: str | None, cookie: str | None) -> Principal:
+        """Say who shows this; a bad token is nobody's, whatever the cookie."""
+        if bearer is not None:
+            return self._bearer(bearer)
+        if cookie is not None:
+            return self._browser(cookie)
+        return NOBODY
+
+    def end_session(self, session: str) -> None:
+        """Sign one browser out, for good.
+
+        Raises:
+            StorageError: If it cannot be written down.
+        """
+        with self._changing:
+            now = time.time()
+            ended = {name: end for name, end in self._stored.ended.items() if end > now}
+            ended[session] = int(now + self.session_s)
+            self._keep(msgspec.structs.replace(self._stored, ended=ended))
+
+    def end_all_sessions(self) -> None:
+        """Sign every browser out, and forget the links that were not used.
+
+        Raises:
+            StorageError: If it cannot be written down.
+        """
+        with self._changing:
+            self._codes = {}
+            fresh = _Stored(self._stored.runs, secrets.token_hex(32))
+            self._keep(fresh)
+
+    def renew_token(self) -> str:
+        """Put a new token in place of the owner's and return it; every browser is signed out.
+
+        Raises:
+            StorageError: If it cannot be written down.
+        """
+        with self._changing:
+            self._codes = {}
+            try:
+                self.token = self._home.replace_token()
+            except OSError as error:
+                raise StorageError.of_file(error, self._home.token_file) from error
+            return self.token
+
+    @property
+    def _session_key(self) -> str:
+        return f"{self._stored.sessions} {self.token}"
+
+    def _keep(self, stored: _Stored) -> None:
+        try:
+            write_json(self._home.keys_file, stored)
+        except OSError as error:
+            raise StorageError.of_file(error, self._home.keys_file) from error
+        self._stored = stored
+
+    def _bearer(self, bearer: str) -> Principal:
+        if hmac.compare_digest(bearer.encode(), self.token.encode()):
+            return OWNER
+        kind, _, rest = bearer.partition(".")
+        number, _, signature = rest.partition(".")
+        plain = number.isascii() and number.isdecimal() and len(number) <= _MAX_RUN_DIGITS
+        if kind == "run" and plain and _signed(self._stored.runs, number, signature):
+            return Principal("run", run_id=int(number))
+        return NOBODY
+
+    def _browser(self, cookie: str) -> Principal:
+        session, _, signature = cookie.rpartition(".")
+        until, _, name = session.partition(".")
+        fresh = until.isdecimal() and len(until) < 15 and int(until) > time.time()
+        signed = _signed(self._session_key, session, signature)
+        if fresh and signed and name not in self._stored.ended:
+            return Principal("browser", session=name)
+        return NOBODY
+
+
+def _load(home: Home) -> _Stored:
+    """Read the keys; made at random the first time, or when the file holds none."""
+    try:
+        return msgspec.json.decode(home.keys_file.read_bytes(), type=_Stored)
+    except FileNotFoundError:
+        pass
+    except msgspec.DecodeError:  # damaged: who was signed in signs in anew
+        home.keys_file.unlink()
+    fresh = _Stored(secrets.token_hex(32), secrets.token_hex(32))
+    create_private(home.keys_file, msgspec.json.encode(fresh))
+    return msgspec.json.decode(home.keys_file.read_bytes(), type=_Stored)
+
+
+def _sign(key: str, text: str) -> str:
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _signed(key: str, text: str, signature: str) -> bool:
+    return hmac.compare_digest(_sign(key, text).encode(), signature.encode())
