@@ -101,6 +101,34 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     assert not alive(ranks[0])
 
 
+def test_the_rank_that_was_killed_is_named_though_all_had_ended_before_anyone_looked(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+import psutil
+pids = Path("pids")
+if os.environ["RANK"] == "1":
+    while not pids.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.kill(os.getppid(), signal.SIGSTOP)  # the launcher is kept waiting, as by a busy machine
+pids.touch()
+other = next(one for one in psutil.Process(os.getppid()).children() if one.pid != os.getpid())
+while other.status() != psutil.STATUS_ZOMBIE:
+    time.sleep(0.01)
+print("lost the other")
+sys.exit("rank 1 has ended")
+"""
+    folder = make_run(tmp_path / "run", script, entrypoint="script:Trial")
+    process = server.start(folder, ENVIRONMENT)
+    wait_for_ranks(folder, 1)
+    gone(*folder.rank_pids().values())
+    os.kill(process.pid, signal.SIGCONT)
+    assert end_of(process, folder) == Outcome(-9, "rank 1 was killed by SIGKILL", 1)
+
+
 def test_what_a_rank_says_on_purpose_is_the_reason(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import os, sys

@@ -21,7 +21,12 @@ from typing import Any
 
 import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import (
     LogsDest,
@@ -35,6 +40,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+from torch.multiprocessing.spawn import ProcessContext
 
 from zerolab.contract.outcome import (
     DELIBERATE,
@@ -126,16 +132,32 @@ class _Agent(LocalElasticAgent):
         self._shutdown_timeout = _STOP_S
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        # A forked rank that ends with os._exit(0) returns no value, and would be waited for.
         context = self._pcontext
-        if isinstance(context, MultiprocessContext):
-            values = context._return_values  # noqa: SLF001 - there is no public way
-            started = context._pc  # noqa: SLF001 - same
-            for local_rank, process in enumerate(started.processes if started else ()):
-                if process.exitcode == 0:
-                    values.setdefault(local_rank, None)
+        forked = context._pc if isinstance(context, MultiprocessContext) else None  # noqa: SLF001 - there is no public way
+        if forked is None or not isinstance(context, MultiprocessContext):
+            commands: RunResult = super()._monitor_workers(worker_group)
+            return commands
+        codes = _exit_codes(forked)
+        if any(codes.values()):
+            codes = _exit_codes(forked)  # now with the one whose death the others died of
+        elif len(codes) < len(forked.processes):
+            return RunResult(WorkerState.HEALTHY)
+        # A forked rank that ends with os._exit(0) returns no value, and would be waited for.
+        values = context._return_values  # noqa: SLF001 - there is no public way
+        values.update({rank: values.get(rank) for rank, code in codes.items() if code == 0})
         result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():  # with one failure, whichever of several torch saw first
+            for rank, code in codes.items():
+                if code:
+                    failed = ProcessFailure(rank, forked.processes[rank].pid, code, error_file="")
+                    result.failures.setdefault(worker_group.workers[rank].global_rank, failed)
         return result
+
+
+def _exit_codes(forked: ProcessContext) -> dict[int, int]:
+    """Return the exit codes of those ranks that have ended, by local rank."""
+    codes = {rank: process.exitcode for rank, process in enumerate(forked.processes)}
+    return {rank: code for rank, code in codes.items() if code is not None}
 
 
 def launch(spec_file: Path) -> Outcome:
