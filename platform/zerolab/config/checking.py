@@ -178,12 +178,11 @@ def _check_experiment_file(path: Path, world_size: int | None) -> str:
 
 def _experiment_report(source: str, content: Mapping[str, Any], config: ExperimentConfig) -> str:
     searcher = config.searcher
-    trials = {"single": "1 trial", "random": f"{searcher.max_trials} trials"}
     length = searcher.max_length
     until = f", {length.count} {length.unit} each" if length else ""
     lines = [
         f"{source}: ok",
-        f"  {config.name}: {trials.get(searcher.name, 'a grid of trials')}{until}, "
+        f"  {config.name}: {searcher.outline(config.hyperparameters)}{until}, "
         f"{config.resources.slots_per_trial} slot(s) a trial",
     ]
     for key, reason in hints_of(ExperimentConfig).items():

@@ -24,7 +24,7 @@ from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, OTHER_STORAGES, REFUSED_FIELDS
 from zerolab.config.hints import HINT
-from zerolab.config.section import Section, section_of
+from zerolab.config.section import Section, choices_of, section_of
 
 __all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
 
@@ -70,6 +70,9 @@ def rows(section: type[Section], model: str, prefix: str = "") -> Iterator[Row]:
     for name, field in section.model_fields.items():
         inner = section_of(field.annotation)
         text = texts[name]
+        if choices := choices_of(field):
+            yield from _choice_rows(inner, choices, model, f"{prefix}{name}.")
+            continue
         if inner is not None and inner is not Length:
             many = "[]" if typing.get_origin(field.annotation) is list else ""
             yield from rows(inner, model, f"{prefix}{name}{many}.")
@@ -83,6 +86,23 @@ def rows(section: type[Section], model: str, prefix: str = "") -> Iterator[Row]:
             else _default(field.get_default(call_default_factory=True, validated_data={}))
         )
         yield f"{prefix}{name}", _type(field.annotation), default, text
+
+
+def _choice_rows(
+    shared: type[Section] | None, choices: Mapping[str, type[Section]], model: str, prefix: str
+) -> Iterator[Row]:
+    """The rows of a block that is one of several: its name, what all share, what only one has."""
+    assert shared is not None
+    meanings = (f"`{name}`: {field_texts(cls)['name']}" for name, cls in choices.items())
+    names = ", ".join(f"`{name}`" for name in choices)
+    yield f"{prefix}name", names, "required", " ".join(meanings)
+    shown = {"name"}
+    for owner, section in [("", shared), *choices.items()]:
+        for key, kind, default, text in rows(section, model, prefix):
+            field = key.removeprefix(prefix).split(".")[0]
+            if field not in shown and (not owner or field not in shared.model_fields):
+                yield key, kind, default, f"{text} (`{owner}`)" if owner else text
+        shown |= set(section.model_fields) if not owner else set()
 
 
 def _default(value: Any) -> str:

@@ -6,17 +6,28 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
 
 __all__ = [
     "Fraction",
     "Int",
     "NonNegativeFloat",
     "NonNegativeInt",
+    "OneOf",
     "Path",
     "PositiveFloat",
     "PositiveInt",
     "Section",
+    "choices_of",
     "dotted",
     "keys_of",
     "suggest",
@@ -38,6 +49,30 @@ class Section(BaseModel):
         allow_inf_nan=False,
         hide_input_in_errors=False,
     )
+
+
+class OneOf:
+    """Marks a field that is one of several sections: which one, its own ``name`` says.
+
+    Args:
+        choices: What ``name`` may be, and the section that it chooses.
+    """
+
+    def __init__(self, choices: Mapping[str, type[Section]]) -> None:
+        self.choices = choices
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Have pydantic choose by the name."""
+        del source
+        schemas = {name: handler.generate_schema(cls) for name, cls in self.choices.items()}
+        return core_schema.tagged_union_schema(schemas, discriminator="name")
+
+
+def choices_of(field: FieldInfo) -> Mapping[str, type[Section]]:
+    """The sections of a field that is :class:`OneOf` several; none for any other field."""
+    return next((mark.choices for mark in field.metadata if isinstance(mark, OneOf)), {})
 
 
 def _whole(value: object) -> object:
@@ -97,21 +132,62 @@ def keys_of(section: type[Section]) -> list[str]:
 
 
 def _section_at(section: type[Section], path: Path) -> type[Section] | None:
+    """The section at a path as pydantic gives it, with the names of chosen sections in it."""
     found: type[Section] | None = section
+    choices: Mapping[str, type[Section]] = {}
     for part in path:
         if isinstance(part, int):
             continue
+        if part in choices:
+            found, choices = choices[part], {}
+            continue
         if found is None or part not in found.model_fields:
             return None
+        choices = choices_of(found.model_fields[part])
         found = section_of(found.model_fields[part].annotation)
     return found
+
+
+def _as_written(section: type[Section], path: Path) -> Path:
+    """The path as the file has it: without the names of chosen sections."""
+    kept: list[str | int] = []
+    choices: Mapping[str, type[Section]] = {}
+    for index, part in enumerate(path):
+        if part in choices:
+            choices = {}
+            continue
+        home = _section_at(section, path[:index])
+        if home is not None and part in home.model_fields:
+            choices = choices_of(home.model_fields[str(part)])
+        kept.append(part)
+    return tuple(kept)
 
 
 def _meant(section: type[Section], path: Path) -> list[Path]:
     """The known key that an unknown one stands for: its value is in doubt as well."""
     home = _section_at(section, path[:-1])
     close = closest(str(path[-1]), keys_of(home)) if home else None
-    return [(*path[:-1], close)] if close else []
+    return [(*_as_written(section, path[:-1]), close)] if close else []
+
+
+def _stranger(section: type[Section], path: Path, value: object) -> str | None:
+    """Say that a key belongs to another choice than the one that the file makes."""
+    if len(path) < 3:
+        return None
+    home = _section_at(section, path[:-3])
+    field = home.model_fields.get(str(path[-3])) if home else None
+    owners = (
+        [name for name, cls in choices_of(field).items() if path[-1] in keys_of(cls)]
+        if field
+        else []
+    )
+    if not owners:
+        return None
+    block = dotted(_as_written(section, path[:-1]))
+    return (
+        f"{block}.{path[-1]}: does not belong to the {path[-2]} {path[-3]}, got {_show(value)}; "
+        f"remove it or set {block}.name to {' or '.join(owners)}"
+    )
 
 
 def _show(value: object) -> str:
@@ -119,21 +195,43 @@ def _show(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _problem(section: type[Section], error: Mapping[str, Any]) -> str:
+def _unknown_choice(key: str, error: Mapping[str, Any]) -> str:
+    found = error["ctx"]["tag"]
+    names = error["ctx"]["expected_tags"].replace("'", "").split(", ")
+    return f"{key}.name: must be one of {', '.join(names)}, got {found!r}{suggest(found, names)}"
+
+
+def _unknown_key(section: type[Section], key: str, error: Mapping[str, Any]) -> str:
     path: Path = error["loc"]
-    key = dotted(path)
-    if error["type"] == "extra_forbidden":
-        home = _section_at(section, path[:-1])
-        hint = suggest(str(path[-1]), keys_of(home)) if home else ""
-        return f"{key}: unknown key{hint}"
-    if error["type"] == "missing":
-        return f"{key}: is required, got nothing"
-    if error["type"] == "value_error":
+    stranger = _stranger(section, path, error["input"])
+    if stranger is not None:
+        return stranger
+    home = _section_at(section, path[:-1])
+    hint = suggest(str(path[-1]), keys_of(home)) if home else ""
+    return f"{key}: unknown key{hint}"
+
+
+_ABSENT = {"missing": "", "union_tag_not_found": ".name"}
+"""Kind of error to what stands behind the key in the message."""
+
+_NO_MAPPING = ("model_type", "model_attributes_type")
+
+
+def _problem(section: type[Section], error: Mapping[str, Any]) -> str:
+    kind, message = error["type"], error["msg"]
+    key = dotted(_as_written(section, error["loc"]))
+    if kind == "union_tag_invalid":
+        return _unknown_choice(key, error)
+    if kind == "extra_forbidden":
+        return _unknown_key(section, key, error)
+    if kind in _ABSENT:
+        return f"{key}{_ABSENT[kind]}: is required, got nothing"
+    if kind == "value_error":
         return f"{key}: {error['ctx']['error']}"
-    if error["type"] in ("model_type", "model_attributes_type"):
-        return f"{key}: must be a mapping of keys to values, got {_show(error['input'])}"
-    message = error["msg"]
-    return f"{key}: {message[0].lower()}{message[1:]}, got {_show(error['input'])}"
+    shown = _show(error["input"])
+    if kind in _NO_MAPPING:
+        return f"{key}: must be a mapping of keys to values, got {shown}"
+    return f"{key}: {message[0].lower()}{message[1:]}, got {shown}"
 
 
 def without(data: Any, path: Path) -> Any:
@@ -193,13 +291,13 @@ def validate(section: type[S], data: Mapping[str, Any]) -> tuple[S | None, list[
             # From the back, so that the indices of a list stay true while items leave it.
             told, bad = bad, [*bad]
             for found in reversed(error.errors(include_url=False)):
-                path = tuple(found["loc"])
+                path = _as_written(section, tuple(found["loc"]))
                 # What was left out may be missed further up; that is not the user's mistake.
                 if not any(seen[: len(path)] == path for seen in told):
                     problems.append(_problem(section, found))
                 bad.append(path)
                 if found["type"] == "extra_forbidden":
-                    bad.extend(_meant(section, path))
+                    bad.extend(_meant(section, tuple(found["loc"])))
                 if found["type"] == "missing":
                     path = path[:-1]
                     bad.append(path)

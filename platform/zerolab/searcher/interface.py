@@ -1,8 +1,7 @@
 """The one face of all searchers."""
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from zerolab.searcher.operations import Operation
 
@@ -24,9 +23,9 @@ class Searcher(Protocol):
     """Decides which trials exist and how far they go.
 
     Every method that takes an event returns the operations that follow from it. The same seed
-    and the same events give the same operations, so the state can be rebuilt from an event log
-    as well as from a snapshot. An event that was told before, or that speaks of a trial which
-    has ended or never was, changes nothing.
+    and the same events give the same operations, so the state can be rebuilt from an event log. An
+    event that was told before, or that speaks of a trial which has ended or never was, changes
+    nothing.
     """
 
     def initial_operations(self) -> list[Operation]:
@@ -57,12 +56,4 @@ class Searcher(Protocol):
 
     def progress(self) -> float:
         """From 0 to 1."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state, as plain values that fit into JSON."""
-        ...
-
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take over a state that :meth:`snapshot` gave."""
         ...

@@ -1,6 +1,6 @@
 """Searchers that know their trials beforehand: one, so many samples, or every point of a grid."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -95,24 +95,6 @@ class ListedSearcher:
                 done += min(reached / self._length, 1.0)
         return min(max(done, 0.0) / self._total, 1.0)
 
-    def snapshot(self) -> dict[str, Any]:
-        """The whole state, as plain values that fit into JSON."""
-        return {
-            "created": self._created,
-            "replaced": self._replaced,
-            "closed": {str(trial_id): how for trial_id, how in self._closed.items()},
-            "reached": {str(trial_id): length for trial_id, length in self._reached.items()},
-            "over": self._over,
-        }
-
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take over a state that :meth:`snapshot` gave."""
-        self._created = snapshot["created"]
-        self._replaced = snapshot["replaced"]
-        self._closed = {int(trial_id): how for trial_id, how in snapshot["closed"].items()}
-        self._reached = {int(trial_id): at for trial_id, at in snapshot["reached"].items()}
-        self._over = snapshot["over"]
-
     def _is_open(self, trial_id: int) -> bool:
         return 1 <= trial_id <= self._created and trial_id not in self._closed
 
@@ -138,9 +120,5 @@ class ListedSearcher:
             operations.append(Create(self._created, hparams, rng.randrange(2**31)))
         if self._created == wanted == len(self._closed):
             self._over = True
-            ends = set(self._closed.values())
-            bad = {ExitReason.ERRORED.value, ExitReason.INVALID_HP.value}
-            operations.append(
-                Shutdown(failed=ends <= bad, canceled=ends == {ExitReason.USER_CANCELED.value})
-            )
+            operations.append(Shutdown())
         return operations

@@ -1,15 +1,13 @@
 """From configuration to searcher."""
 
 from collections.abc import Mapping
-from random import Random
-from typing import Any
+from typing import Annotated, Any
 
-from zerolab.config.experiment.hyperparameters import grid_points, sample_hyperparameters
-from zerolab.config.experiment.sections import SearcherConfig
-from zerolab.config.section import validate
+from zerolab.config.section import OneOf, Section, validate
 from zerolab.errors import ConfigError
 from zerolab.searcher.interface import Searcher
-from zerolab.searcher.listed import ListedSearcher
+from zerolab.searcher.registered import SEARCHERS
+from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["make_searcher"]
 
@@ -29,33 +27,21 @@ def make_searcher(
     Raises:
         ConfigError: If the block or a hyperparameter is not a valid one.
     """
-    config = _read(searcher_config)
-    length = config.max_length.count if config.max_length else 0
-
-    def sample(_trial_id: int, rng: Random) -> dict[str, Any]:
-        return sample_hyperparameters(hyperparameters, rng)
-
-    if config.name == "single":
-        return ListedSearcher(sample, 1, 1, seed, length, replaces_invalid=False)
-    if config.name == "random":
-        if config.max_trials is None:
-            problem = "max_trials: is required by the random searcher, got nothing"
-            raise ConfigError("searcher", [problem])
-        total, concurrent = config.max_trials, config.max_concurrent_trials
-        return ListedSearcher(sample, total, concurrent, seed, length, replaces_invalid=True)
-    points = grid_points(hyperparameters)
-
-    def point(trial_id: int, _rng: Random) -> dict[str, Any]:
-        return points[trial_id - 1]
-
-    concurrent = config.max_concurrent_trials
-    return ListedSearcher(point, len(points), concurrent, seed, length, replaces_invalid=False)
-
-
-def _read(config: SearcherConfig | Mapping[str, Any]) -> SearcherConfig:
-    if isinstance(config, SearcherConfig):
-        return config
-    read, problems, _ = validate(SearcherConfig, config)
-    if problems or read is None:
+    if isinstance(searcher_config, SearcherConfig):
+        config = searcher_config
+    else:
+        config = _read(searcher_config)
+    problems = list(config.problems(hyperparameters))
+    if problems:
         raise ConfigError("searcher", problems)
-    return read
+    return config.make(hyperparameters, seed)
+
+
+def _read(block: Mapping[str, Any]) -> SearcherConfig:
+    class File(Section):
+        searcher: Annotated[SearcherConfig, OneOf(SEARCHERS)]
+
+    file, problems, _ = validate(File, {"searcher": dict(block)})
+    if problems or file is None:
+        raise ConfigError("searcher", problems)
+    return file.searcher

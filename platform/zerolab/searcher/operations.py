@@ -38,10 +38,5 @@ class Continue:
 class Shutdown:
     """The search is over."""
 
-    failed: bool = False
-    """Every trial failed."""
-    canceled: bool = False
-    """Every trial was canceled."""
-
 
 Operation = Create | Stop | Continue | Shutdown

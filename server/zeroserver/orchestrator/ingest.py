@@ -61,7 +61,7 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
     if told.changes:
         save(transaction, trials, run["trial_id"], **told.changes)
     if "progress" in told.changes:
-        _progress_of_single(transaction, run["experiment_id"], told.changes["progress"])
+        _follow_only_trial(world, transaction, run["experiment_id"], told.changes["progress"])
     last = stored + len(fresh)
     transaction.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
     _consequences(world, transaction, run, told.notable)
@@ -136,16 +136,16 @@ def _reporting(transaction: Transaction, run_id: int) -> _Reporting:
     )
 
 
-def _progress_of_single(transaction: Transaction, experiment_id: int, progress: float) -> None:
+def _follow_only_trial(
+    world: World, transaction: Transaction, experiment_id: int, progress: float
+) -> None:
     """Let an experiment of one trial be as far as the trial; a restart does not set it back."""
+    if not world.config(transaction, experiment_id).searcher.has_one_trial:
+        return
     columns = experiments.c
     transaction.connection.execute(
         update(experiments)
-        .where(
-            columns.id == experiment_id,
-            columns.searcher_name == "single",
-            columns.progress < progress,
-        )
+        .where(columns.id == experiment_id, columns.progress < progress)
         .values(progress=progress)
     )
 

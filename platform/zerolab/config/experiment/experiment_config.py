@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from zerolab.config.engine.refused import take_refused
-from zerolab.config.experiment.hyperparameters import needs_search, space_problems
+from zerolab.config.experiment.hyperparameters import space_problems
 from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
 from zerolab.config.experiment.sections import (
@@ -20,11 +20,11 @@ from zerolab.config.experiment.sections import (
     ReproducibilityConfig,
     ResourcesConfig,
     RetentionPolicyConfig,
-    SearcherConfig,
 )
 from zerolab.config.files import read_yaml
 from zerolab.config.section import (
     NonNegativeInt,
+    OneOf,
     PositiveInt,
     Section,
     dotted,
@@ -32,6 +32,8 @@ from zerolab.config.section import (
     without_nulls,
 )
 from zerolab.errors import ConfigError
+from zerolab.searcher.registered import SEARCHERS
+from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["ExperimentConfig", "ExperimentFile", "load_experiment", "parse_experiment"]
 
@@ -88,7 +90,7 @@ class ExperimentConfig(Section):
     """Constants and search specs at any depth; ``deepspeed_config`` names the engine file (or
     holds its content), ``overwrite_deepspeed_args`` is laid over it."""
 
-    searcher: SearcherConfig
+    searcher: Annotated[SearcherConfig, OneOf(SEARCHERS)]
     """Which trials there are."""
 
     resources: ResourcesConfig = ResourcesConfig()
@@ -229,20 +231,7 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
             "searcher.max_length: is required for a trial class, got nothing; "
             "say how far to train, e.g. {batches: 1000}"
         )
-    if searcher.name == "random" and searcher.max_trials is None:
-        yield "searcher.max_trials: is required by the random searcher, got nothing"
-    if searcher.name != "random" and searcher.max_trials is not None:
-        yield (
-            f"searcher.max_trials: does not belong to the {searcher.name} searcher, "
-            f"got {searcher.max_trials}; remove it or set searcher.name to random"
-        )
-    yield from space_problems(config.hyperparameters, grid=searcher.name == "grid")
-    searched = needs_search(config.hyperparameters)
-    if searcher.name == "single" and searched:
-        yield (
-            "searcher.name: must be random or grid where hyperparameters are searched, "
-            f"got 'single' with {', '.join(searched)}"
-        )
+    yield from searcher.problems(config.hyperparameters)
     yield from _storage_problems(config.checkpoint_storage)
     profiling = config.profiling
     last = profiling.end_after_batch

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from zerolab.searcher.registered import SEARCHERS
+
 __all__ = ["OTHER_SEARCHERS", "OTHER_STORAGES", "REFUSED_FIELDS", "STRANGERS"]
 
 _NO_CONTAINERS = "trials run in the agent's own Python environment, not in containers"
@@ -42,17 +44,19 @@ REFUSED_FIELDS: dict[str, str] = {
 }
 """Dotted field to what the user should do instead."""
 
+_DETERMINED_SEARCHERS = (
+    "adaptive_asha",
+    "async_halving",
+    "pbt",
+    "custom",
+    "sync_halving",
+    "adaptive",
+    "adaptive_simple",
+)
+
 OTHER_SEARCHERS: dict[str, str] = dict.fromkeys(
-    (
-        "adaptive_asha",
-        "async_halving",
-        "pbt",
-        "custom",
-        "sync_halving",
-        "adaptive",
-        "adaptive_simple",
-    ),
-    "must be single, random or grid",
+    (name for name in _DETERMINED_SEARCHERS if name not in SEARCHERS),
+    f"must be one of {', '.join(SEARCHERS)}",
 )
 """Searchers that do not exist here."""
 

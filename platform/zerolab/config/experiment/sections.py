@@ -5,8 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from zerolab.config.experiment.hyperparameters import MAX_TRIALS
-from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.patterns import compile_pattern
 from zerolab.config.hints import hint
 from zerolab.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
@@ -20,31 +18,7 @@ __all__ = [
     "ReproducibilityConfig",
     "ResourcesConfig",
     "RetentionPolicyConfig",
-    "SearcherConfig",
 ]
-
-
-class SearcherConfig(Section):
-    """Which trials there are, and how far each one trains."""
-
-    name: Literal["single", "random", "grid"]
-    """``single``: one trial; ``random``: ``max_trials`` samples; ``grid``: every combination."""
-
-    metric: str
-    """The validation metric by which trials are compared."""
-
-    smaller_is_better: bool = True
-    """Whether a smaller metric is the better one."""
-
-    max_length: Length | None = None
-    """How far each trial trains: ``{batches: n}``, ``{epochs: n}`` or a number of batches.
-    Required unless the entrypoint is a command."""
-
-    max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)] | None = None
-    """How many trials there are (``random``)."""
-
-    max_concurrent_trials: NonNegativeInt = 16
-    """How many of them exist at a time (``random``, ``grid``); 0 means all."""
 
 
 class ResourcesConfig(Section):

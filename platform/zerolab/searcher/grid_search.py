@@ -1,0 +1,39 @@
+"""``grid``: every combination of the points that the file says."""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any, Literal
+
+from zerolab.config.experiment.hyperparameters import grid_points, space_problems
+from zerolab.searcher.interface import Searcher
+from zerolab.searcher.listed import ListedSearcher
+from zerolab.searcher.section import SearcherConfig
+
+__all__ = ["GridConfig"]
+
+
+class GridConfig(SearcherConfig):
+    """Every combination."""
+
+    name: Literal["grid"]
+    """Every combination."""
+
+    def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
+        """Every range needs its number of points."""
+        yield from space_problems(space, grid=True)
+
+    def outline(self, space: Mapping[str, Any]) -> str:
+        """As many as there are combinations."""
+        return f"a grid of {len(grid_points(space))} trials"
+
+    def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
+        """A list of the points, in the order of the space's names."""
+        points = grid_points(space)
+
+        def point(trial_id: int, _rng: Random) -> dict[str, Any]:
+            return points[trial_id - 1]
+
+        concurrent = self.max_concurrent_trials
+        return ListedSearcher(
+            point, len(points), concurrent, seed, self.length, replaces_invalid=False
+        )

@@ -1,0 +1,39 @@
+"""``random``: as many samples of the space as the file says."""
+
+from collections.abc import Mapping
+from random import Random
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from zerolab.config.experiment.hyperparameters import MAX_TRIALS, sample_hyperparameters
+from zerolab.config.section import PositiveInt
+from zerolab.searcher.interface import Searcher
+from zerolab.searcher.listed import ListedSearcher
+from zerolab.searcher.section import SearcherConfig
+
+__all__ = ["RandomConfig"]
+
+
+class RandomConfig(SearcherConfig):
+    """Samples of the space."""
+
+    name: Literal["random"]
+    """``max_trials`` samples."""
+
+    max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
+    """How many trials there are."""
+
+    def outline(self, space: Mapping[str, Any]) -> str:
+        """As many as the file says."""
+        del space
+        return f"{self.max_trials} trials"
+
+    def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
+        """A list of samples, one from each trial's own randomness."""
+
+        def sample(_trial_id: int, rng: Random) -> dict[str, Any]:
+            return sample_hyperparameters(space, rng)
+
+        total, concurrent = self.max_trials, self.max_concurrent_trials
+        return ListedSearcher(sample, total, concurrent, seed, self.length, replaces_invalid=True)

@@ -1,0 +1,44 @@
+"""``single``: one trial, with the hyperparameters that the file says."""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from zerolab.config.experiment.hyperparameters import needs_search, sample_hyperparameters
+from zerolab.searcher.interface import Searcher
+from zerolab.searcher.listed import ListedSearcher
+from zerolab.searcher.section import SearcherConfig
+
+__all__ = ["SingleConfig"]
+
+
+class SingleConfig(SearcherConfig):
+    """One trial."""
+
+    name: Literal["single"]
+    """One trial."""
+
+    has_one_trial: ClassVar[bool] = True
+
+    def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
+        """A range has no one value."""
+        yield from super().problems(space)
+        searched = needs_search(space)
+        if searched:
+            yield (
+                "searcher.name: must be random or grid where hyperparameters are searched, "
+                f"got 'single' with {', '.join(searched)}"
+            )
+
+    def outline(self, space: Mapping[str, Any]) -> str:
+        """Always the same."""
+        del space
+        return "1 trial"
+
+    def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
+        """A list of one."""
+
+        def sample(_trial_id: int, rng: Random) -> dict[str, Any]:
+            return sample_hyperparameters(space, rng)
+
+        return ListedSearcher(sample, 1, 1, seed, self.length, replaces_invalid=False)
