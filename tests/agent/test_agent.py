@@ -89,7 +89,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest
     installation: Installation, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    config = {**CONFIG, "max_restarts": 1}
+    config = {**CONFIG, "max_restarts": 0}
     experiment_id = installation.submit(tmp_path / "model", config, script(COUNT, gate))
     wait_for_files(gate, "first_0", "first_1")
     trial = installation.client.trials(experiment_id)[0]
@@ -99,7 +99,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest
     (gate / "go").touch()
     installation.up()
     assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
-    assert installation.client.trial(trial["id"])["restarts"] == 1
+    assert installation.client.trial(trial["id"])["restarts"] == 0
     assert "the agent ended while the run was going on" in " ".join(
         installation.lines(experiment_id, "agent")
     )
@@ -177,6 +177,30 @@ while True:
     trial = installation.client.trials(experiment_id)[0]
     assert trial["restarts"] == 0, "a preemption is no failure"
     assert "gone on" in installation.lines(experiment_id)
+
+
+def test_a_run_that_dies_of_going_down_while_it_is_imported_is_no_failure(
+    installation: Installation, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    source = """
+import os, pathlib, sys, time
+gate = pathlib.Path(GATE)
+if (gate / "go").exists():
+    sys.exit(0)
+(gate / ("importing_" + os.environ["RANK"])).touch()
+while True:
+    time.sleep(0.05)
+"""
+    config = {**CONFIG, "max_restarts": 0}
+    experiment_id = installation.submit(tmp_path / "model", config, script(source, gate))
+    wait_for_files(gate, "importing_0", "importing_1")
+    installation.down()
+    (gate / "go").touch()
+    installation.up()
+    ended = installation.wait_for(experiment_id)
+    assert ended["state"] == "COMPLETED", installation.lines(experiment_id)
+    assert installation.client.trials(experiment_id)[0]["restarts"] == 0
 
 
 def test_a_crash_is_told_with_the_signal_and_a_failure_with_its_last_line(

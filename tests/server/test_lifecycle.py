@@ -3,7 +3,12 @@
 import pytest
 
 from tests.server.helpers import Server, checkpoint, progress, training, validation
-from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_USER_ERROR
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_INVALID_HP,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+)
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator.desk import save
 from zeroserver.orchestrator.scheduling import schedule
@@ -233,7 +238,9 @@ def test_killing_one_trial_leaves_the_others(server: Server) -> None:
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_the_runs_of_a_silent_agent_are_restarted_elsewhere(server: Server) -> None:
+def test_the_runs_of_a_silent_agent_begin_again_elsewhere_and_are_no_failures(
+    server: Server,
+) -> None:
     server.submit()
     server.add_agent(name="first")
     spec = server.begin()
@@ -241,15 +248,42 @@ def test_the_runs_of_a_silent_agent_are_restarted_elsewhere(server: Server) -> N
     server.services.world.seen[1] -= 61
     server.tick()
     trial = server.trial()
-    assert (trial["state"], trial["restarts"]) == ("QUEUED", 1)
+    assert (trial["state"], trial["restarts"]) == ("QUEUED", 0)
     server.tick(2)
-    assert server.begin(agent_id=2).restarts == 1
+    assert server.begin(agent_id=2).restarts == 0
     answer = server.send(spec.run_id, 1, [training(1, 1.0)])
     assert (answer.status_code, answer.json()["error"]["type"]) == (409, "stale_run")
     states = {agent["name"]: agent["alive"] for agent in server.get("/agents")["agents"]}
     assert states == {"first": False, "second": True}
     assert server.work(agent_id=1) == []
     assert server.get("/agents")["agents"][0]["alive"]
+
+
+def test_deaths_of_the_machine_never_use_up_the_restarts(server: Server) -> None:
+    server.submit(max_restarts=1)
+    server.add_agent()
+    for wait in (1, 2, 4, 8):
+        server.exit(server.begin().run_id, EXIT_INFRASTRUCTURE, "the agent ended")
+        server.tick(wait - 0.1)
+        assert server.work() == []
+        assert server.trial()["waiting_reason"].endswith("its last run was lost: the agent ended")
+        server.tick(0.2)
+        assert server.trial()["restarts"] == 0
+    server.exit(server.begin().run_id, 1, "boom")
+    server.tick(2)
+    assert server.trial()["restarts"] == 1
+    server.exit(server.begin().run_id, EXIT_INFRASTRUCTURE, "the agent ended")
+    server.tick(1.1)  # the pause is the first one again
+    assert server.begin().restarts == 1
+    lines = [line["text"] for line in server.get("/trials/1/logs")["logs"]]
+    assert "run 4 was lost: the agent ended; it starts again in 8 s, not counted" in lines
+
+
+def test_a_log_policy_ends_a_trial_whose_machine_fails_too(server: Server) -> None:
+    server.submit(log_policies=[{"pattern": "ECC", "action": "cancel_retries"}])
+    server.add_agent()
+    server.exit(server.begin().run_id, EXIT_INFRASTRUCTURE, "lost", tail="ECC error")
+    assert server.trial()["state"] == "ERROR"
 
 
 def test_a_run_that_never_began_on_a_silent_agent_is_no_failure(server: Server) -> None:

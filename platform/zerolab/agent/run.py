@@ -14,9 +14,9 @@ import msgspec
 from zerolab.agent.logs import LogShipper
 from zerolab.client.archive import unpack
 from zerolab.client.http import Client
-from zerolab.contract.outcome import Outcome, read_outcome, tail, write_outcome
+from zerolab.contract.outcome import DELIBERATE, Outcome, read_outcome, tail, write_outcome
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import EXIT_USER_ERROR, write_run_spec
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, write_run_spec
 from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
@@ -37,6 +37,8 @@ _SHIP_S = 0.3
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _FINAL_TAIL_LINES = 100
+
+_STOPPED_EARLY = Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it began")
 
 RunStarter = Callable[[RunFolder, Mapping[str, str]], LauncherProcess]
 """Starts a launcher; the calling thread outlives it."""
@@ -104,7 +106,10 @@ class Run:
             outcome = self._execute()
         except Exception as error:  # the thread's boundary: the server must learn of it
             logger.exception("run %d failed in the agent", self.run_id)
-            outcome = Outcome(1, f"the agent failed: {type(error).__name__}: {error}")
+            reason = f"the agent failed: {type(error).__name__}: {error}"
+            outcome = Outcome(EXIT_INFRASTRUCTURE, reason)
+        if self._stop.is_set():
+            outcome = _not_blamed(outcome)
         self._folder.create()
         write_outcome(self._folder.path, outcome)
         if outcome.reason:
@@ -117,7 +122,7 @@ class Run:
         if refused is not None:
             return refused
         if self._stop.is_set():
-            return Outcome(-15, "the run was stopped before it began")
+            return _STOPPED_EARLY
         process = self._starter(self._folder, self._environment)
         note_launcher(self._folder, process)
         logger.info("run %d started as process %d", self.run_id, process.pid)
@@ -156,7 +161,7 @@ class Run:
 
         try:
             if not _until_reached(fetch, self._stop):
-                return Outcome(-15, "the run was stopped before it began")
+                return _STOPPED_EARLY
             unpack(fetched[0], folder.model)
         except (ZerolabError, OSError) as error:
             return Outcome(EXIT_USER_ERROR, f"the model directory cannot be unpacked: {error}")
@@ -175,6 +180,17 @@ class Run:
             logger.exception("run %d: logs are not shipped while it runs", self.run_id)
 
 
+def _not_blamed(outcome: Outcome) -> Outcome:
+    """How a run ended that was told to: a death is then no failure of the trial.
+
+    It may have come before the ranks could heed SIGTERM, or when their time was over.
+    """
+    if outcome.exit_code == 0 or outcome.exit_code in DELIBERATE:
+        return outcome
+    reason = f"the run was stopped: {outcome.reason or f'exit code {outcome.exit_code}'}"
+    return Outcome(EXIT_INFRASTRUCTURE, reason, outcome.rank)
+
+
 def leftover_runs(runs: Path) -> list[tuple[int, RunFolder]]:
     """Find runs that an earlier agent has not brought to their end.
 
@@ -188,7 +204,7 @@ def leftover_runs(runs: Path) -> list[tuple[int, RunFolder]]:
         folder.create()  # it may have died in the middle of that
         kill_leftovers(folder)
         if read_outcome(path) is None:
-            outcome = Outcome(-9, "the agent ended while the run was going on")
+            outcome = Outcome(EXIT_INFRASTRUCTURE, "the agent ended while the run was going on")
             write_outcome(path, outcome)
             _say(folder, str(outcome.reason))
         found.append((int(path.name), folder))

@@ -7,6 +7,7 @@ import msgspec
 
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
     EXIT_STALE,
@@ -25,7 +26,9 @@ __all__ = [
     "write_reason",
 ]
 
-DELIBERATE = frozenset({EXIT_USER_ERROR, EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE})
+DELIBERATE = frozenset(
+    {EXIT_USER_ERROR, EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE, EXIT_INFRASTRUCTURE}
+)
 """Exit codes with which a rank says something; every other one but 0 is a crash."""
 
 _TAIL_BYTES = 64 * 1024

@@ -16,6 +16,7 @@ __all__ = [
     "ENV_MASTER",
     "ENV_RUN_SPEC",
     "ENV_TOKEN",
+    "EXIT_INFRASTRUCTURE",
     "EXIT_INVALID_HP",
     "EXIT_PREEMPTED",
     "EXIT_STALE",
@@ -52,6 +53,10 @@ EXIT_PREEMPTED = 66
 
 EXIT_STALE = 67
 """Another run has taken over: this one stopped without touching anything."""
+
+EXIT_INFRASTRUCTURE = 68
+"""What the run stood on failed, its machine, its agent or its storage, and not the trial: it waits
+and runs again, however often; ``max_restarts`` does not count it."""
 
 
 class CheckpointRef(msgspec.Struct, frozen=True):

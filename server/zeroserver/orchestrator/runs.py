@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import RowMapping, func, select
 
 from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
@@ -177,6 +178,8 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
         error = end.reason or "the trial declared its hyperparameters invalid"
         log_line(world, transaction, run, f"run {run['id']}: {error}", "WARNING")
         end_trial(world, transaction, trial, TrialState.COMPLETED, error=error, reason="invalid_hp")
+    elif code == EXIT_INFRASTRUCTURE and not run["no_retry"]:
+        _stood_on_nothing(world, transaction, run, trial, end)
     else:
         _failed(world, transaction, run, trial, end)
 
@@ -202,15 +205,46 @@ def _failed(
         log_line(world, transaction, run, f"{what}; no restart: {why}", "ERROR")
         end_trial(world, transaction, trial, TrialState.ERROR, error=reason)
         return
-    timings = world.settings.timings
     number = trial["restarts"] + 1
-    wait = min(timings.backoff_first_s * 2 ** (number - 1), timings.backoff_most_s)
+    save(transaction, trials, trial["id"], restarts=number)
+    wait = _restart_later(world, transaction, trial, number)
     text = f"{what}; restart {number} of {config.max_restarts} in {wait:g} s"
     log_line(world, transaction, run, text, "WARNING")
-    save(transaction, trials, trial["id"], restarts=number, restart_at=world.clock() + wait)
+
+
+def _stood_on_nothing(
+    world: World, transaction: Transaction, run: RowMapping, trial: RowMapping, end: RunExit
+) -> None:
+    """Start a trial again whose machine, agent or storage failed, without counting it."""
+    wait = _restart_later(world, transaction, trial, _in_a_row(transaction, trial["id"]))
+    reason = end.reason or "its machine or its storage failed"
+    text = f"run {run['id']} was lost: {reason}; it starts again in {wait:g} s, not counted"
+    log_line(world, transaction, run, text, "WARNING")
+
+
+def _in_a_row(transaction: Transaction, trial_id: int) -> int:
+    """How many of a trial's runs were lost one after another, the last one included."""
+    last_other = (
+        select(func.max(runs.c.id))
+        .where(runs.c.trial_id == trial_id, runs.c.exit_code != EXIT_INFRASTRUCTURE)
+        .correlate(None)
+        .scalar_subquery()
+    )
+    query = select(func.count()).where(
+        runs.c.trial_id == trial_id, runs.c.id > func.coalesce(last_other, 0)
+    )
+    return int(transaction.connection.execute(query).scalar_one())
+
+
+def _restart_later(world: World, transaction: Transaction, trial: RowMapping, number: int) -> float:
+    """Queue a trial, not to start before a pause that doubles with ``number``; return it."""
+    timings = world.settings.timings
+    wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
+    save(transaction, trials, trial["id"], restart_at=world.clock() + wait)
     experiment = find(transaction, experiments, trial["experiment_id"])
     active = experiment["state"] == ExperimentState.ACTIVE
     move_trial(transaction, trial, TrialState.QUEUED if active else TrialState.PAUSED)
+    return wait
 
 
 def _latest_checkpoint(transaction: Transaction, trial: RowMapping) -> CheckpointRef | None:

@@ -4,7 +4,7 @@ import msgspec
 from sqlalchemy import RowMapping, func, select
 
 from zerolab import scheduler
-from zerolab.contract.spec import EXIT_PREEMPTED
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.contract.wire import RunExit
 from zerolab.scheduler import AgentSlots, Allocation, Decision, Request
 from zeroserver.orchestrator.desk import World, find, log_line, save, touch
@@ -15,10 +15,7 @@ from zeroserver.states import ExperimentState, RunState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import agents, experiments, runs, trials
 
-__all__ = ["EXIT_LOST", "schedule", "tick"]
-
-EXIT_LOST = -1
-"""Exit code of a run whose agent is gone."""
+__all__ = ["schedule", "tick"]
 
 
 def schedule(world: World, transaction: Transaction) -> None:
@@ -44,14 +41,27 @@ def schedule(world: World, transaction: Transaction) -> None:
 
 def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, str]]:
     """Return the trials that failed a moment ago, with their experiment and the reason."""
-    query = select(trials.c.id, trials.c.experiment_id, trials.c.restarts).where(
-        trials.c.state == TrialState.QUEUED,
-        trials.c.run_id.is_(None),
-        trials.c.restart_at > world.clock(),
+    of_trial = select(func.max(runs.c.id)).where(runs.c.trial_id == trials.c.id)
+    last = of_trial.correlate(trials).scalar_subquery()
+    query = (
+        select(
+            trials.c.id, trials.c.experiment_id, trials.c.restarts, runs.c.exit_code, runs.c.reason
+        )
+        .outerjoin(runs, runs.c.id == last)
+        .where(
+            trials.c.state == TrialState.QUEUED,
+            trials.c.run_id.is_(None),
+            trials.c.restart_at > world.clock(),
+        )
     )
-    text = "it has failed and is started again in a moment (restart {})"
-    found = transaction.connection.execute(query.limit(_MOST_RESTARTING))
-    return {row.id: (row.experiment_id, text.format(row.restarts)) for row in found}
+    found = transaction.connection.execute(query.limit(_MOST_RESTARTING)).mappings()
+    return {row["id"]: (row["experiment_id"], _why_again(row)) for row in found}
+
+
+def _why_again(row: RowMapping) -> str:
+    if row["exit_code"] == EXIT_INFRASTRUCTURE:
+        return f"it starts again in a moment, for its last run was lost: {row['reason'] or '?'}"
+    return f"it has failed and is started again in a moment (restart {row['restarts']})"
 
 
 def _keep_reasons(world: World, transaction: Transaction, now: Waiting) -> None:
@@ -171,7 +181,7 @@ def _lose_silent_agents(world: World, transaction: Transaction) -> None:
         for run in transaction.connection.execute(query).mappings().all():
             reason = f"agent {name} has not been heard of for {patience:g} s"
             # A run that never began is no failure of its trial.
-            code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_LOST
+            code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
             exited(world, transaction, run["id"], RunExit(code, reason))
 
 
