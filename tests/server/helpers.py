@@ -2,9 +2,10 @@
 
 import itertools
 import json
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,11 @@ from zeroserver.app import create_app
 from zeroserver.orchestrator.scheduling import tick
 from zeroserver.services import Services
 from zeroserver.settings import Settings, Timings
+from zeroserver.store.database import Transaction
 
 PREFIX = "/api/v1"
+DEADLINE_S = 120.0
+"""For anything that must happen; far more than it takes."""
 ENGINE = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
 
 
@@ -181,6 +185,23 @@ class Server:
         """Let time pass, and the clock do its work."""
         self.clock.now += seconds
         self.services.write_now(tick)
+
+    @contextmanager
+    def writer_held(self) -> Iterator[Callable[[], int]]:
+        """Keep the writer from its work until the block ends; yields how many jobs wait for it."""
+        begun, let_go = threading.Event(), threading.Event()
+
+        def hold(_transaction: Transaction) -> None:
+            begun.set()
+            let_go.wait(DEADLINE_S)
+
+        held = self.services.database.submit(hold)
+        try:
+            assert begun.wait(DEADLINE_S)
+            yield lambda: self.services.database.waiting
+        finally:
+            let_go.set()
+            held.result()
 
     def execute(self, statement: str, **values: Any) -> None:
         """Change rows behind the server's back."""

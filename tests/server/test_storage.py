@@ -4,6 +4,7 @@ import resource
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
+from tests.end_to_end.installation import eventually
 from tests.server.conftest import new_database
 from tests.server.helpers import Server, experiment_config, model_archive, serve, training
 from tests.server.processes import LiveServer
@@ -215,3 +217,62 @@ def test_a_full_disk_and_a_locked_database_lose_nothing(tmp_path: Path) -> None:
             assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     finally:
         live.close()
+
+
+FULL = {
+    "sqlite": (
+        "CREATE TRIGGER full_disk BEFORE INSERT ON trials "
+        "BEGIN SELECT RAISE(ABORT, 'disk is full'); END",
+        "DROP TRIGGER full_disk",
+    ),
+    "postgresql": (
+        "ALTER TABLE trials ADD CONSTRAINT full_disk CHECK (false) NOT VALID",
+        "ALTER TABLE trials DROP CONSTRAINT full_disk",
+    ),
+}
+
+
+def test_a_submission_that_failed_leaves_nothing_to_the_next_one(server: Server) -> None:
+    fill, empty = FULL["sqlite" if server.services.database.sqlite else "postgresql"]
+    server.execute(fill)
+    assert server.try_submit(name="first", max_restarts=0).status_code >= 500
+    server.execute(empty)
+    made = server.submit(name="second", max_restarts=2)
+    server.add_agent()
+    trial_id = server.trials(made["id"])[0]["id"]
+    server.exit(server.begin(trial_id).run_id, 1, "failed")
+    assert server.trial(trial_id)["restarts"] == 1
+    assert server.trial(trial_id)["state"] == "QUEUED"
+
+
+@pytest.mark.parametrize("first", ["delete", "submit"])
+def test_a_submission_beside_the_deletion_of_the_same_code_keeps_it(
+    server: Server, first: str
+) -> None:
+    server.submit(name="old")
+    server.act("kill")
+
+    def delete() -> Any:
+        return server.http.delete("/api/v1/experiments/1")
+
+    calls = {"delete": delete, "submit": lambda: server.try_submit(name="new")}
+    order = [first, *(calls.keys() - {first})]
+    with ThreadPoolExecutor() as pool, server.writer_held() as waiting:
+        answers = []
+        for number, name in enumerate(order, start=1):
+            answers.append(pool.submit(calls[name]))
+            eventually(lambda wanted=number: waiting() == wanted)
+    assert sorted(answer.result().status_code for answer in answers) == [201, 204]
+    assert server.http.get("/api/v1/experiments/2/archive").status_code == 200
+    assert server.post("/experiments/2/fork")["experiment"]["id"] == 3
+
+
+def test_the_code_of_an_experiment_goes_with_the_last_one_that_has_it(server: Server) -> None:
+    archives = server.services.world.home.archives
+    for experiment_id in (1, 2):
+        server.submit()
+        server.act("kill", experiment_id)
+    server.http.delete("/api/v1/experiments/1")
+    assert len(list(archives.iterdir())) == 1
+    server.http.delete("/api/v1/experiments/2")
+    assert list(archives.iterdir()) == []

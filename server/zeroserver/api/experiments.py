@@ -24,7 +24,7 @@ from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.experiments import Submission
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import ExperimentState
-from zeroserver.store.archives import archive_path, reader, store_archive
+from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments
 
@@ -51,7 +51,7 @@ async def create_experiment(
     raw = _mapping(config)
     content = await archive.read()
     submission = await run_in_threadpool(_checked, services, raw, content, activate, test)
-    return await _submit(services, submission)
+    return await _submit(services, submission, content)
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -87,10 +87,16 @@ def _checked(
     )
 
 
-async def _submit(services: Services, submission: Submission) -> Response:
-    experiment_id = await services.write(
-        lambda world, transaction: control.create(world, transaction, submission)
-    )
+async def _submit(services: Services, submission: Submission, content: bytes) -> Response:
+    archives = services.world.home.archives
+    while True:
+        try:
+            experiment_id = await services.write(
+                lambda world, transaction: control.create(world, transaction, submission)
+            )
+            break
+        except ArchiveGoneError:  # it was there, and went with an experiment deleted meanwhile
+            await run_in_threadpool(store_archive, archives, content)
     return await services.read(lambda found: _answer(services, found, experiment_id, 201))
 
 
@@ -178,13 +184,11 @@ def patch_experiment(
 @router.delete("/{experiment_id}", status_code=204)
 def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
     """Delete an experiment that has ended, its checkpoints and its archive."""
-    paths, digest = services.write_now(
-        lambda _world, transaction: control.remove(transaction, experiment_id)
+    paths = services.write_now(
+        lambda world, transaction: control.remove(world, transaction, experiment_id)
     )
     for path in paths:
         services.world.janitor.remove(path)
-    if digest is not None:
-        (services.world.home.archives / f"{digest}.tar.gz").unlink(missing_ok=True)
     return Response(status_code=204)
 
 
@@ -208,13 +212,13 @@ async def fork_experiment(
     raw = _overlay(msgspec.json.decode(original["raw_config"]), fork.config)
     path = archive_path(services.world.home.archives, original["archive"])
 
-    def check() -> Submission:
-        return _checked(
-            services, raw, path.read_bytes(), fork.activate, bool(original["test_mode"])
-        )
+    def check() -> tuple[Submission, bytes]:
+        content = path.read_bytes()
+        test = bool(original["test_mode"])
+        return _checked(services, raw, content, fork.activate, test), content
 
-    checked = await run_in_threadpool(check)
-    return await _submit(services, replace(checked, forked_from=experiment_id))
+    checked, content = await run_in_threadpool(check)
+    return await _submit(services, replace(checked, forked_from=experiment_id), content)
 
 
 def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

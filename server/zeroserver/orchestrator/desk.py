@@ -39,6 +39,8 @@ class World:
     started: float = field(default_factory=time.monotonic)
     seen: dict[int, float] = field(default_factory=dict)
     """Agent to the monotonic time of its last question; written by the event loop."""
+    archives_going: set[str] = field(default_factory=set)
+    """Archives without an experiment, which are removed as soon as that is committed."""
     clock: Callable[[], float] = time.time
     janitor: Janitor = field(default_factory=Janitor)
     waiting: Waiting = field(default_factory=Waiting)
@@ -53,9 +55,13 @@ class World:
             row = find(transaction, experiments, experiment_id)
             stored = msgspec.json.decode(row["config"])
             stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
-            known = load_experiment(stored)
-            self.configs[experiment_id] = known
+            known = self.configs[experiment_id] = load_experiment(stored)
+            # The row may be one of this transaction: if it goes, another gets its id.
+            transaction.undo.append(lambda: self._forget_config(experiment_id))
         return known
+
+    def _forget_config(self, experiment_id: int) -> None:
+        self.configs.pop(experiment_id, None)
 
     def silence_s(self, agent_id: int) -> float:
         """Seconds since an agent last asked for work, or since the start of this server."""

@@ -21,6 +21,7 @@ from zeroserver.orchestrator.trials import (
     stop_trial,
 )
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState, TrialState
+from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import (
     checkpoints,
@@ -54,7 +55,17 @@ class Submission:
 
 
 def create(world: World, transaction: Transaction, submission: Submission) -> int:
-    """Store an experiment, make its first trials and return its id."""
+    """Store an experiment, make its first trials and return its id.
+
+    Raises:
+        ArchiveGoneError: If its archive is not there, or not for long: store it again.
+    """
+    archive = submission.archive
+    if archive is not None and (
+        archive in world.archives_going or not has_archive(world.home.archives, archive)
+    ):
+        msg = f"the archive {archive} was removed with the last experiment that had it"
+        raise ArchiveGoneError(msg)
     row = _row(world, submission)
     made = transaction.connection.execute(
         experiments.insert().values(row).returning(experiments.c.id)
@@ -194,11 +205,11 @@ def kill_trial(world: World, transaction: Transaction, trial_id: int) -> None:
         schedule(world, transaction)
 
 
-def remove(transaction: Transaction, experiment_id: int) -> tuple[list[str], str | None]:
-    """Delete an experiment that has ended, with all its rows.
+def remove(world: World, transaction: Transaction, experiment_id: int) -> list[str]:
+    """Delete an experiment that has ended, with all its rows, and its archive if no other has it.
 
     Returns:
-        Paths of its checkpoints, and the SHA-256 of its archive if no other experiment uses it.
+        Paths of its checkpoints.
 
     Raises:
         NotFoundError: If there is no such experiment.
@@ -216,7 +227,23 @@ def remove(transaction: Transaction, experiment_id: int) -> tuple[list[str], str
         connection.execute(delete(table).where(table.c.experiment_id == experiment_id))
     connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
     touch(transaction, "experiment", experiment_id, experiment_id)
-    archive: str | None = experiment["archive"]
+    _let_archive_go(world, transaction, experiment["archive"])
+    return paths
+
+
+def _let_archive_go(world: World, transaction: Transaction, archive: str | None) -> None:
+    """Have an archive that no experiment uses removed after the commit.
+
+    Until then no submission may count on it: :func:`create` refuses.
+    """
     others = select(experiments.c.id).where(experiments.c.archive == archive).limit(1)
-    used = archive is None or connection.scalar(others) is not None
-    return paths, None if used else archive
+    if archive is None or transaction.connection.scalar(others) is not None:
+        return
+
+    def remove_file() -> None:
+        world.archives_going.discard(archive)
+        remove_archive(world.home.archives, archive)
+
+    world.archives_going.add(archive)
+    transaction.undo.append(lambda: world.archives_going.discard(archive))
+    transaction.then.append(remove_file)

@@ -1,22 +1,52 @@
 """Submitted model directories: stored under their hash, checked whole, never unpacked here."""
 
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
 
-__all__ = ["archive_path", "reader", "store_archive"]
+__all__ = [
+    "ArchiveGoneError",
+    "archive_path",
+    "has_archive",
+    "reader",
+    "remove_archive",
+    "store_archive",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class ArchiveGoneError(NotFoundError):
+    """An archive that a submission counts on has been removed meanwhile."""
 
 
 def store_archive(directory: Path, content: bytes) -> str:
     """Keep an archive; return its SHA-256, which is its name."""
     digest = hashlib.sha256(content).hexdigest()
-    path = directory / f"{digest}.tar.gz"
-    if not path.exists():
-        write_atomic(path, content)
+    if not has_archive(directory, digest):
+        write_atomic(_path(directory, digest), content)
     return digest
+
+
+def has_archive(directory: Path, digest: str) -> bool:
+    """Whether an archive is there."""
+    return _path(directory, digest).is_file()
+
+
+def remove_archive(directory: Path, digest: str) -> None:
+    """Remove an archive that no experiment uses; what hinders that is logged."""
+    try:
+        _path(directory, digest).unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("archive %s could not be removed: %s", digest, error)
+
+
+def _path(directory: Path, digest: str) -> Path:
+    return directory / f"{digest}.tar.gz"
 
 
 def archive_path(directory: Path, digest: str | None) -> Path:
@@ -25,11 +55,10 @@ def archive_path(directory: Path, digest: str | None) -> Path:
     Raises:
         NotFoundError: If the experiment came without one, or the file is gone.
     """
-    path = directory / f"{digest}.tar.gz"
-    if digest is None or not path.is_file():
+    if digest is None or not has_archive(directory, digest):
         msg = "this experiment has no model directory on the server"
         raise NotFoundError(msg)
-    return path
+    return _path(directory, digest)
 
 
 def reader(content: bytes) -> Callable[[str], bytes | None]:

@@ -143,6 +143,11 @@ class Database:
         """For migrations, before :meth:`start`."""
         return self._writers
 
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for the writer."""
+        return self._queue.qsize()
+
     def start(self) -> None:
         """Start the writer."""
         self._thread.start()
