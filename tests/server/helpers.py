@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from tests.waiting import DEADLINE_S
 from zerolab.client.archive import pack
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import (
@@ -38,8 +39,6 @@ from zeroserver.settings import Settings, Timings
 from zeroserver.store.database import Transaction
 
 PREFIX = "/api/v1"
-DEADLINE_S = 120.0
-"""For anything that must happen; far more than it takes."""
 ENGINE = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
 
 

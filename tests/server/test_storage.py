@@ -16,11 +16,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
-from tests.end_to_end.installation import eventually
 from tests.server.conftest import new_database
 from tests.server.helpers import Server, experiment_config, model_archive, serve, training
 from tests.server.processes import LiveServer
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 from zerolab.contract.wire import AgentRegistration, ReportBatch, SlotInfo
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zeroserver.store import migrations
@@ -261,7 +260,7 @@ def test_a_submission_beside_the_deletion_of_the_same_code_keeps_it(
         answers = []
         for number, name in enumerate(order, start=1):
             answers.append(pool.submit(calls[name]))
-            eventually(lambda wanted=number: waiting() == wanted)
+            until(f"{name} waits for the writer", waiting, number.__eq__)
     assert sorted(answer.result().status_code for answer in answers) == [201, 204]
     assert server.http.get("/api/v1/experiments/2/archive").status_code == 200
     assert server.post("/experiments/2/fork")["experiment"]["id"] == 3
