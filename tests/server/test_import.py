@@ -1,5 +1,6 @@
 """A run without a server can be brought in later."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,13 @@ def test_a_bad_line_is_named_and_nothing_is_stored(sqlite_server: Server, tmp_pa
     assert answer.status_code == 422
     assert answer.json()["error"]["problems"][0].startswith("line 8: ")
     assert sqlite_server.get("/experiments")["experiments"] == []
+
+
+def test_a_time_that_is_on_no_calendar_is_named_by_its_line(
+    sqlite_server: Server, tmp_path: Path
+) -> None:
+    lines = written(tmp_path / "run").splitlines(keepends=True)
+    lines[2] = re.sub(rb'"time":[0-9.]+', b'"time":1e300', lines[2])
+    answer = sqlite_server.http.post("/api/v1/import", content=b"".join(lines))
+    assert answer.status_code == 422
+    assert answer.json()["error"]["problems"][0].startswith("line 3: time: must be in seconds")

@@ -11,6 +11,7 @@ from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_
 from zerolab.config.experiment.hyperparameters import extremes, space_problems
 from zerolab.config.files import parse_json, read_json, read_yaml
 from zerolab.config.hints import hints_of
+from zerolab.config.plain import plain_problems
 from zerolab.errors import ConfigError
 
 __all__ = ["check_experiment", "check_file", "engine_files"]
@@ -40,6 +41,9 @@ def check_experiment(
     if not isinstance(content, Mapping):
         problem = f"file: must be a mapping of keys to values, got {type(content).__name__}"
         raise ConfigError(source, [problem])
+    unfit = plain_problems(content)
+    if unfit:
+        raise ConfigError(source, unfit)
     parsed = parse_experiment(content)
     problems = list(parsed.problems)
     slots = _slots(content, parsed.config)

@@ -22,7 +22,7 @@ OPEN_PATHS = frozenset({"/", "/healthz", "/login"})
 """Served to anyone, besides the files of the page; nothing of an experiment is in them."""
 
 _OPEN_PREFIX = "/assets/"
-_RUN_PATH = re.compile(r"/api/v1/runs/(\d{1,18})/")
+_RUN_PATH = re.compile(r"/api/v1/runs/([0-9]{1,18})/")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 

@@ -1,9 +1,11 @@
 """Parameters and answers that many routes share."""
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Path, Query
+from pydantic import BeforeValidator
 
 from zeroserver.api import resources
 from zeroserver.api.rows import Resource
@@ -19,12 +21,29 @@ __all__ = [
     "Tail",
     "add_resources",
     "answer",
+    "id_of",
     "schemas",
 ]
 
 MAX_ID = 2**53
 
-IdPath = Annotated[int, Path(ge=1, le=MAX_ID)]
+_ID = re.compile(r"[1-9][0-9]{0,15}")
+
+
+def id_of(text: str) -> int | None:
+    """Read an id from a path; None if it is none. One id has one path."""
+    number = int(text) if _ID.fullmatch(text) else 0
+    return number if 0 < number <= MAX_ID else None
+
+
+def _path_id(text: Any) -> Any:
+    if isinstance(text, str) and id_of(text) is None:
+        msg = f"must be an id, a whole number from 1 to 2^53, got {text[:50]!r}"
+        raise ValueError(msg)
+    return text
+
+
+IdPath = Annotated[int, BeforeValidator(_path_id), Path(ge=1, le=MAX_ID)]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most rows of a page.")]
 After = Annotated[str | None, Query(max_length=500, description="next_after of the page before.")]
 LineCursor = Annotated[int, Query(ge=0, le=MAX_ID, description="Lines after the one of this id.")]

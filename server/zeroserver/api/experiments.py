@@ -13,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
+from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
 from zerolab.errors import ConfigError
 from zeroserver.api import queries
 from zeroserver.api.common import After, IdPath, Limit, answer
 from zeroserver.api.queries import Window
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
+from zeroserver.api.strict import PlainText, StrictRoute
 from zeroserver.orchestrator import experiments as control
 from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.experiments import Submission
@@ -30,8 +32,8 @@ from zeroserver.store.schema import experiments
 
 __all__ = ["imports", "router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"])
-imports = APIRouter(prefix="/api/v1", tags=["experiments"])
+router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], route_class=StrictRoute)
+imports = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
 Sort = Literal[
     "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",
@@ -147,10 +149,16 @@ class ExperimentPatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    description: Annotated[str, Field(max_length=10_000)] | None = None
-    labels: list[Annotated[str, Field(max_length=255)]] | None = None
-    notes: Annotated[str, Field(max_length=1_000_000)] | None = None
+    name: Annotated[PlainText, Field(min_length=1, max_length=NAME_CHARACTERS)] | None = None
+    description: Annotated[PlainText, Field(max_length=10_000)] | None = None
+    labels: (
+        Annotated[
+            list[Annotated[PlainText, Field(max_length=LABEL_CHARACTERS)]],
+            Field(max_length=LABELS),
+        ]
+        | None
+    ) = None
+    notes: Annotated[PlainText, Field(max_length=1_000_000)] | None = None
     archived: bool | None = None
 
 
@@ -163,7 +171,7 @@ def patch_experiment(
     def job(world: World, transaction: Transaction) -> None:
         find(transaction, experiments, experiment_id)
         values: dict[str, Any] = {
-            key: value.replace("\0", "")
+            key: value
             for key, value in patch.model_dump(include={"name", "description", "notes"}).items()
             if value is not None
         }

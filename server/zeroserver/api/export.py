@@ -23,6 +23,8 @@ _POINTS = (
     "ORDER BY step LIMIT ?"
 )
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
 Series = tuple[int, str, str]
 """Trial id, group and name."""
 
@@ -36,7 +38,7 @@ def export_ndjson(connection: Connection, experiment_id: int, group: str | None)
     for (trial_id, group_name, name), rows in _chunks(connection, experiment_id, group):
         head = encode({"trial_id": trial_id, "group": group_name, "name": name}).decode()[:-1]
         yield "".join(
-            f'{head},"step":{step},"value":{_json(value)},"time_s":{time!r}}}\n'
+            f'{head},"step":{step},"value":{_json(value)},"time_s":{_json(time)}}}\n'
             for step, value, time in rows
         ).encode()
 
@@ -46,11 +48,17 @@ def export_csv(connection: Connection, experiment_id: int, group: str | None) ->
     yield (",".join(CSV_HEADER) + "\r\n").encode()
     for (trial_id, group_name, name), rows in _chunks(connection, experiment_id, group):
         text = io.StringIO()
+        cells = (_cell(group_name), _cell(name))
         csv.writer(text).writerows(
-            (trial_id, group_name, name, step, "NaN" if value is None else wire_number(value), time)
+            (trial_id, *cells, step, "NaN" if value is None else wire_number(value), time)
             for step, value, time in rows
         )
         yield text.getvalue().encode()
+
+
+def _cell(text: str) -> str:
+    """Keep a spreadsheet from reading text as a formula: a quote before it, as they do."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _json(value: float | None) -> str:

@@ -30,6 +30,7 @@ from zerolab.contract.wire import (
     WorkItem,
 )
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
+from zeroserver.api.common import MAX_ID, id_of
 from zeroserver.orchestrator import ingest as reports
 from zeroserver.orchestrator import log_policies, scheduling
 from zeroserver.orchestrator import runs as running
@@ -45,7 +46,6 @@ T = TypeVar("T")
 
 MAX_WAIT_S = 30.0
 """Longest wait of a poll: half of what makes an agent dead."""
-_MAX_ID = 2**53
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -94,10 +94,11 @@ def _json(value: msgspec.Struct) -> Response:
 
 def _id(request: Request, name: str) -> int:
     text = request.path_params[name]
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:20]) <= _MAX_ID:
+    found = id_of(text)
+    if found is None:
         msg = f"there is no {name.removesuffix('_id')} {text[:100]}"
         raise NotFoundError(msg)
-    return int(text)
+    return found
 
 
 def _number(request: Request, name: str, default: float) -> float:
@@ -106,7 +107,7 @@ def _number(request: Request, name: str, default: float) -> float:
         return default
     try:
         number = float(text)
-        if not -_MAX_ID <= number <= _MAX_ID:  # NaN too
+        if not -MAX_ID <= number <= MAX_ID:  # NaN too
             raise ValueError(text)
     except ValueError:
         problem = f"{name}: must be a number, got {text[:100]!r}"
@@ -372,7 +373,7 @@ def _names(path: str) -> list[str]:
 def _parameter(name: str, place: str, kind: str, text: str = "") -> dict[str, Any]:
     schema: dict[str, Any] = {"type": kind}
     if place == "path":
-        schema |= {"minimum": 1, "maximum": _MAX_ID}
+        schema |= {"minimum": 1, "maximum": MAX_ID}
     found: dict[str, Any] = {
         "name": name,
         "in": place,

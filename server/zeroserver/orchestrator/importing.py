@@ -10,7 +10,7 @@ from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
 from zerolab.reports.file import FORMAT, MetricsHeader
 from zeroserver.orchestrator.desk import World, find, save, touch
-from zeroserver.orchestrator.ingest import best_of, read_points
+from zeroserver.orchestrator.ingest import best_of, check_time, read_points
 from zeroserver.states import ExperimentState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import store_points
@@ -49,6 +49,7 @@ def _header(content: bytes) -> MetricsHeader:
     if header.format != FORMAT:
         problem = f"format: must be {FORMAT}, got {header.format}; use the version that wrote it"
         raise ConfigError("metrics file", [problem])
+    check_time(header.time)
     return header
 
 
@@ -57,9 +58,13 @@ def _records(content: bytes) -> Iterator[Record]:
     lines = content.split(b"\n")
     for number, line in enumerate(lines[1:-1], start=2):  # behind the last \n: nothing, or a cut
         try:
-            yield decoder.decode(line)
+            record = decoder.decode(line)
+            check_time(record.time)
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise ConfigError("metrics file", [f"line {number}: {error}"]) from None
+        except ConfigError as error:
+            raise ConfigError("metrics file", [f"line {number}: {error.problems[0]}"]) from None
+        yield record
 
 
 def import_run(world: World, transaction: Transaction, log: MetricsLog) -> int:

@@ -31,7 +31,9 @@ from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point, store_points
 from zeroserver.store.schema import checkpoints, experiments, logs, points, runs, trials
 
-__all__ = ["best_of", "read_points", "store_logs", "store_reports"]
+__all__ = ["best_of", "check_time", "read_points", "store_logs", "store_reports"]
+
+_YEAR_10000 = 253_402_300_800
 
 _SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
 
@@ -85,6 +87,7 @@ def _read(world: World, transaction: Transaction, fresh: list[Record]) -> _Told:
     """Check every record of a batch and sort out what it says."""
     told = _Told()
     for record in fresh:
+        check_time(record.time)
         if isinstance(record, MetricsRecord):
             told.points += read_points(world, transaction, record)
             if record.steps > told.steps and record.group != "system":
@@ -169,6 +172,17 @@ def read_points(world: World, transaction: Transaction, record: MetricsRecord) -
         )
         for name, value in record.values.items()
     ]
+
+
+def check_time(time: float) -> None:
+    """Refuse a time that is on no calendar.
+
+    Raises:
+        ConfigError: If it is not a finite number of seconds since 1970, before the year 10000.
+    """
+    if not 0 <= time < _YEAR_10000:  # NaN too
+        problem = f"time: must be in seconds since 1970, before the year 10000, got {time}"
+        raise ConfigError("record", [problem])
 
 
 def _number(name: str, value: float | str) -> float | None:
@@ -373,6 +387,8 @@ def store_logs(
     fresh = batch.entries[wanted - batch.first :]
     if not fresh:
         return wanted
+    for entry in fresh:
+        check_time(entry.time)
     rows = [_log_row(run, entry) for entry in fresh]
     names = ", ".join(rows[0])
     marks = ", ".join("?" * len(rows[0]))

@@ -28,6 +28,7 @@ from zerolab.config.engine.schedules import SchedulerConfig
 from zerolab.config.engine.zero import ZeroConfig
 from zerolab.config.files import as_mapping
 from zerolab.config.hints import hint
+from zerolab.config.plain import plain_problems
 from zerolab.config.section import (
     NonNegativeFloat,
     Path,
@@ -276,6 +277,9 @@ def parse_engine_config(
         overrides: Laid over the file.
         hyperparameters: Where values that say ``"auto"`` are looked up.
     """
+    unfit = plain_problems(content)
+    if unfit:
+        return EngineFile(None, unfit, frozenset())
     merged = overwrite_deepspeed_config(content, overrides or {})
     filled, problems = fill_auto(merged, hyperparameters or {})
     renamed, twice = without_aliases(filled)

@@ -22,6 +22,7 @@ from zerolab.config.experiment.sections import (
     RetentionPolicyConfig,
 )
 from zerolab.config.files import read_yaml
+from zerolab.config.plain import plain_problems
 from zerolab.config.section import (
     NonNegativeInt,
     OneOf,
@@ -31,6 +32,7 @@ from zerolab.config.section import (
     validate,
     without_nulls,
 )
+from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
 from zerolab.errors import ConfigError
 from zerolab.searcher.registered import SEARCHERS
 from zerolab.searcher.section import SearcherConfig
@@ -71,13 +73,15 @@ def _entrypoint(value: Any) -> Any:
 class ExperimentConfig(Section):
     """An experiment file; attributes are named as its fields."""
 
-    name: Annotated[str, Field(min_length=1, max_length=255)] = "experiment"
+    name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)] = "experiment"
     """What the experiment is called."""
 
     description: str | None = None
     """A line about it."""
 
-    labels: list[str] = Field(default_factory=list)
+    labels: Annotated[
+        list[Annotated[str, Field(max_length=LABEL_CHARACTERS)]], Field(max_length=LABELS)
+    ] = Field(default_factory=list)
     """Words to find it by."""
 
     data: dict[str, Any] = Field(default_factory=dict)
@@ -96,7 +100,7 @@ class ExperimentConfig(Section):
     resources: ResourcesConfig = ResourcesConfig()
     """What each trial runs on."""
 
-    max_restarts: NonNegativeInt = 5
+    max_restarts: Annotated[NonNegativeInt, Field(le=1_000_000)] = 5
     """How often a trial that fails is started again, from its last checkpoint."""
 
     min_validation_period: Length = Length(batches=0)
@@ -183,6 +187,9 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
 
 def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     """Check the content of an experiment file and go on after its mistakes."""
+    unfit = plain_problems(content)
+    if unfit:
+        return ExperimentFile(None, unfit, frozenset())
     content, problems = _without_strangers(content)
     rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
     config, wrong, paths = validate(ExperimentConfig, without_nulls(rest, _OPAQUE))

@@ -30,7 +30,7 @@ class ResourcesConfig(Section):
     max_slots: PositiveInt | None = None
     """Most slots that all trials of the experiment hold at a time."""
 
-    weight: PositiveFloat = 1.0
+    weight: Annotated[PositiveFloat, Field(le=1_000_000)] = 1.0
     """Share of the slots, against experiments of the same priority."""
 
     priority: Annotated[int, Field(ge=1, le=99)] = 42

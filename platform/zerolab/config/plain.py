@@ -1,0 +1,64 @@
+"""What every value of a file must be, whatever it means: it travels as JSON and is stored as text.
+
+Looked at before anything else reads the file, without recursion, so that what comes after may
+trust the depth.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zerolab.config.section import Path, dotted
+
+__all__ = ["MAX_DEPTH", "plain_problems"]
+
+MAX_DEPTH = 64
+"""Most blocks and lists inside one another."""
+
+_MOST_PROBLEMS = 20
+
+
+def plain_problems(content: Mapping[str, Any]) -> list[str]:
+    """Name the values that no file may hold: too deep, not finite, or text that cannot be stored.
+
+    Args:
+        content: A file.
+    """
+    problems: list[str] = []
+    for path, value in _values(content):
+        if len(path) > MAX_DEPTH:
+            place = f"{dotted(path[:3])}..."
+            return [f"{place}: must be nested at most {MAX_DEPTH} deep, got more; flatten it"]
+        problem = _problem(value)
+        if problem:
+            problems.append(f"{dotted(path) or 'file'}: {problem}")
+        if len(problems) == _MOST_PROBLEMS:
+            break
+    return problems
+
+
+def _values(content: Any) -> Iterator[tuple[Path, Any]]:
+    """Every key and value with its place, those above before those inside."""
+    waiting: list[tuple[Path, Any]] = [((), content)]
+    while waiting:
+        path, value = waiting.pop()
+        if len(path) > MAX_DEPTH or not isinstance(value, Mapping | list):
+            yield path, value
+        elif isinstance(value, Mapping):
+            yield from ((path, key) for key in value if isinstance(key, str))
+            waiting += [((*path, str(key)), inner) for key, inner in value.items()][::-1]
+        else:
+            waiting += [((*path, index), inner) for index, inner in enumerate(value)][::-1]
+
+
+def _problem(value: Any) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number, got {value}"
+    if isinstance(value, str):
+        if "\0" in value:
+            return f"must hold no NUL character, got {value[:50]!r}"
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"must be text of whole characters (UTF-8), got {value[:50]!r}"
+    return None

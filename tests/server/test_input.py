@@ -1,0 +1,160 @@
+"""What no request may hold, whoever sends it: one clear refusal, never a bug of the server's."""
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.server.helpers import Server, checkpoint, experiment_config, metrics, model_archive
+from zerolab.contract.wire import MSGPACK, LogBatch, LogEntry
+from zeroserver.store.points import store_points
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"deepest": 1}
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
+def send(server: Server, engine: Any = None, **changes: Any) -> Any:
+    archive = model_archive(server.directory / "model", engine)
+    text = json.dumps(experiment_config(**changes))
+    files = {"archive": ("model.tar.gz", archive)}
+    return server.http.post("/api/v1/experiments", data={"config": text}, files=files)
+
+
+def problems(answer: Any) -> str:
+    assert answer.status_code == 422, answer.text
+    error = answer.json()["error"]
+    return " ".join([error["message"], *error["problems"]])
+
+
+@pytest.mark.parametrize("depth", [70, 300, 900])
+def test_what_is_nested_too_deep_is_refused_wherever_it_stands(
+    sqlite_server: Server, depth: int
+) -> None:
+    space = {"deepspeed_config": "ds_config.json", "x": nested(depth)}
+    told = problems(send(sqlite_server, hyperparameters=space))
+    assert "hyperparameters.x.a...: must be nested at most 64 deep" in told
+    assert "at most 64 deep" in problems(send(sqlite_server, data=nested(depth)))
+    engine = {"train_batch_size": 4, "x": nested(depth)}
+    assert "x.a.a...: must be nested at most 64 deep" in problems(send(sqlite_server, engine))
+    sqlite_server.submit(data=nested(50))
+    fork = sqlite_server.http.post("/api/v1/experiments/1/fork", json={"config": nested(depth)})
+    problems(fork)
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e999", '"\\ud800"', '"\\u0000"']
+)
+def test_a_fork_holds_finite_numbers_and_whole_text(sqlite_server: Server, value: str) -> None:
+    sqlite_server.submit()
+    headers = {"Content-Type": "application/json"}
+    body = '{"config": {"hyperparameters": {"lr": VALUE}}}'.replace("VALUE", value)
+    path = "/api/v1/experiments/1/fork"
+    problems(sqlite_server.http.post(path, content=body, headers=headers))
+    changed = sqlite_server.http.patch(
+        "/api/v1/experiments/1", content='{"name": VALUE}'.replace("VALUE", value), headers=headers
+    )
+    problems(changed)
+    assert len(sqlite_server.get("/experiments")["experiments"]) == 1
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e300, -1.0])
+def test_a_time_that_is_on_no_calendar_is_refused(server: Server, time: float) -> None:
+    server.submit()
+    server.add_agent()
+    run_id = server.begin().run_id
+    replace = msgspec.structs.replace
+    for record in (metrics("training", 1, loss=1.0), checkpoint(1)):
+        answer = server.send(run_id, 1, [replace(record, time=time)])
+        assert "time: must be in seconds since 1970" in problems(answer)
+    body = msgspec.msgpack.encode(LogBatch(0, [LogEntry("hello", time)]))
+    headers = {"Content-Type": MSGPACK}
+    answer = server.http.post(f"/api/v1/runs/{run_id}/logs", content=body, headers=headers)
+    assert "time: must be in seconds since 1970" in problems(answer)
+    assert server.send(run_id, 1, [metrics("training", 1, loss=1.0)]).json() == {"stored": 1}
+    assert server.log(run_id, 0, "hello") == 1
+
+
+def test_what_describes_an_experiment_has_a_size(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(labels=["x" * 255] * 100, max_restarts=1_000_000)
+    for change in (
+        {"labels": ["x"] * 100_000},
+        {"labels": ["x" * 256]},
+        {"name": "a\0b"},
+        {"name": "x" * 256},
+    ):
+        (key,) = change
+        assert key in problems(send(server, **change))
+        changed = server.http.patch("/api/v1/experiments/1", json=change)
+        assert key in problems(changed)
+    assert "max_restarts" in problems(send(server, max_restarts=2**70))
+    assert "resources.weight" in problems(send(server, resources={"weight": 1e308}))
+    assert "description" in problems(send(server, description="a\0b"))
+
+
+def test_a_trial_that_has_failed_a_thousand_times_is_started_again(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(max_restarts=1_000_000)
+    server.add_agent()
+    server.services.write_now(lambda _, tx: tx.run("UPDATE trials SET restarts = 5000"))
+    server.exit(server.begin().run_id, 1)
+    assert (server.trial()["state"], server.trial()["restarts"]) == ("QUEUED", 5001)
+
+
+@pytest.mark.parametrize(
+    "text", ["1.0", "%201", "1%0a", "01", "+1", "1_0", "\N{BENGALI DIGIT ONE}"]
+)
+def test_an_id_has_one_spelling(sqlite_server: Server, text: str) -> None:
+    server = sqlite_server
+    server.submit()
+    for path in ("experiments/{}", "experiments/{}/trials", "trials/{}", "runs/{}/directive"):
+        answer = server.http.get(f"/api/v1/{path.format(text)}")
+        assert answer.status_code in {404, 422}, (path, answer.text)
+    for method, path in (("DELETE", "experiments/{}"), ("POST", "experiments/{}/kill")):
+        answer = server.http.request(method, f"/api/v1/{path.format(text)}")
+        assert answer.status_code in {404, 422}, (path, answer.text)
+    assert server.experiment()["state"] == "ACTIVE"
+
+
+def test_an_export_is_json_whatever_an_older_server_has_stored(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    server.report(server.begin().run_id, metrics("training", 1, loss=1.0))
+    server.services.write_now(
+        lambda world, tx: store_points(
+            tx, 1, [(world.keys.find(tx, "training", "loss"), 2, math.inf, math.inf)]
+        )
+    )
+    text = server.http.get("/api/v1/experiments/1/metrics/export").text
+
+    def refuse(name: str) -> float:
+        raise AssertionError(name)
+
+    lines = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    assert [(line["value"], line["time_s"]) for line in lines] == [
+        (1.0, 1_800_000_001.0),
+        ("Infinity", "Infinity"),
+    ]
+
+
+def test_no_cell_of_an_export_is_a_formula(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    names = ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "plain", "a=b"]
+    values = dict.fromkeys(names, -1.0)
+    server.report(server.begin().run_id, metrics("training", 1, **values))
+    table = server.http.get("/api/v1/experiments/1/metrics/export?format=csv").text
+    rows = list(csv.DictReader(io.StringIO(table, newline="")))
+    assert {row["name"] for row in rows} == {
+        name if name in {"plain", "a=b"} else f"'{name}" for name in names
+    }
+    assert {row["value"] for row in rows} == {"-1.0"}
