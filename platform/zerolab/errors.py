@@ -9,6 +9,7 @@ from collections.abc import Sequence
 __all__ = [
     "ConfigError",
     "ConflictError",
+    "EngineError",
     "ForbiddenError",
     "InvalidHyperparametersError",
     "NotFoundError",
@@ -64,6 +65,10 @@ class UnreachableError(ZerolabError):
 
 class TrialError(ZerolabError):
     """The user's trial class does something that the trial API rules out."""
+
+
+class EngineError(ZerolabError):
+    """A training loop or a model does something that the engine cannot take."""
 
 
 class InvalidHyperparametersError(ZerolabError):

@@ -23,7 +23,7 @@ from tests.engine.stage3_models import (
     make_batches,
     train_plainly,
 )
-from zerolab.errors import ConfigError, TrialError
+from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.muon import MuonWithAdamW
@@ -470,7 +470,7 @@ def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_weight_read_outside_its_module_is_explained() -> None:
     engine = make_engine(Reaching())
-    with pytest.raises(TrialError, match="reads a weight outside the module that owns it"):
+    with pytest.raises(EngineError, match="reads a weight outside the module that owns it"):
         engine(torch.ones(2, 4))
     engine.close()
 
@@ -479,7 +479,7 @@ def test_an_unused_parameter_is_named_where_the_config_asks_for_it() -> None:
     zero = {"stage": 3, "ignore_unused_parameters": False}
     engine = make_engine(Branching(), {"zero_optimization": zero})
     tokens = torch.zeros(2, 6, dtype=torch.long)
-    with pytest.raises(TrialError, match=r"without a gradient: .*never.weight"):
+    with pytest.raises(EngineError, match=r"without a gradient: .*never.weight"):
         engine.backward(engine(tokens, tokens))
     engine.close()
 
@@ -528,7 +528,7 @@ def _ranks_take_different_ways() -> dict[str, Any]:
                         engine(torch.ones(1, 4), way)
                 engine.backward(engine(torch.ones(1, 4), (dist.get_rank() + step) % 2))
                 engine.step()
-        except TrialError as error:
+        except EngineError as error:
             found[key] = str(error)
         else:
             found[key] = engine.get_global_grad_norm()

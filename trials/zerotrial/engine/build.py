@@ -1,4 +1,4 @@
-"""From DeepSpeed's arguments to an engine: the only place that asks for stage and precision."""
+"""From DeepSpeed's arguments to an engine: chooses its parts by stage, precision and offload."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +18,7 @@ from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
 from zerotrial.engine.lr_schedules import SCHEDULES
+from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.activation import checkpoint_blocks
 from zerotrial.engine.module.compiling import compile_blocks
 from zerotrial.engine.module.precision import choose_precision, register_input_cast
@@ -62,10 +63,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         training_data: A dataset; makes the returned loader.
         lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the engine's.
         distributed_port: Not used; ranks find each other through the environment.
-        mpu: Gives ``get_data_parallel_group()`` where the world holds more than data parallelism,
-            and ``get_model_parallel_group()``, over which the gradient norm is summed. Where
-            parameters have the attribute ``model_parallel``, all others are taken to be whole on
-            each of its ranks, and count once.
+        mpu: Says where the world holds more than data parallelism; see
+            :meth:`zerotrial.engine.mesh.Mesh.of`.
         dist_init_required: False: torch.distributed is left alone.
         collate_fn: Of the loader.
         config: File name, mapping, or a configuration that was read already.
@@ -87,9 +86,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
     where = _choose_device(device)
-    group = _find_group(mpu, where, start=dist_init_required)
-    ranks = dist.get_world_size(group) if group is not None else 1
-    rank = dist.get_rank(group) if group is not None else 0
+    mesh = Mesh.of(mpu, _find_world(where, start=dist_init_required), model)
+    ranks, rank = mesh.data.size, mesh.data.rank
     batch = resolved.batch_sizes(ranks)
     precision = choose_precision(resolved, batch.accumulation_steps)
 
@@ -105,8 +103,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         optimizer_factory=choose_optimizer(resolved, made),
         accumulation_steps=batch.accumulation_steps,
         device=where,
-        group=group,
-        model_group=_model_group(mpu),
+        mesh=mesh,
         observer=make_observer(resolved, where, rank),
     )
     stage = _build_stage(inputs)
@@ -130,9 +127,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             batch=batch,
             device=where,
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            group=group,
+            mesh=mesh,
             observer=inputs.observer,
-            model_group=inputs.model_group,
         )
     )
     if isinstance(inputs.observer, Reporter):
@@ -199,28 +195,14 @@ def _choose_device(device: "torch.device | str | None") -> torch.device:
     return where
 
 
-def _find_group(
-    mpu: Any, device: torch.device, *, start: bool | None
-) -> "dist.ProcessGroup | None":
-    """The data-parallel ranks; starts torch.distributed when the environment describes a world."""
+def _find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGroup | None":
+    """All ranks; starts torch.distributed when the environment describes a world."""
     if not dist.is_initialized() and start is not False:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1 or start:
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend)
-    if not dist.is_initialized():
-        return None
-    if mpu is not None:
-        group: dist.ProcessGroup = mpu.get_data_parallel_group()
-        return group
-    return dist.group.WORLD
-
-
-def _model_group(mpu: Any) -> "dist.ProcessGroup | None":
-    """Ranks that hold the other parts of this model, if there are any."""
-    find = getattr(mpu, "get_model_parallel_group", None)
-    group = find() if find is not None else None
-    return group if group is not None and dist.get_world_size(group) > 1 else None
+    return dist.group.WORLD if dist.is_initialized() else None
 
 
 def _make_given(
@@ -288,7 +270,7 @@ def _build_stage(inputs: StageInputs) -> Stage:
         from zerotrial.engine.stage3.stage import build_stage3
 
         return build_stage3(inputs)
-    comm = connect(inputs.group, inputs.device)
+    comm = connect(inputs.mesh.data.group, inputs.device)
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
     return _FLAT_STAGES[zero.stage](inputs, comm, updater)

@@ -18,6 +18,7 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ZerolabError
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
 
@@ -37,9 +38,8 @@ class EngineParts:
     batch: BatchSizes
     device: torch.device
     local_rank: int
-    group: "dist.ProcessGroup | None"
+    mesh: Mesh
     observer: Observer
-    model_group: "dist.ProcessGroup | None" = None
 
 
 class Engine(CheckpointCalls):
@@ -61,8 +61,7 @@ class Engine(CheckpointCalls):
         self.batch = parts.batch
         self.device = parts.device
         self.local_rank = parts.local_rank
-        self.group = parts.group
-        self.model_group = parts.model_group
+        self.mesh = parts.mesh
         # state
         self.progress = Progress(parts.batch)
         self._syncing = True
@@ -286,6 +285,11 @@ class Engine(CheckpointCalls):
     def zero_optimization_stage(self) -> int:
         """0, 1, 2 or 3."""
         return self.config.zero_optimization.stage
+
+    @property
+    def group(self) -> "dist.ProcessGroup | None":
+        """The data-parallel ranks; None for one process without torch.distributed."""
+        return self.mesh.data.group
 
     @property
     def dp_world_size(self) -> int:

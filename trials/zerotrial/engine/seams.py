@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from zerolab.config.engine.engine_config import EngineConfig
+    from zerotrial.engine.mesh import Mesh
 
 __all__ = [
     "GradientSource",
@@ -156,11 +155,8 @@ class StageInputs:
     optimizer_factory: OptimizerFactory
     accumulation_steps: int
     device: torch.device
-    group: "ProcessGroup | None"
-    """Data-parallel ranks; None for one process without torch.distributed."""
-
-    model_group: "ProcessGroup | None" = None
-    """Ranks that hold the other parts of this model replica (``mpu``); the norm covers them."""
+    mesh: "Mesh"
+    """Between which ranks there is what, and which parameters count on this one."""
 
     observer: Observer = field(default_factory=NullObserver)
 

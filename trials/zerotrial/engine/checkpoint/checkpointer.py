@@ -57,7 +57,7 @@ class Checkpointer:
         in_background: bool = False,
     ) -> None:
         self._state = state
-        self._ranks = Ranks(state.group)
+        self._ranks = Ranks(state.mesh.data.group)
         self._tag_validation = tag_validation
         self._in_background = in_background
         self._pending: BackgroundSave | None = None
@@ -189,7 +189,7 @@ class Checkpointer:
 
     def _refuse_shared_directory(self, directory: str) -> None:
         """Make sure that no other part of the model is saved in the same place."""
-        others = Ranks(self._state.model_group).gather(directory)
+        others = self._state.mesh.gather_over_model(directory)
         if others.count(directory) > 1:
             msg = (
                 f"save_dir: must be another directory for each part of a model that an mpu spreads "

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig
@@ -18,6 +17,7 @@ from zerotrial.engine.checkpoint.load import Selection
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.comm.ranks import Ranks
 from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Stage
 
@@ -36,8 +36,7 @@ class CheckpointCalls:
     training_dataloader: Any
     config: EngineConfig
     progress: Progress
-    group: dist.ProcessGroup | None
-    model_group: dist.ProcessGroup | None
+    mesh: Mesh
 
     @cached_property
     def checkpointer(self) -> Checkpointer:
@@ -51,7 +50,7 @@ class CheckpointCalls:
 
     def _training_state(self) -> TrainingState:
         trainable: dict[str, torch.Size] = {}
-        for names in Ranks(self.group).gather(
+        for names in Ranks(self.mesh.data.group).gather(
             {piece.name: piece.shape for piece in self.stage.pieces()}
         ):
             trainable |= names  # a rank may own no element of some parameter
@@ -66,10 +65,9 @@ class CheckpointCalls:
             stage=self.stage,
             zero_stage=self.config.zero_optimization.stage,
             trainable={name: trainable[name] for name in sorted(trainable)},
-            group=self.group,
+            mesh=self.mesh,
             progress=self.progress,
             scaler=self.scaler,
-            model_group=self.model_group,
             stateful={name: part for name, part in stateful.items() if hasattr(part, "state_dict")},
         )
 
@@ -187,7 +185,7 @@ class CheckpointCalls:
         return export_weights(
             self.module,
             self.stage,
-            Ranks(self.group),
+            Ranks(self.mesh.data.group),
             path,
             dtype,
             exclude_frozen_parameters=exclude_frozen_parameters,

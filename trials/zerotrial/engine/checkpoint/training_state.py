@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from zerotrial.engine.checkpoint.state import Stateful
 from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress, WindowState
 from zerotrial.engine.seams import Stage
 
@@ -25,16 +25,13 @@ class TrainingState:
     trainable: Mapping[str, torch.Size]
     """Name to whole shape of every parameter that the optimizer updates."""
 
-    group: dist.ProcessGroup | None
-    """Data-parallel ranks; None for one process."""
+    mesh: Mesh
+    """Its data axis saves and loads together; other parts of the model have other directories."""
 
     progress: Progress
     """Counters, and micro-batches whose gradients wait for the accumulation boundary."""
 
     scaler: LossScaler
-    model_group: dist.ProcessGroup | None = None
-    """Ranks that hold the other parts of this model replica (``mpu``)."""
-
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by the name they are saved under."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zerolab.errors import ZerolabError
+from zerolab.errors import EngineError
 from zerotrial.engine.comm.communicator import Communicator, Work
 from zerotrial.engine.flat.layout import Bucket
 
@@ -204,12 +204,12 @@ class Gradients:
                 "zero_optimization.ignore_unused_parameters to true, or requires_grad_(False) on "
                 "what the loss does not use"
             )
-            raise ZerolabError(msg)
+            raise EngineError(msg)
 
 
-def late(bucket: Bucket, slot: int) -> ZerolabError:
+def late(bucket: Bucket, slot: int) -> EngineError:
     """Say why a gradient that comes after its bucket was sent cannot be taken."""
-    return ZerolabError(
+    return EngineError(
         f"{bucket.slots[slot].name}: got a second gradient in one backward pass after the first "
         "was sent (reentrant checkpointing does that to shared parameters); use "
         "checkpoint(..., use_reentrant=False), or set zero_optimization.overlap_comm to false"

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
 from zerotrial.engine.flat.gradients import Averaging, Gradients
@@ -63,6 +62,7 @@ class FlatStage:
             keep=kept_in_full(inputs.module),
             whole_parameters=whole,
         )
+        self._trained = frozenset(slot.parameter for b in self.buckets for slot in b.slots)
         self._weights = self._flatten_parameters()
         self._updater = (updater_factory or build_updater)(self._updater_inputs())
         self._written = WrittenWeights(
@@ -84,7 +84,7 @@ class FlatStage:
             refuse_unused=not zero.ignore_unused_parameters,
         )
         self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
-        self._counts_marked_only = self._shares_parameters()
+        self._counting = inputs.mesh.counts(self._trained)
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -109,19 +109,18 @@ class FlatStage:
         # Every rank comes here after it has read what it needs of the others' buckets, so once
         # the sum is known the buckets may be written again.
         squares = self._comm.sum(squares)
-        if self._inputs.model_group is not None:
-            dist.all_reduce(squares, group=self._inputs.model_group)
+        self._inputs.mesh.add_over_model(squares)
         return float(squares.sqrt()) / loss_scale
 
     def _counted(self, bucket: Bucket) -> list[Tensor]:
         """Parts of this rank's gradient whose squares it adds to the norm."""
         part = self.gradients.norm_part(bucket.index)
-        if not self._counts_marked_only:
+        if len(self._counting) == len(self._trained):
             return [part]
         own = bucket.shard(self._comm.rank)
         parts = []
         for slot in bucket.slots:
-            if _is_marked(slot.parameter):
+            if slot.parameter in self._counting:
                 start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
                 parts.append(part[start - own.start : max(start, stop) - own.start])
         return parts
@@ -153,7 +152,7 @@ class FlatStage:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self._hooks.listening = False
         self.gradients.abandon()
-        for parameter in self._slot_parameters:
+        for parameter in self._trained:
             parameter.grad = None
 
     def close(self) -> None:
@@ -238,7 +237,7 @@ class FlatStage:
     def held(self) -> dict[str, list[Tensor]]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         weights = [buffer.tensor for buffer in self._weights]
-        frozen = [p for p in self._inputs.module.parameters() if not self._is_mine(p)]
+        frozen = [p for p in self._inputs.module.parameters() if p not in self._trained]
         kinds = {"parameters": [*weights, *frozen], **self.gradients.held()}
         known = {tensor.untyped_storage().data_ptr() for tensor in weights}
         for kind, tensors in self._updater.held().items():
@@ -319,7 +318,7 @@ class FlatStage:
         compute = self._inputs.precision.compute
         kept = kept_in_full(self._inputs.module)
         for parameter in self._inputs.module.parameters():
-            if self._is_mine(parameter):
+            if parameter in self._trained:
                 continue
             self._comm.broadcast(parameter.data)
             floating = parameter.is_floating_point() and parameter not in kept
@@ -327,28 +326,6 @@ class FlatStage:
                 parameter.data = parameter.data.to(compute)
         for value in self._inputs.module.buffers():
             self._comm.broadcast(value)
-
-    def _is_mine(self, parameter: nn.Parameter) -> bool:
-        return parameter in self._slot_parameters
-
-    @property
-    def _slot_parameters(self) -> set[nn.Parameter]:
-        return {slot.parameter for bucket in self.buckets for slot in bucket.slots}
-
-    def _shares_parameters(self) -> bool:
-        """Whether another rank counts this one's unmarked parameters in the norm.
-
-        Where any parameter of the model is marked as cut over the ranks of the model group (tensor
-        parallelism), all others are whole on each of them, and count on the first. Where none is
-        marked, every rank has parameters of its own (pipeline stages), and all count.
-        """
-        group = self._inputs.model_group
-        if group is None:
-            return False
-        marked = any(_is_marked(slot.parameter) for b in self.buckets for slot in b.slots)
-        anywhere = torch.tensor(float(marked), device=self._inputs.device)
-        dist.all_reduce(anywhere, dist.ReduceOp.MAX, group=group)
-        return bool(anywhere) and dist.get_rank(group) != 0
 
     def _updater_inputs(self) -> UpdaterInputs:
         inputs = self._inputs
@@ -423,11 +400,6 @@ class Stage2(FlatStage):
             overlap=overlap,
             refuse_unused=refuse_unused,
         )
-
-
-def _is_marked(parameter: nn.Parameter) -> bool:
-    names = ("model_parallel", "tensor_model_parallel")
-    return any(getattr(parameter, name, False) for name in names)
 
 
 def _sent(accumulate: Sequence[torch.dtype], wanted: torch.dtype | None) -> list[torch.dtype]:

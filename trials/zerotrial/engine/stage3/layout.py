@@ -56,8 +56,8 @@ class Shard:
     padded: int
     """Elements of every rank's part, the padding included."""
 
-    model_parallel: bool
-    """Whether it is a part of a model that is spread over ranks (``mpu``), and not whole there."""
+    counts: bool
+    """Whether it counts on this rank; see :class:`~zerotrial.engine.mesh.Mesh`."""
 
     @property
     def span(self) -> slice:
@@ -130,6 +130,16 @@ class Layout:
 
     buckets: Sequence[FlatBucket]
 
+    def counted(self) -> list[list[slice]]:
+        """For each bucket, where the elements lie whose squares this rank adds to the norm."""
+        found: list[list[slice]] = [[] for _ in self.buckets]
+        for shard in self.shards:
+            if shard.counts:
+                found[shard.bucket].append(shard.span)
+        if all(shard.counts for shard in self.shards):  # in one piece each, since padding is zero
+            return [[slice(0, bucket.master.numel())] for bucket in self.buckets]
+        return found
+
 
 def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
     """Move this rank's shards into flat memory, one piece for each unit and optimizer group.
@@ -145,12 +155,9 @@ def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
     group_of = {
         named.name: index for index, group in enumerate(inputs.groups) for named in group.parameters
     }
-    divided = {
-        named.name
-        for group in inputs.groups
-        for named in group.parameters
-        if getattr(named.parameter, "model_parallel", False)
-    }
+    named = [member for group in inputs.groups for member in group.parameters]
+    whose = inputs.mesh.counts(member.parameter for member in named)
+    counting = {member.name for member in named if member.parameter in whose}
     names: dict[Any, str] = {
         p: name for name, p in inputs.module.named_parameters() if name in group_of
     }
@@ -176,7 +183,7 @@ def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
                 padded = _move(member, flat[at:])
                 name = names[parameter]
                 place = (len(buckets), at - begin, padded)
-                shards.append(_shard(name, parameter, place, model_parallel=name in divided))
+                shards.append(_shard(name, parameter, place, counts=name in counting))
                 kept.append(parameter)
                 paddeds.append(padded)
                 at += padded
@@ -207,14 +214,12 @@ def _move(member: Any, memory: Tensor) -> int:
     return home.numel()
 
 
-def _shard(
-    name: str, parameter: DTensor, place: tuple[int, int, int], *, model_parallel: bool
-) -> Shard:
+def _shard(name: str, parameter: DTensor, place: tuple[int, int, int], *, counts: bool) -> Shard:
     rows = -(-parameter.shape[0] // parameter.device_mesh.size())
     row = math.prod(parameter.shape[1:])
     start = min(rows * parameter.device_mesh.get_local_rank(), parameter.shape[0]) * row
     stop = start + parameter._local_tensor.numel()  # noqa: SLF001 - to_local() costs more
-    return Shard(name, parameter, start, stop, *place, model_parallel)
+    return Shard(name, parameter, start, stop, *place, counts)
 
 
 def whole_parameter(shard: Shard, comm: Communicator, device: torch.device) -> Tensor:

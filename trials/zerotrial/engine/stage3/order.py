@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from zerolab.errors import TrialError
+from zerolab.errors import EngineError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -59,11 +59,11 @@ class ReductionOrder:
             ranks: How many.
 
         Raises:
-            TrialError: If they have not all reduced the same units in the same order.
+            EngineError: If they have not all reduced the same units in the same order.
         """
         numbers, squares = map(int, total)
         if numbers**2 != ranks * squares:
-            raise TrialError(
+            raise EngineError(
                 "stage 3: the ranks ran different blocks of the model, or in another order, and "
                 "their gradients would be mixed; name the class of the module that contains these "
                 "blocks in zero_optimization.leaf_module.classes, or use zero_optimization.stage "

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from zerolab.errors import TrialError
+from zerolab.errors import EngineError
 from zerotrial.engine.comm.communicator import Communicator
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.flat.gradients import Averaging
@@ -74,7 +73,8 @@ class Stage3:
         self._plugged = plugged
         self._observer = inputs.observer
         self._leave: Callable[[], None] | None = leave
-        self._model_group = inputs.model_group
+        self._mesh = inputs.mesh
+        self._counted = layout.counted()
         self._device = inputs.device
         self._order = ReductionOrder(units)
         self._torn = False  # inside a backward pass, or after one that raised
@@ -106,7 +106,7 @@ class Stage3:
     def _check_unused(self) -> None:
         missing = [shard.name for shard in self._shards if shard.parameter.grad is None]
         if missing:
-            raise TrialError(
+            raise EngineError(
                 f"parameters without a gradient: {', '.join(missing)}; use them in forward, "
                 "freeze them, or set zero_optimization.ignore_unused_parameters to true"
             )
@@ -117,26 +117,15 @@ class Stage3:
         sums = torch.zeros(3, dtype=torch.float64, device=self._buckets[0].master.device)
         for index, gradient in enumerate(self._gradients):
             if gradient is not None:
-                for part in self._counted(index, gradient):
-                    sums[0].add_(squared_norm(part))
+                for span in self._counted[index]:
+                    sums[0].add_(squared_norm(gradient[span]))
         for place, number in enumerate(self._order.take(), start=1):
             sums[place].fill_(number)
         sums = self._comm.sum(sums.to(self._device))
-        if self._model_group is not None:
-            dist.all_reduce(sums[:1], group=self._model_group)
+        self._mesh.add_over_model(sums[:1])
         squares, *order = sums.tolist()
         self._order.check(order, self._comm.size)
         return math.sqrt(squares) / loss_scale
-
-    def _counted(self, index: int, gradient: Tensor) -> list[Tensor]:
-        """Parts of a bucket's gradient whose squares this rank adds to the norm.
-
-        Where a model is spread over ranks, a parameter that each of them holds whole counts once.
-        """
-        if self._model_group is None or dist.get_rank(self._model_group) == 0:
-            return [gradient]
-        mine = [shard for shard in self._shards if shard.bucket == index and shard.model_parallel]
-        return [gradient[shard.span] for shard in mine]
 
     def apply(self, scale: float) -> None:
         """Update this rank's shards; the next gather publishes them. **Collective**."""
@@ -255,7 +244,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
-    comm = connect(inputs.group, inputs.device)
+    comm = connect(inputs.mesh.data.group, inputs.device)
     mesh, leave = open_mesh(inputs)
     units = shard_module(inputs, comm, mesh)
     layout = lay_out(inputs, units)

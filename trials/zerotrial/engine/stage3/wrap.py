@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from zerolab.errors import ConfigError, TrialError
+from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.module.units import Unit, plan_units
 from zerotrial.engine.stage3.gather import set_gathering
@@ -217,7 +217,7 @@ def _guard_forward(module: nn.Module) -> None:
             cast("FSDPModule", module).reset_iter_state()
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
-            raise TrialError(
+            raise EngineError(
                 "stage 3: forward reads a weight outside the module that owns it, where it is "
                 "not gathered; name the class of a module that contains both in "
                 f"zero_optimization.leaf_module.classes, or {_REMEDY}"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zerolab.errors import ZerolabError
+from zerolab.errors import EngineError
 
 __all__ = ["make_states", "read_scalars", "tensor_states", "write_scalars"]
 
@@ -32,7 +32,7 @@ def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
     Adafactor keeps one number for each row and each column, as ``(rows, 1)`` and ``(1, columns)``.
 
     Raises:
-        ZerolabError: If there is a state of another shape, which has no elements to go by.
+        EngineError: If there is a state of another shape, which has no elements to go by.
     """
     found = {}
     for name, value in optimizer.state.get(parameter, {}).items():
@@ -44,7 +44,7 @@ def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
                 f"for a parameter of shape {tuple(parameter.shape)}; states of another shape than "
                 "the parameter cannot be checkpointed"
             )
-            raise ZerolabError(msg)
+            raise EngineError(msg)
         found[name] = value
     return found
 

@@ -1,0 +1,258 @@
+"""The norm of a gradient whose model is spread over ranks, and who counts in it."""
+
+import logging
+import logging.handlers
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import ConfigError
+from zerotrial.engine.mesh import Mesh
+
+pytestmark = pytest.mark.processes
+
+RANKS, STEPS, CLIP, LR = 4, 3, 1.0, 0.1
+FEATURES, ROWS = 3, 8
+LAYOUTS = [(4, 1, 1), (1, 1, 4), (2, 1, 2), (2, 2, 1), (1, 2, 2)]
+"""Ranks along pipe, data and tensor."""
+
+_groups: dict[tuple[int, int, int], list[Any]] = {}
+"""Made once for each layout, since that takes long."""
+
+
+class _SumBackward(torch.autograd.Function):
+    """What tensor parallelism has where a whole activation enters a matrix that is cut."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone()
+        if ctx.group is not None:
+            dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class Part(nn.Module):
+    """A pipeline stage, or the rows of it that one tensor-parallel rank has."""
+
+    def __init__(self, pipe: int, rows: slice, group: Any = None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(pipe)
+        weight = torch.randn(ROWS, FEATURES, generator=generator)[rows]
+        self.gain = nn.Parameter(torch.linspace(1, 2 + pipe, FEATURES))  # whole on every rank
+        self.matrix = nn.Linear(FEATURES, len(weight), bias=False)
+        self.matrix.weight = nn.Parameter(weight.clone())
+        self._group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = _SumBackward.apply(x * self.gain, self._group)
+        return self.matrix(hidden).square().sum()
+
+
+def rows_of(step: int, replica: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * step + replica)
+    return torch.randn(FEATURES, generator=generator)
+
+
+@dataclass
+class Grid:
+    """Stands for an ``mpu``; subclasses say by which names its groups go."""
+
+    pipe: Any
+    data: Any
+    tensor: Any
+    model: Any
+
+    def get_data_parallel_group(self) -> Any:
+        return self.data
+
+
+class AxesGrid(Grid):
+    def get_tensor_model_parallel_group(self) -> Any:
+        return self.tensor
+
+    def get_pipeline_model_parallel_group(self) -> Any:
+        return self.pipe
+
+
+class DeepSpeedGrid(Grid):
+    def get_slice_parallel_group(self) -> Any:
+        return self.tensor
+
+    def get_pipe_parallel_group(self) -> Any:
+        return self.pipe
+
+    def get_model_parallel_group(self) -> Any:
+        return self.model
+
+
+class OneGroup(Grid):
+    def get_model_parallel_group(self) -> Any:
+        return self.model
+
+
+class NoTensor(OneGroup):
+    def get_pipe_parallel_group(self) -> Any:
+        return self.pipe
+
+
+def grid_of(layout: tuple[int, int, int], kind: type[Grid]) -> tuple[Grid, tuple[int, int, int]]:
+    """Make the groups of this rank, and say where it stands."""
+    ranks = torch.arange(RANKS).view(layout)
+    place = tuple(int(i) for i in (ranks == dist.get_rank()).nonzero()[0])
+    if layout not in _groups:
+        lines = (
+            ranks.permute(1, 2, 0).reshape(-1, layout[0]),
+            ranks.permute(0, 2, 1).reshape(-1, layout[1]),
+            ranks.reshape(-1, layout[2]),
+            ranks.permute(1, 0, 2).reshape(layout[1], -1),
+        )
+        _groups[layout] = [dist.new_subgroups_by_enumeration(line.tolist())[0] for line in lines]
+    return kind(*_groups[layout]), (place[0], place[1], place[2])
+
+
+def part_of(layout: tuple[int, int, int], place: tuple[int, int, int], group: Any) -> Part:
+    cut = ROWS // layout[2]
+    part = Part(place[0], slice(place[2] * cut, (place[2] + 1) * cut), group)
+    if layout[2] > 1:
+        part.matrix.weight.model_parallel = True
+    return part
+
+
+def engine_of(part: Part, mpu: Any, stage: int) -> Any:
+    return zerotrial.initialize(
+        model=part,
+        mpu=mpu,
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": CLIP,
+            "optimizer": {"type": "SGD", "params": {"lr": LR}},
+            "zero_optimization": {"stage": stage, "reduce_bucket_size": 10},
+        },
+    )[0]
+
+
+def train(stage: int, layout: tuple[int, int, int], kind: type[Grid]) -> Any:
+    mpu, place = grid_of(layout, kind)
+    part = part_of(layout, place, mpu.tensor if layout[2] > 1 else None)
+    engine = engine_of(part, mpu, stage)
+    norms = []
+    for step in range(STEPS):
+        engine.backward(engine(rows_of(step, place[1])))
+        norms.append(engine.step().grad_norm)
+    weights = {name: weight.tolist() for name, weight in engine.stage.full_weights()}
+    engine.close()
+    return norms, weights, place
+
+
+def spread(stage: int) -> dict[str, Any]:
+    found = {}
+    for layout in LAYOUTS:
+        kinds: list[type[Grid]] = [DeepSpeedGrid]
+        if layout == (2, 1, 2):
+            kinds.append(AxesGrid)
+        if RANKS in layout:
+            kinds.append(OneGroup)
+        for kind in kinds:
+            found[f"{layout} {kind.__name__}"] = train(stage, layout, kind)
+    return found
+
+
+def refused() -> dict[str, str]:
+    """What is said about an mpu that leaves open who counts."""
+    layout = (2, 1, 2)
+    found = {}
+    for name, kind in (("one group", OneGroup), ("no tensor", NoTensor), ("no data", object)):
+        mpu, place = grid_of(layout, kind) if kind is not object else (object(), (0, 0, 0))
+        part = part_of(layout, place, None)
+        if name == "one group":
+            setattr(part, f"only{place[0]}", nn.Linear(2, 2))
+        try:
+            Mesh.of(mpu, dist.group.WORLD, part)
+        except ConfigError as error:
+            found[name] = str(error)
+    return found
+
+
+def doubted() -> list[str]:
+    """What is logged where ranks differ in values that should be whole on each."""
+    mpu, place = grid_of((2, 1, 2), OneGroup)
+    heard = logging.handlers.BufferingHandler(capacity=100)
+    logger = logging.getLogger("zerotrial.engine.mesh")
+    logger.addHandler(heard)
+    Mesh.of(mpu, dist.group.WORLD, part_of((2, 1, 2), place, None))
+    logger.removeHandler(heard)
+    return [record.getMessage() for record in heard.buffer]
+
+
+def everything(stages: tuple[int, ...]) -> Any:
+    return [spread(stage) for stage in stages], refused(), doubted()
+
+
+def reference(layout: tuple[int, int, int]) -> tuple[list[float], list[Part]]:
+    """The whole model in one process, in fp64."""
+    parts = [Part(pipe, slice(0, ROWS)).double() for pipe in range(layout[0])]
+    parameters = [parameter for part in parts for parameter in part.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=LR)
+    norms = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for replica in range(layout[1]):
+            for part in parts:
+                (part(rows_of(step, replica).double()) / layout[1]).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(parameters, CLIP)))
+        optimizer.step()
+    return norms, parts
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Any]:
+    return run_on_ranks(everything, RANKS, (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_norm_and_weights_are_those_of_one_process(
+    answers: list[Any], layout: tuple[int, int, int], stage: int
+) -> None:
+    norms, parts = reference(layout)
+    for spreads, *_ in answers:
+        runs = {k: run for k, run in spreads[stage].items() if k.startswith(str(layout))}
+        assert runs
+        for found, weights, (pipe, _, tensor) in runs.values():
+            assert found == pytest.approx(norms, rel=1e-6)
+            assert weights["gain"] == pytest.approx(parts[pipe].gain.tolist(), rel=1e-5)
+            cut = ROWS // layout[2]
+            rows = parts[pipe].matrix.weight[tensor * cut : (tensor + 1) * cut]
+            torch.testing.assert_close(
+                torch.tensor(weights["matrix.weight"]), rows.float(), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_an_mpu_that_leaves_open_who_counts_is_refused(answers: list[Any]) -> None:
+    for _, refusals, _ in answers:
+        assert "only0.weight" in refusals["one group"]
+        assert "get_tensor_model_parallel_group" in refusals["one group"]
+        assert "must give get_tensor_model_parallel_group()" in refusals["no tensor"]
+        assert "must give get_data_parallel_group()" in refusals["no data"]
+
+
+def test_values_that_differ_where_they_should_be_whole_are_told(answers: list[Any]) -> None:
+    for *_, lines in answers:
+        (line,) = lines
+        assert "these differ: gain; mark what is cut" in line
+
+
+def test_one_process_counts_every_parameter() -> None:
+    part = Part(0, slice(0, ROWS))
+    assert Mesh().counts(part.parameters()) == frozenset(part.parameters())
