@@ -13,6 +13,7 @@ N is the number of data-parallel ranks, S the elements of a bucket on one of the
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -130,15 +131,19 @@ class Layout:
 
     buckets: Sequence[FlatBucket]
 
+    @functools.cached_property
+    def shards_in(self) -> Sequence[Sequence[Shard]]:
+        """Those of each bucket."""
+        found: list[list[Shard]] = [[] for _ in self.buckets]
+        for shard in self.shards:
+            found[shard.bucket].append(shard)
+        return found
+
     def counted(self) -> list[list[slice]]:
         """For each bucket, where the elements lie whose squares this rank adds to the norm."""
-        found: list[list[slice]] = [[] for _ in self.buckets]
-        for shard in self.shards:
-            if shard.counts:
-                found[shard.bucket].append(shard.span)
         if all(shard.counts for shard in self.shards):  # in one piece each, since padding is zero
             return [[slice(0, bucket.master.numel())] for bucket in self.buckets]
-        return found
+        return [[shard.span for shard in shards if shard.counts] for shards in self.shards_in]
 
 
 def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:

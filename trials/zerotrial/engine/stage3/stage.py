@@ -65,6 +65,7 @@ class Stage3:
         self.optimizer = update.updater.optimizer
         self._units = units
         self._shards = layout.shards
+        self._shards_in = layout.shards_in
         self._buckets = layout.buckets
         self._update = update
         self._gradients: list[Tensor | None] = [None] * len(layout.buckets)
@@ -178,7 +179,7 @@ class Stage3:
             self._gradients[index] = gradient
 
     def _rows_in(self, index: int) -> list[Shard]:
-        return [s for s in self._shards if s.bucket == index and s.start < s.stop]
+        return [shard for shard in self._shards_in[index] if shard.start < shard.stop]
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Walk the ranges whose optimizer states this rank keeps."""

@@ -120,9 +120,9 @@ class ShardUpdate:
         """See :class:`Update`; one for each parameter that this rank has a part of in a tile."""
         for index, tile in enumerate(self._tiles):
             with self.updater.states(index, write=write) as states:
-                for shard in self._layout.shards:
+                for shard in self._layout.shards_in[tile.bucket]:
                     start, stop = tile.part_of(shard)
-                    if shard.bucket == tile.bucket and start < stop:
+                    if start < stop:
                         part = slice(start - tile.span.start, stop - tile.span.start)
                         mine = {name: state[part] for name, state in states.items()}
                         first = shard.start + start - shard.offset
