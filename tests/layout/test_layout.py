@@ -87,3 +87,17 @@ def test_every_dependency_has_its_reason_beside_it() -> None:
     start = lines.index("dependencies = [")
     end = lines.index("]", start)
     assert all("#" in line for line in lines[start + 1 : end])
+
+
+def test_the_engine_raises_errors_of_engine_and_configuration_only() -> None:
+    allowed = {"ConfigError", "EngineError", "NotFoundError", "ZerolabError"}
+    found = {
+        (path.name, name.name)
+        for path in SOURCES
+        if "engine" in path.relative_to(ROOT).parts and path.is_relative_to(ROOT / "trials")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == "zerolab.errors"
+        for name in node.names
+    }
+    assert found
+    assert {name for _, name in found} <= allowed, found

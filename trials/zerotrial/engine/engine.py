@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.errors import ZerolabError
+from zerolab.errors import EngineError
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
@@ -93,15 +93,15 @@ class Engine(CheckpointCalls):
             The loss divided by the accumulation steps.
 
         Raises:
-            ZerolabError: If the loss is not one number, or does not depend on trained parameters.
+            EngineError: If the loss is not one number, or does not depend on trained parameters.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             msg = f"backward(loss): loss must be a scalar tensor, got {found}; take its mean"
-            raise ZerolabError(msg)
+            raise EngineError(msg)
         if not loss.requires_grad:
             msg = "backward(loss): the loss does not depend on trained parameters; was it made "
-            raise ZerolabError(f"{msg}under no_grad, detached, or by another model?")
+            raise EngineError(f"{msg}under no_grad, detached, or by another model?")
         self.recover()
         boundary = self.progress.at_boundary and self._syncing
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
@@ -127,17 +127,17 @@ class Engine(CheckpointCalls):
             Whether the weights changed, and the gradient norm.
 
         Raises:
-            ZerolabError: If there was no :meth:`backward`, or inside :meth:`no_sync`.
+            EngineError: If there was no :meth:`backward`, or inside :meth:`no_sync`.
         """
         if not self._syncing:
             msg = "step() inside no_sync(): gradients are not averaged there; call it outside"
-            raise ZerolabError(msg)
+            raise EngineError(msg)
         if self.progress.broken:
             msg = "step() after a backward() that raised: its gradients are not complete; go on "
-            raise ZerolabError(f"{msg}with the next micro-batch, which begins the window anew")
+            raise EngineError(f"{msg}with the next micro-batch, which begins the window anew")
         if self.progress.backwards == 0:
             msg = "step() without backward(): there is no gradient; call engine.backward(loss) "
-            raise ZerolabError(f"{msg}(not loss.backward()) before each engine.step()")
+            raise EngineError(f"{msg}(not loss.backward()) before each engine.step()")
         boundary = self.progress.at_boundary
         self.progress.end_micro_batch()
         self._last = self._update(lr_kwargs or {}) if boundary else StepResult(updated=False)
@@ -225,7 +225,7 @@ class Engine(CheckpointCalls):
     def _own_batches(self) -> Iterator[Any]:
         if self.training_dataloader is None:
             msg = "train_batch(): pass data_iter, or training_data to initialize()"
-            raise ZerolabError(msg)
+            raise EngineError(msg)
         return self.training_dataloader.forever()  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> "Engine":  # noqa: FBT001, FBT002 - nn.Module's

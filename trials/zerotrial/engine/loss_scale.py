@@ -3,12 +3,12 @@
 from typing import Any
 
 from zerolab.config.engine.precision import Fp16Config
-from zerolab.errors import ConfigError, ZerolabError
+from zerolab.errors import ConfigError, EngineError
 
 __all__ = ["DynamicLossScaler", "LossScaleError", "LossScaler", "StaticLossScaler", "make_scaler"]
 
 
-class LossScaleError(ZerolabError):
+class LossScaleError(EngineError):
     """Gradients overflow even at the smallest loss scale."""
 
 

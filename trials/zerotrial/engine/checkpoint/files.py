@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zerolab.errors import NotFoundError, ZerolabError
+from zerolab.errors import EngineError, NotFoundError
 
 __all__ = [
     "LATEST",
@@ -48,7 +48,7 @@ _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _AT_FDCWD = -100
 
 
-class CheckpointError(ZerolabError):
+class CheckpointError(EngineError):
     """A checkpoint cannot be written or read; the text names the file."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerolab.errors import ZerolabError
+from zerolab.errors import EngineError
 
 __all__ = ["OffloadError", "PagedFile"]
 
@@ -21,7 +21,7 @@ _ALIGN = 4096  # bytes; records begin on a page
 _MOST_FREE = 8  # pieces of memory that are kept for their next use
 
 
-class OffloadError(ZerolabError):
+class OffloadError(EngineError):
     """States cannot be kept in files; the text names the directory and the bytes."""
 
 
