@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from zerotrial.engine.stage3.internals import ShardedParameter, local_part, parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -119,7 +120,7 @@ class FlatBucket:
 
 
 def _local(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else cast("DTensor", tensor)._local_tensor  # noqa: SLF001 - to_local() costs more
+    return None if tensor is None else local_part(cast("DTensor", tensor))
 
 
 @dataclass(frozen=True)
@@ -169,22 +170,21 @@ def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
     shards: list[Shard] = []
     buckets: list[FlatBucket] = []
     for unit in units:
-        state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
-        if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
+        if (parameters := parameters_of(unit)) is None:
             continue
         # Gradients come in this order: those of one optimizer group must be neighbours.
-        trained = [p for p in owner.fsdp_params if p.sharded_param.requires_grad]
-        trained.sort(key=lambda p: group_of[names[p.sharded_param]])
-        frozen = [p for p in owner.fsdp_params if not p.sharded_param.requires_grad]
-        owner.fsdp_params[:] = trained + frozen
+        trained = [p for p in parameters.members if p.sharded.requires_grad]
+        trained.sort(key=lambda p: group_of[names[p.sharded]])
+        frozen = [p for p in parameters.members if not p.sharded.requires_grad]
+        parameters.reorder(trained + frozen)
         if not trained:
             continue
-        flat, at = _memory_like([p._sharded_param_data for p in trained]), 0  # noqa: SLF001
-        by_group = itertools.groupby(trained, key=lambda p: group_of[names[p.sharded_param]])
+        flat, at = _memory_like([p.shard for p in trained]), 0
+        by_group = itertools.groupby(trained, key=lambda p: group_of[names[p.sharded]])
         for group_index, members in by_group:
             begin, kept, paddeds = at, [], []
             for member in members:
-                parameter = cast("DTensor", member.sharded_param)
+                parameter = member.sharded
                 padded = _move(member, flat[at:])
                 name = names[parameter]
                 place = (len(buckets), at - begin, padded)
@@ -204,18 +204,11 @@ def _memory_like(tensors: Sequence[Tensor]) -> Tensor:
     return flat.pin_memory() if first.is_pinned() else flat
 
 
-def _move(member: Any, memory: Tensor) -> int:
-    """Move a parameter's shard to the beginning of ``memory``; returns its padded length.
-
-    ``fully_shard`` reads the shard through these two attributes, and leaves them alone as long as
-    both are views of one storage.
-    """
-    old = member._sharded_param_data  # noqa: SLF001 - no public way
-    home = memory[: old.numel()]
-    home.copy_(old)
-    local = member.sharded_param._local_tensor  # noqa: SLF001
-    member._sharded_param_data = home  # noqa: SLF001
-    member.sharded_param._local_tensor = home[: local.numel()].view(local.shape)  # noqa: SLF001
+def _move(member: ShardedParameter, memory: Tensor) -> int:
+    """Move a parameter's shard to the beginning of ``memory``; returns its padded length."""
+    home = memory[: member.shard.numel()]
+    home.copy_(member.shard)
+    member.move_shard(home)
     return home.numel()
 
 
@@ -223,7 +216,7 @@ def _shard(name: str, parameter: DTensor, place: tuple[int, int, int], *, counts
     rows = -(-parameter.shape[0] // parameter.device_mesh.size())
     row = math.prod(parameter.shape[1:])
     start = min(rows * parameter.device_mesh.get_local_rank(), parameter.shape[0]) * row
-    stop = start + parameter._local_tensor.numel()  # noqa: SLF001 - to_local() costs more
+    stop = start + local_part(parameter).numel()
     return Shard(name, parameter, start, stop, *place, counts)
 
 
@@ -238,7 +231,7 @@ def whole_parameter(shard: Shard, comm: Communicator, device: torch.device) -> T
     Returns:
         In the parameter's shape, fp32; nobody else's memory.
     """
-    local = shard.parameter._local_tensor.detach().reshape(-1)  # noqa: SLF001 - to_local() costs more
+    local = local_part(shard.parameter).detach().reshape(-1)
     shape = shard.parameter.shape
     padded = -(-shape[0] // comm.size) * math.prod(shape[1:])
     buffer = comm.allocate(comm.size * padded, local.dtype, device)

@@ -8,13 +8,12 @@ its units in their order, and the ranks compare them when they sum the norm anyw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
-
-from torch import nn
-from torch.distributed.fsdp import fully_shard
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from zerolab.errors import EngineError
+from zerotrial.engine.stage3.internals import parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -33,17 +32,12 @@ class ReductionOrder:
     def __init__(self, units: Sequence[FSDPModule]) -> None:
         self._number = 1
         for index, unit in enumerate(units):
-            state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
-            owner = state._fsdp_param_group  # noqa: SLF001 - no public way
-            if owner is not None and any(p.sharded_param.requires_grad for p in owner.fsdp_params):
-                owner.post_backward = self._counted(owner.post_backward, index)
+            parameters = parameters_of(unit)
+            if parameters is not None and any(p.sharded.requires_grad for p in parameters.members):
+                parameters.before_reduction(functools.partial(self._count, index))
 
-    def _counted(self, call: Callable[..., None], index: int) -> Callable[..., None]:
-        def post_backward(*unused: Any) -> None:
-            self._number = (self._number * _BASE + index + 1) % _PRIME
-            call(*unused)
-
-        return post_backward
+    def _count(self, index: int) -> None:
+        self._number = (self._number * _BASE + index + 1) % _PRIME
 
     def take(self) -> tuple[int, int]:
         """Give what the ranks are to sum, in fp64, and begin anew."""

@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
-from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from zerotrial.engine.comm.communicator import Communicator
+from zerotrial.engine.stage3.internals import AllGather, UnitParameters
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -38,19 +36,25 @@ _ALIGN = 32  # elements: a cache line in 16 bits, two in 32
 
 
 def publish_shards(
-    unit: FSDPModule, owner: Any, comm: Communicator, meanwhile: Callable[[], None]
+    unit: FSDPModule,
+    parameters: UnitParameters,
+    comm: Communicator,
+    meanwhile: Callable[[], None],
 ) -> PublishedShards:
     """Let a unit's shards be seen by all ranks. **Collective**.
 
     Args:
         unit: Laid out and started.
-        owner: Its parameter group inside ``fully_shard``.
+        parameters: Of the unit.
         comm: Between the ranks.
         meanwhile: Called whenever the unit is wanted whole, to bring on what is under way.
     """
-    published = PublishedShards(owner, comm)
+    published = PublishedShards(parameters, comm)
     if published.wholes:
-        _read_in_place(owner, published.wholes, comm, meanwhile)
+        numel = sum(whole.numel() for whole in published.wholes)
+        parameters.read_in_place(
+            published.wholes, meanwhile, lambda: comm.traffic.add("all_gather", numel)
+        )
     else:
         unit.set_custom_all_gather(GroupAllGather(comm))
     return published
@@ -60,18 +64,19 @@ class PublishedShards:
     """One unit's shards as the other ranks read them.
 
     Args:
-        owner: The unit's parameter group inside ``fully_shard``.
+        parameters: Of the unit.
         comm: Between the ranks.
     """
 
-    def __init__(self, owner: Any, comm: Communicator) -> None:
-        self._shards: list[Tensor] = [p._sharded_param_data for p in owner.fsdp_params]  # noqa: SLF001 - no public way
+    def __init__(self, parameters: UnitParameters, comm: Communicator) -> None:
+        members = parameters.members
+        self._shards = [member.shard for member in members]
         self.wholes: list[Tensor] = []
         """Each parameter, (N * S,), the same memory on every rank; none where there is no such."""
         self.tensors: list[Tensor] = []
         """This rank's part of each, (S,)."""
-        kinds = {p.param_dtype or p.orig_dtype for p in owner.fsdp_params}
-        if len(kinds) > 1 or _writes_to_weights(owner):
+        kinds = {member.forward_dtype for member in members}
+        if len(kinds) > 1 or _writes_to_weights(parameters):
             return
         starts, end = [], 0
         for shard in self._shards:
@@ -97,58 +102,12 @@ class PublishedShards:
             torch._foreach_copy_(self.tensors, self._shards)
 
 
-def _writes_to_weights(owner: Any) -> bool:
+def _writes_to_weights(parameters: UnitParameters) -> bool:
     """Whether forward changes weights, which no rank may do to memory that others read."""
     return any(
         isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
-        for module in owner.modules
+        for module in parameters.modules
     )
-
-
-def _read_in_place(
-    owner: Any, wholes: Sequence[Tensor], comm: Communicator, meanwhile: Callable[[], None]
-) -> None:
-    """Make a unit's gathered parameters views of the common memory, for good.
-
-    ``fully_shard`` asks its group to gather, waits, switches the modules between the sharded and
-    the gathered parameters, and frees the latter. Only the switching is left.
-
-    Args:
-        owner: The unit's parameter group inside ``fully_shard``.
-        wholes: Where each parameter is whole.
-        comm: Counts.
-        meanwhile: See :func:`publish_shards`.
-    """
-    numel = sum(whole.numel() for whole in wholes)
-    there = AllGatherResult(wholes[0], None, None, [], [], [])
-    for parameter, whole in zip(owner.fsdp_params, wholes, strict=True):
-        parameter.all_gather_outputs = [whole]
-        parameter.free_unsharded_param = _do_nothing
-
-    def unshard(async_op: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's interface
-        meanwhile()
-        pending = owner._all_gather_result is not None  # noqa: SLF001
-        kept = not owner.unshard_in_backward and (
-            owner._training_state == TrainingState.PRE_BACKWARD  # noqa: SLF001
-        )
-        if not (pending or owner.is_unsharded or kept):
-            comm.traffic.add("all_gather", numel)
-            owner._all_gather_result = there  # noqa: SLF001
-
-    def wait_for_unshard() -> None:
-        if owner._all_gather_result is None:  # noqa: SLF001
-            return
-        owner._all_gather_result = None  # noqa: SLF001
-        for parameter in owner.fsdp_params:
-            parameter.init_unsharded_param()
-        owner._to_unsharded()  # noqa: SLF001
-
-    owner.unshard = unshard
-    owner.wait_for_unshard = wait_for_unshard
-
-
-def _do_nothing() -> None:
-    return
 
 
 class GroupAllGather(AllGather):

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.stage3.internals import ReduceScatter, ShardedParameter, parameters_of
 from zerotrial.engine.stage3.publish import PublishedShards, publish_shards
 
 if TYPE_CHECKING:
@@ -107,13 +106,17 @@ class SharedReduceScatter(ReduceScatter):
 
     Args:
         reductions: Do the work.
-        parameters: The unit's, as ``fully_shard`` keeps them.
+        parameters: Of the unit.
         factor: What the sum over ranks is multiplied by: 1 / N for the mean.
         observer: Is told when gradients are reduced.
     """
 
     def __init__(
-        self, reductions: Reductions, parameters: Sequence[Any], factor: float, observer: Observer
+        self,
+        reductions: Reductions,
+        parameters: Sequence[ShardedParameter],
+        factor: float,
+        observer: Observer,
     ) -> None:
         self._reductions = reductions
         self._parameters = parameters
@@ -151,9 +154,9 @@ class SharedReduceScatter(ReduceScatter):
     def _is_read_at_once(self, total: Tensor) -> bool:
         """Whether anybody wants the sum before the end of backward: a cast, or a user's hook."""
         return any(
-            parameter.orig_dtype != total.dtype
-            or parameter.sharded_param.grad is not None
-            or getattr(parameter.sharded_param, "_post_accumulate_grad_hooks", None)
+            parameter.own_dtype != total.dtype
+            or parameter.sharded.grad is not None
+            or parameter.has_hooks
             for parameter in self._parameters
         )
 
@@ -207,12 +210,11 @@ def plug_in(
     reductions = Reductions(comm, device)
     published = []
     for unit in units:
-        state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
-        if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
+        if (parameters := parameters_of(unit)) is None:
             continue
-        published.append(publish_shards(unit, owner, comm, reductions.advance))
+        published.append(publish_shards(unit, parameters, comm, reductions.advance))
         unit.set_custom_reduce_scatter(
-            SharedReduceScatter(reductions, owner.fsdp_params, factor, observer)
+            SharedReduceScatter(reductions, parameters.members, factor, observer)
         )
         # The factor is applied here, once; these two keep fully_shard from dividing as well.
         unit.set_force_sum_reduction_for_comms(True)

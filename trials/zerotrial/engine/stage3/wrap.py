@@ -26,6 +26,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.module.units import Unit, plan_units
 from zerotrial.engine.stage3.gather import set_gathering
+from zerotrial.engine.stage3.internals import make_root, parameters_of
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
@@ -178,7 +179,7 @@ def start(module: nn.Module) -> None:
         module: The whole model, sharded and laid out.
     """
     try:
-        fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]  # noqa: SLF001 - no public name
+        make_root(module)
     except AssertionError as error:
         if "uniform original parameter dtype" not in str(error):
             raise
@@ -195,13 +196,9 @@ def start_over(units: Sequence[FSDPModule]) -> None:
     """Bring units back to where a step begins, after a backward that raised; forgets gradients."""
     units[-1].reset_iter_state()
     for unit in units:
-        state = fully_shard.state(cast("nn.Module", unit))  # type: ignore[attr-defined]
-        if (owner := state._fsdp_param_group) is None:  # noqa: SLF001 - no public way
-            continue
-        for member in owner.fsdp_params:  # reset_iter_state() leaves these
-            member.unsharded_accumulated_grad = None
-            if hasattr(member, "_unsharded_param"):
-                member.unsharded_param.grad = None
+        parameters = parameters_of(unit)
+        for member in parameters.members if parameters is not None else ():
+            member.forget_gradients()
 
 
 def _guard_forward(module: nn.Module) -> None:

@@ -1,0 +1,237 @@
+"""What stage 3 touches inside ``fully_shard``, under names of its own; nothing else may.
+
+torch promises none of this. Each verb here says what is meant, ``tests/engine/test_internals.py``
+pins the names that it is made of, and a change in torch is mended in this file.
+
+N ranks; S elements of a parameter's shard, padding included: the same on every rank.
+"""
+
+# ruff: noqa: SLF001 - the one file that may
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import _composable_state
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+__all__ = [
+    "AllGather",
+    "ReduceScatter",
+    "ShardedParameter",
+    "UnitParameters",
+    "local_part",
+    "make_root",
+    "parameters_of",
+    "undo",
+]
+
+_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""Left on every module of a unit."""
+
+
+def local_part(tensor: DTensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, without the cost of ``to_local()``."""
+    return tensor._local_tensor
+
+
+def make_root(module: nn.Module) -> None:
+    """Make a sharded model the root of its units, as its first forward would.
+
+    Raises:
+        AssertionError: As ``fully_shard`` words it, if the units do not go together.
+    """
+    _state_of(module)._lazy_init()
+
+
+def parameters_of(unit: FSDPModule) -> UnitParameters | None:
+    """Find what a unit gathers and reduces together; None if it has no parameters."""
+    owner = _state_of(cast("nn.Module", unit))._fsdp_param_group
+    return None if owner is None else UnitParameters(owner)
+
+
+def _state_of(module: nn.Module) -> Any:
+    return fully_shard.state(module)  # type: ignore[attr-defined]
+
+
+class ShardedParameter:
+    """A parameter of a unit.
+
+    Args:
+        member: As ``fully_shard`` keeps it.
+    """
+
+    def __init__(self, member: Any) -> None:
+        self._member = member
+
+    @property
+    def sharded(self) -> DTensor:
+        """The parameter between steps; its ``grad`` is sharded alike."""
+        return cast("DTensor", self._member.sharded_param)
+
+    @property
+    def own_dtype(self) -> torch.dtype:
+        """Of the shard."""
+        return cast("torch.dtype", self._member.orig_dtype)
+
+    @property
+    def forward_dtype(self) -> torch.dtype:
+        """Of the gathered parameter."""
+        return cast("torch.dtype", self._member.param_dtype or self._member.orig_dtype)
+
+    @property
+    def shard(self) -> Tensor:
+        """This rank's part, (S,)."""
+        return cast("Tensor", self._member._sharded_param_data)
+
+    def move_shard(self, memory: Tensor) -> None:
+        """Let the shard lie elsewhere from now on.
+
+        ``fully_shard`` reads it through two attributes, and leaves them alone as long as both are
+        views of one storage.
+
+        Args:
+            memory: (S,), of the shard's type.
+        """
+        local = self.sharded._local_tensor
+        self._member._sharded_param_data = memory
+        self.sharded._local_tensor = memory[: local.numel()].view(local.shape)
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether user code wants to see the gradient as soon as it is there."""
+        return bool(getattr(self.sharded, "_post_accumulate_grad_hooks", None))
+
+    def forget_gradients(self) -> None:
+        """Forget what a torn backward left; ``reset_iter_state()`` does not."""
+        self._member.unsharded_accumulated_grad = None
+        if hasattr(self._member, "_unsharded_param"):
+            self._member.unsharded_param.grad = None
+
+    def give_back(self, whole: nn.Parameter) -> None:
+        """Put a plain parameter into its modules, where the sharded one stood."""
+        self._member._post_load_hook_handle.remove()
+        self._member._setattr_on_modules(whole)
+
+
+class UnitParameters:
+    """The parameters that a unit gathers and reduces together.
+
+    Args:
+        owner: As ``fully_shard`` keeps them.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    @property
+    def members(self) -> list[ShardedParameter]:
+        """One by one; gradients come in this order."""
+        return [ShardedParameter(member) for member in self._owner.fsdp_params]
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """Those that make up the unit."""
+        return cast("Sequence[nn.Module]", self._owner.modules)
+
+    def reorder(self, members: Sequence[ShardedParameter]) -> None:
+        """Have gradients come in another order; before the first forward."""
+        self._owner.fsdp_params[:] = [member._member for member in members]
+
+    def before_reduction(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run whenever backward has passed the unit, before it is reduced."""
+        reduce = self._owner.post_backward
+
+        def post_backward(*unused: Any) -> None:
+            call()
+            reduce(*unused)
+
+        self._owner.post_backward = post_backward
+
+    def read_in_place(
+        self, wholes: Sequence[Tensor], wanted: Callable[[], None], counted: Callable[[], None]
+    ) -> None:
+        """Make gathered parameters views of memory that has them whole at all times, for good.
+
+        ``fully_shard`` asks its group to gather, waits, switches the modules between the sharded
+        and the gathered parameters, and frees the latter. Only the switching is left.
+
+        Args:
+            wholes: Where each parameter is whole, (N * S,), in the order of :attr:`members`.
+            wanted: Called whenever the unit is wanted whole.
+            counted: Called when it would have been gathered.
+        """
+        owner = self._owner
+        there = AllGatherResult(wholes[0], None, None, [], [], [])
+        for parameter, whole in zip(owner.fsdp_params, wholes, strict=True):
+            parameter.all_gather_outputs = [whole]
+            parameter.free_unsharded_param = _do_nothing
+
+        def unshard(async_op: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's interface
+            wanted()
+            pending = owner._all_gather_result is not None
+            kept = not owner.unshard_in_backward and (
+                owner._training_state == TrainingState.PRE_BACKWARD
+            )
+            if not (pending or owner.is_unsharded or kept):
+                counted()
+                owner._all_gather_result = there
+
+        def wait_for_unshard() -> None:
+            if owner._all_gather_result is None:
+                return
+            owner._all_gather_result = None
+            for parameter in owner.fsdp_params:
+                parameter.init_unsharded_param()
+            owner._to_unsharded()
+
+        owner.unshard = unshard
+        owner.wait_for_unshard = wait_for_unshard
+
+    def _remove_hooks(self) -> None:
+        saving = self._owner._module_to_pre_save_state_dict_hook_handle
+        loading = self._owner._module_to_pre_load_state_dict_hook_handle
+        for handles in (saving, loading):
+            for handle in handles.values():
+                handle.remove()
+            handles.clear()
+
+
+def undo(unit: FSDPModule, wholes: Sequence[nn.Parameter]) -> None:
+    """Make a unit the plain module again that it was before ``fully_shard``.
+
+    Args:
+        unit: Not gathered now.
+        wholes: Plain parameters in the order of :attr:`UnitParameters.members`.
+    """
+    module = cast("nn.Module", unit)
+    state = _state_of(module)
+    parameters = parameters_of(unit)
+    if parameters is not None:
+        for member, whole in zip(parameters.members, wholes, strict=True):
+            member.give_back(whole)
+        parameters._remove_hooks()
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+    _composable_state._module_state_mapping.pop(module, None)
+    vars(module).pop(STATE_KEY, None)
+    vars(module).pop(REGISTRY_KEY, None)
+    for part in module.modules():
+        for mark in _MARKS:
+            vars(part).pop(mark, None)
+    module.__class__ = type(module).__bases__[1]  # of a class made of FSDPModule and its own
+
+
+def _do_nothing() -> None:
+    return
