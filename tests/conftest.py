@@ -8,6 +8,8 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
+from tests import guardian
+
 hypothesis.settings.register_profile(
     "suite",
     deadline=None,  # machines differ in speed
@@ -16,6 +18,11 @@ hypothesis.settings.register_profile(
     derandomize=True,  # a failure is there again at the next run
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have what the tests start end with them."""
+    config.add_cleanup(guardian.watch())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,6 +12,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from zerolab.linux import die_with_parent
+
 __all__ = ["RankError", "run_on_ranks"]
 
 
@@ -44,6 +46,7 @@ def run_on_ranks(
         RankError: With the traceback of each rank that failed.
     """
     context = multiprocessing.get_context("spawn")
+    parent = os.getpid()
     with tempfile.TemporaryDirectory() as directory:
         store = f"{directory}/rendezvous"
         processes, pipes = [], []
@@ -51,7 +54,7 @@ def run_on_ranks(
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_rank_main,
-                args=(theirs, function, rank, world_size, store, group_timeout, args),
+                args=(parent, theirs, function, rank, world_size, store, group_timeout, args),
                 daemon=True,
             )
             process.start()
@@ -102,6 +105,7 @@ def _end(processes: list[Any]) -> None:
 
 
 def _rank_main(
+    parent: int,
     pipe: Connection,
     function: Callable[..., Any],
     rank: int,
@@ -110,6 +114,7 @@ def _rank_main(
     group_timeout: float,
     args: tuple[Any, ...],
 ) -> None:
+    die_with_parent(parent)  # a rank whose peers are gone may spin for ever
     import torch
     import torch.distributed as dist
 
