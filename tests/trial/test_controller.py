@@ -289,7 +289,14 @@ def test_a_run_that_was_taken_over_stops_and_saves_nothing(tmp_path: Path) -> No
 
     controller, session = build(make_spec(tmp_path))
     controller._agree_at = 1_000  # taken over between the last agreement and the checkpoint
-    session._reporter.stale.set()
+    validate = controller._validator.run
+
+    def taken_over_after_it():
+        metrics = validate()
+        session._reporter.stale.set()
+        return metrics
+
+    controller._validator.run = taken_over_after_it
     with pytest.raises(StaleRunError, match="its checkpoint is dropped"):
         controller.run()
     session.close(None)

@@ -234,7 +234,9 @@ class ReducerSet:
 @contextmanager
 def _kept(wrapped: Sequence[_Wrapped]) -> Iterator[None]:
     before = [copy.deepcopy(one.reducer.__dict__) for one in wrapped]
-    yield
-    for one, attributes in zip(wrapped, before, strict=True):
-        one.reducer.__dict__.clear()
-        one.reducer.__dict__.update(attributes)
+    try:
+        yield
+    finally:
+        for one, attributes in zip(wrapped, before, strict=True):
+            one.reducer.__dict__.clear()
+            one.reducer.__dict__.update(attributes)

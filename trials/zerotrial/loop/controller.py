@@ -28,7 +28,7 @@ from zerotrial.loop.recorder import Recorder
 from zerotrial.loop.settings import FitSettings
 from zerotrial.loop.system_metrics import SystemMetrics
 from zerotrial.loop.units import Schedule
-from zerotrial.loop.validation import Validator
+from zerotrial.loop.validation import ValidationInterruptedError, Validator
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["Controller", "Ending"]
@@ -93,7 +93,13 @@ class Controller:
         self._feed = self._make_feed()
         self._schedule: Schedule = settings.schedule(self._agree_on_epoch_length())
         context.begin_training(self._schedule.epoch_length)
-        self._validator = Validator(trial, context, self._callbacks, one_batch=settings.test_mode)
+        self._validator = Validator(
+            trial,
+            context,
+            self._callbacks,
+            one_batch=settings.test_mode,
+            wish=self._wish_to_interrupt,
+        )
         self._keeper = CheckpointKeeper(trial, context, self._callbacks, reporter)
 
         # Batches, and what has been done after which
@@ -142,7 +148,10 @@ class Controller:
             if self._context.profiler is not None:
                 closing.enter_context(self._context.profiler)
             self._seed()
-            return self._loop()
+            try:
+                return self._loop()
+            except ValidationInterruptedError as told:
+                return self._leave(Ending(told.wish))
 
     # The loop
 
@@ -242,6 +251,11 @@ class Controller:
         elif poller:
             return Ending.PREEMPTED
         return Ending.STOP_REQUESTED if self._context.get_stop_requested() else Ending.FINISHED
+
+    def _wish_to_interrupt(self) -> Ending:
+        """What ends a validation at once; what the trial itself asks for waits until it is over."""
+        wish = self._wish()
+        return wish if wish >= Ending.PREEMPTED else Ending.FINISHED
 
     # What is due
 

@@ -4,6 +4,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,11 +18,27 @@ from zerotrial.loop.metrics import to_numbers
 from zerotrial.reducers import Reducer, reduce_values
 from zerotrial.trial import ZeroTrial
 
-__all__ = ["Validator"]
+__all__ = ["ValidationInterruptedError", "Validator"]
 
 logger = logging.getLogger(__name__)
 
 _NOTHING = object()
+
+_AGREE_EVERY_S = 1.0
+"""How often, about, the ranks agree whether to go on; seconds of validation."""
+_MOST_CALLS_BETWEEN = 10_000
+
+
+class ValidationInterruptedError(Exception):
+    """The trial was told to end in the middle of a validation, which is dropped.
+
+    Args:
+        wish: The largest of the ranks' wishes.
+    """
+
+    def __init__(self, wish: int) -> None:
+        super().__init__("told to end in the middle of a validation")
+        self.wish = wish
 
 
 class _Batches:
@@ -70,6 +87,7 @@ class Validator:
         context: Its context, with engines wrapped.
         callbacks: Told of each moment.
         one_batch: Evaluate a single batch, for test mode.
+        wish: Asked between batches; anything but 0 on any rank interrupts a validation.
 
     Raises:
         TrialError: If the trial has nothing to evaluate with, or its loader cannot be used.
@@ -82,11 +100,14 @@ class Validator:
         callbacks: CallbackList,
         *,
         one_batch: bool = False,
+        wish: Callable[[], int] = lambda: 0,
     ) -> None:
         self._trial = trial
         self._context = context
         self._callbacks = callbacks
         self._one_batch = one_batch
+        self._wish = wish
+        self._agree_at = 1  # calls of evaluate_batch after which the ranks agree next
         kind = type(trial)
         self._whole = kind.evaluate_full_dataset is not ZeroTrial.evaluate_full_dataset
         if not self._whole and kind.evaluate_batch is ZeroTrial.evaluate_batch:
@@ -109,17 +130,22 @@ class Validator:
 
         Returns:
             The metrics, the same on every rank.
+
+        Raises:
+            ValidationInterruptedError: On all ranks, if any is told to end meanwhile.
         """
         self._callbacks.call("on_validation_start")
         started = time.monotonic()
         context = self._context
         for model in context.models:
             model.eval()
-        with context.reducers.validating(), torch.no_grad():
-            metrics = self._evaluate_whole() if self._whole else self._evaluate_batches(started)
-            reduced = context.reducers.reduce(context.distributed, training=False)
-        for model in context.models:
-            model.train()
+        try:
+            with context.reducers.validating(), torch.no_grad():
+                metrics = self._evaluate_whole() if self._whole else self._evaluate_batches(started)
+                reduced = context.reducers.reduce(context.distributed, training=False)
+        finally:
+            for model in context.models:
+                model.train()
         metrics |= to_numbers(reduced)
         self._callbacks.call("on_validation_end", metrics)
         return metrics
@@ -137,7 +163,8 @@ class Validator:
         values: dict[str, list[float]] = {}
         batches = self._batches()
         calls = 0
-        while self._more(batches):
+        self._agree_at = 1
+        while self._more(batches, calls, started):
             if batches is not None and not batches.has(self._take):
                 self._evaluate_for_others(batches, calls)
                 continue
@@ -178,12 +205,34 @@ class Validator:
         with self._context.reducers.ignoring():
             self._evaluate(_Batches(iter([spare] * self._take), None, lambda _: 0), calls)
 
-    def _more(self, batches: _Batches | None) -> bool:
-        """Whether another call is due on this rank. **Collective** in lockstep."""
+    def _more(self, batches: _Batches | None, calls: int, started: float) -> bool:
+        """Whether another call is due on this rank. **Collective**: all ranks leave together.
+
+        In lockstep the ranks agree before each call. Else they meet about once a second, and a
+        rank that has no more batches waits for the others.
+
+        Raises:
+            ValidationInterruptedError: On all ranks, if any is told to end.
+        """
         mine = batches is not None and batches.has(self._take)
-        if not self._lockstep:
-            return mine
-        return any(self._context.distributed.allgather(mine, "counting validation batches"))
+        while not mine or self._lockstep or calls >= self._agree_at:
+            left = self._agree(mine=mine, call_s=(time.monotonic() - started) / max(calls, 1))
+            if mine or self._lockstep or not left:
+                return left
+        return mine
+
+    def _agree(self, *, mine: bool, call_s: float) -> bool:
+        """Return whether any rank has more batches, and choose when to meet again."""
+        told = (mine, int(self._wish()), call_s)
+        operation = "counting validation batches"
+        more, wishes, seconds = zip(
+            *self._context.distributed.allgather(told, operation), strict=True
+        )
+        if any(wishes):
+            raise ValidationInterruptedError(max(wishes))
+        pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
+        self._agree_at += min(max(1, pause), _MOST_CALLS_BETWEEN)
+        return any(more)
 
     def _batches(self) -> _Batches | None:
         if self._loader is None:
@@ -199,7 +248,9 @@ class Validator:
             if rest:
                 logger.warning("%d validation micro-batches do not fill a batch: left out", rest)
             limit = whole * self._take
-        return _Batches(iter(self._loader), limit, self._trial.get_batch_length)
+        # A loader that repeats for ever, such as DeepSpeed's RepeatingLoader, ends where it says.
+        batches = islice(iter(self._loader), _length_of(self._loader))
+        return _Batches(batches, limit, self._trial.get_batch_length)
 
     def _shard(self, loader: Any) -> Any:
         if loader is None or self._whole:
@@ -231,6 +282,14 @@ class Validator:
             name: _reduce_one(found, how[name] if isinstance(how, Mapping) else how)
             for name, found in values.items()
         }
+
+
+def _length_of(loader: Any) -> int | None:
+    """Batches in one pass; None where the loader does not know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _reduce_one(values: list[float], how: Any) -> float:

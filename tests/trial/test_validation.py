@@ -1,0 +1,183 @@
+"""A validation ends: where its loader says, or when the trial is told to leave."""
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from tests.trial.helpers import (
+    LineTrial,
+    build,
+    fit,
+    last_checkpoint,
+    make_settings,
+    make_spec,
+    metrics,
+)
+from zerolab.contract.wire import Directive
+from zerotrial.loop.controller import Ending
+from zerotrial.ranks import Distributed
+
+
+class Repeating:
+    """A loader that begins anew for ever, as DeepSpeed's RepeatingLoader does."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.drawn = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in itertools.chain.from_iterable(itertools.repeat(self.loader)):
+            self.drawn += 1
+            yield batch
+
+
+class MeasuredRepeating(Repeating):
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+class RepeatingTrial(LineTrial):
+    kind: type[Repeating] = Repeating
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        context.disable_dataset_reproducibility_checks()
+
+    def build_validation_data_loader(self) -> Any:
+        self.loader = self.kind(list(zerotrial.DataLoader(range(6), batch_size=2)))
+        return self.loader
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+        batch = next(dataloader_iter)
+        return {"validation_loss": batch.float().mean()}
+
+
+class MeasuredTrial(RepeatingTrial):
+    kind = MeasuredRepeating
+
+
+@pytest.mark.timeout(60)
+def test_a_loader_that_repeats_for_ever_is_read_as_often_as_its_length_says(
+    tmp_path: Path,
+) -> None:
+    ending, trial = fit(make_spec(tmp_path), MeasuredTrial, make_settings(3))
+    assert ending is Ending.FINISHED
+    assert trial.loader.drawn == 3
+    assert metrics(tmp_path, "validation")[3]["validation_loss"] == 2.5
+
+
+@pytest.mark.timeout(60)
+def test_a_whole_pass_in_one_call_ends_at_the_length_too(tmp_path: Path) -> None:
+    class Trial(MeasuredTrial):
+        def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+            return {"validation_loss": torch.cat(list(dataloader_iter)).float().mean()}
+
+    fit(make_spec(tmp_path), Trial, make_settings(1))
+    assert metrics(tmp_path, "validation")[1]["validation_loss"] == 2.5
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["directive", "sigterm"])
+def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
+    tmp_path: Path, how: str
+) -> None:
+    controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
+    trial = controller._trial
+    evaluate = trial.evaluate_batch
+
+    def told_at_batch_100(batches: Iterator[Any]) -> dict[str, Any]:
+        if trial.loader.drawn == 100:
+            if how == "sigterm":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                session._poller.directive = Directive("preempt", version=1)
+        return evaluate(batches)
+
+    trial.evaluate_batch = told_at_batch_100
+    ending = controller.run()
+    session.close(ending)
+    assert (ending, ending.exit_code) == (Ending.PREEMPTED, 66)
+    assert trial.engine.module.training
+    latest = last_checkpoint(tmp_path)
+    assert latest is not None
+    assert latest.steps_completed == 5
+    assert not metrics(tmp_path, "validation")
+
+    ending, _ = fit(make_spec(tmp_path, latest=latest), MeasuredTrial, make_settings(5))
+    assert ending is Ending.FINISHED
+    assert list(metrics(tmp_path, "validation")) == [5]
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_was_taken_over_leaves_its_validation_and_saves_nothing(tmp_path: Path) -> None:
+    controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
+    controller._agree_at = 1000
+    session._reporter.stale.set()
+    ending = controller.run()
+    session.close(ending)
+    assert ending is Ending.STALE
+    assert last_checkpoint(tmp_path) is None
+
+
+class Gathered(zerotrial.MetricReducer):
+    def reset(self) -> None:
+        self.values: list[float] = []
+
+    def per_slot_reduce(self) -> Any:
+        return self.values
+
+    def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+        return float(sum(value for of_rank in per_slot_metrics for value in of_rank))
+
+
+@pytest.mark.timeout(60)
+def test_a_reducer_forgets_what_an_interrupted_validation_gave_it(tmp_path: Path) -> None:
+    controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
+    trial = controller._trial
+    reducer = trial.context.wrap_reducer(Gathered(), "gathered")
+    evaluate = trial.evaluate_batch
+
+    def gather(batches: Iterator[Any]) -> dict[str, Any]:
+        reducer.values.append(100.0)
+        if trial.loader.drawn == 20:
+            session._poller.directive = Directive("preempt", version=1)
+        return evaluate(batches)
+
+    trial.evaluate_batch = gather
+    session.close(controller.run())
+    assert reducer.values == []
+
+
+class UnevenTrial(RepeatingTrial):
+    """Rank 0 has two batches to validate; rank 1 has no end of them, and gets SIGTERM."""
+
+    def build_validation_data_loader(self) -> Any:
+        loader = super().build_validation_data_loader()
+        return loader if self.context.distributed.rank else [torch.zeros(2), torch.ones(2)]
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+        if self.context.distributed.rank and self.loader.drawn == 50:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().evaluate_batch(dataloader_iter)
+
+
+def leave_together(directory: str) -> tuple[str, int]:
+    ranks = Distributed.from_environment(cuda=False)
+    path = Path(directory)
+    spec = make_spec(path, slots=2, run_dir=str(path / f"run{ranks.rank}"))
+    ending, _ = fit(spec, UnevenTrial, make_settings(5), ranks)
+    latest = last_checkpoint(Path(spec.run_dir)) if ranks.rank == 0 else None
+    return ending.name, latest.steps_completed if latest else 0
+
+
+@pytest.mark.processes
+def test_ranks_with_different_data_leave_a_validation_together(tmp_path: Path) -> None:
+    assert run_on_ranks(leave_together, 2, str(tmp_path)) == [("PREEMPTED", 5), ("PREEMPTED", 0)]
