@@ -95,6 +95,29 @@ def test_acknowledged_reports_leave_the_disk(server: KillableServer, tmp_path: P
         assert len(stored_points(client, spec)) == 200
 
 
+def test_one_damaged_byte_costs_one_record_and_the_trial_is_told(
+    server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (spec,) = make_runs(server, 1, tmp_path / "runs")
+    directory = Path(spec.run_dir) / SPOOL_DIR
+    spool = Spool(directory, segment_bytes=5000)
+    for step in range(1, 301):
+        record = MetricsRecord("training", step, {"loss": 1.0}, time.time())
+        spool.append(msgspec.msgpack.encode(record))
+    spool.close()
+    (first, *_) = sorted(directory.iterdir())
+    content = bytearray(first.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    first.write_bytes(content)
+    said: list[str] = []
+    assert deliver(Path(spec.run_dir), client, spec.run_id, said.append) == 300
+    points = stored_points(client, spec)
+    assert len(points) == 299
+    (lost,) = set(range(1, 301)) - set(points)
+    assert f"lost (records {lost} to {lost})" in caplog.text
+    assert said == ["reports of this run that were lost, for their file was damaged: 1"]
+
+
 def test_a_run_that_left_no_spool_has_nothing_to_deliver(client: Client, tmp_path: Path) -> None:
     assert deliver(tmp_path, client, 1) == 0
 

@@ -1,8 +1,11 @@
 import os
+import shutil
+import struct
 import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +14,10 @@ from hypothesis import strategies as st
 from zerolab.reports.spool import AppendFile, Spool, SpoolReader
 
 
-def read_all(directory: Path, max_bytes: int = 64) -> list[tuple[int, bytes]]:
-    reader = SpoolReader(directory)
+def read_all(
+    directory: Path, max_bytes: int = 64, *, ended: bool = False
+) -> list[tuple[int, bytes]]:
+    reader = SpoolReader(directory, ended=ended)
     found: list[tuple[int, bytes]] = []
     while True:
         first, payloads = reader.read(max_bytes)
@@ -106,29 +111,87 @@ def test_a_torn_tail_is_dropped_wherever_it_was_torn(
     assert read_all(directory)[-1] == (whole + 1, b"after")
 
 
-def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
-    for number in range(1, 4):
-        spool.append(payload(number))
-    (file,) = tmp_path.iterdir()
+def damage(file: Path, at: int, count: int = 1) -> None:
+    """Flip a bit in each of some bytes."""
     content = bytearray(file.read_bytes())
-    content[-1] ^= 1
+    for place in range(at, at + count):
+        content[place] ^= 1 << place % 8
     file.write_bytes(content)
-    assert [number for number, _ in read_all(tmp_path)] == [1, 2]
 
 
-def test_a_damaged_segment_costs_its_own_records_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_flipped_bit_anywhere_costs_its_own_record_only(tmp_path: Path) -> None:
+    Spool(tmp_path / "whole").close()
+    (whole,) = (tmp_path / "whole").iterdir()
+    spool, ends = Spool(tmp_path / "whole"), []
+    for number in range(1, 6):
+        spool.append(payload(number))
+        ends.append(whole.stat().st_size)
+    for place in range(ends[-1]):
+        directory = tmp_path / str(place)
+        shutil.copytree(tmp_path / "whole", directory)
+        damage(directory / whole.name, place)
+        lost = 1 + sum(end <= place for end in ends)
+        expected = [(n, b"" if n == lost else payload(n)) for n in range(1, 6)]
+        assert read_all(directory, ended=True) == expected
+        again = Spool(directory)  # a run that goes on goes on behind what was there
+        assert again.count == 5
+        again.append(b"behind")
+        assert read_all(directory) == [*expected, (6, b"behind")]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    at=st.integers(0, 2000), count=st.integers(1, 300), segment_bytes=st.sampled_from([200, 9999])
+)
+def test_whatever_is_damaged_the_rest_keeps_its_numbers(
+    at: int, count: int, segment_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    directory = tmp_path_factory.mktemp("spool")
+    spool = Spool(directory, segment_bytes=segment_bytes)
+    for number in range(1, 61):
+        spool.append(payload(number))
+    spool.close()
+    file = sorted(directory.iterdir())[0]
+    size = file.stat().st_size
+    damage(file, min(at, size - 1), min(count, size - min(at, size - 1)))
+    found = read_all(directory, ended=True)
+    assert [number for number, _ in found] == list(range(1, len(found) + 1))
+    assert all(data in {b"", payload(number)} for number, data in found)
+    assert sum(not data for _, data in found) <= count // 9 + 2
+    assert len(found) == 60 or segment_bytes == 9999
+
+
+def test_a_torn_segment_before_others_costs_its_own_records_only(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=100)
     for number in range(1, 30):
         spool.append(payload(number))
     damaged = sorted(tmp_path.iterdir())[1]
     following = int(sorted(tmp_path.iterdir())[2].stem)
     os.truncate(damaged, damaged.stat().st_size - 1)
-    numbers = [number for number, _ in read_all(tmp_path)]
-    assert numbers == [*range(1, following - 1), *range(following, 30)]
-    assert f"records {following - 1} to {following - 1} are lost" in caplog.text
+    lost = following - 1
+    assert read_all(tmp_path) == [(n, b"" if n == lost else payload(n)) for n in range(1, 30)]
+
+
+def test_records_that_are_wanted_again_and_gone_come_back_empty(tmp_path: Path) -> None:
+    spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
+    for number in range(1, 60):
+        spool.append(payload(number))
+    reader.discard(40)
+    (oldest, *_) = sorted(int(file.stem) for file in tmp_path.iterdir())
+    reader.seek(3)
+    assert reader.read(1) == (3, [b""] * (oldest - 3))
+    assert reader.read(1) == (oldest, [payload(oldest)])
+
+
+def test_frames_of_version_0_1_without_a_number_are_read(tmp_path: Path) -> None:
+    frames = b"".join(
+        struct.pack("<II", len(payload(n)), crc32(payload(n))) + payload(n) for n in range(1, 4)
+    )
+    (tmp_path / f"{1:020d}.spool").write_bytes(frames)
+    spool = Spool(tmp_path)
+    assert spool.count == 3
+    spool.append(payload(4))
+    assert read_all(tmp_path) == [(n, payload(n)) for n in range(1, 5)]
 
 
 def test_a_spool_that_nobody_empties_stops_growing_and_says_so(tmp_path: Path) -> None:

@@ -52,8 +52,11 @@ class Shipment:
         self._payloads: list[bytes] = []  # read and not yet acknowledged, from record _first on
         self._most = _MOST_RECORDS
         self._blank = 0  # number of the record that was refused last
+        self._lost_through = 0  # number of the last record that is lost
         self.stored = 0
         """Number of the last record that the server has acknowledged."""
+        self.lost = 0
+        """Records that the spool could not give back."""
 
     def send_some(self) -> bool:
         """Send one batch; return whether there was any.
@@ -63,7 +66,7 @@ class Shipment:
             UnreachableError: If the server cannot take it now; call again later.
         """
         if not self._payloads:
-            self._first, self._payloads = self._reader.read(BATCH_BYTES)
+            self._fetch()
         batch = self._payloads[: self._most]
         if not batch:
             return False
@@ -76,6 +79,20 @@ class Shipment:
         self._most = min(_MOST_RECORDS, 2 * self._most)
         self._acknowledged(stored, len(batch))
         return True
+
+    def _fetch(self) -> None:
+        """Read what comes next; an empty record takes the place of each that is lost."""
+        self._first, payloads = self._reader.read(BATCH_BYTES)
+        lost = [number for number, data in enumerate(payloads, self._first) if not data]
+        self._payloads = [data or _nothing() for data in payloads]
+        fresh = [number for number in lost if number > self._lost_through]
+        if fresh:
+            self._lost_through = fresh[-1]
+            self.lost += len(fresh)
+            logger.error(
+                "%d reports of run %d are lost (records %d to %d): their file %s is damaged",
+                len(fresh), self._run_id, fresh[0], fresh[-1], self._reader.directory,
+            )  # fmt: skip
 
     def _acknowledged(self, stored: int, sent: int) -> None:
         first, self.stored = self._first, stored

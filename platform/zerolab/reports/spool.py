@@ -1,13 +1,15 @@
 """Records on disk between a report and the server: append-only, numbered, bounded.
 
 A spool is a directory of segments. A segment is named by the number of its first record and holds
-frames, one after the other: length and CRC-32 of the payload (4 bytes each, little-endian), then
-the payload. A frame is one ``write`` into the page cache, so once it has returned the record
-survives the death of the process. The tail that a death tears off in mid-write is recognised by
-its length or its checksum, and dropped.
+frames, one after the other: length of the payload, its CRC-32 combined by XOR with the record's
+number (4 bytes each, little-endian), then the payload. A frame is one ``write`` into the page
+cache, so once it has returned the record survives the death of the process. The tail that a death
+tears off in mid-write is recognised by its length, and dropped.
+
+A damaged frame costs what it holds: the next whole one says its own number, and what lies between
+is given to the reader as empty payloads, so that the numbers go on without a gap.
 """
 
-import logging
 import os
 import struct
 from itertools import pairwise
@@ -17,11 +19,13 @@ from zlib import crc32
 
 __all__ = ["AppendFile", "Spool", "SpoolReader"]
 
-logger = logging.getLogger(__name__)
-
 _HEADER = struct.Struct("<II")
+_MASK = 2**32 - 1
+_UNNUMBERED = 0
+"""What the XOR leaves of a frame by version 0.1, which did not add the number."""
 _SUFFIX = ".spool"
 _SCAN_BYTES = 1024 * 1024
+_LEAST_FRAME = _HEADER.size + 1
 SEGMENT_BYTES = 16 * 1024 * 1024
 MAX_BYTES = 1024 * 1024 * 1024
 
@@ -82,8 +86,7 @@ class Spool:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         segments = _segments(directory)
         last = segments[-1] if segments else _Segment(1, directory / _name(1))
-        frames, size = _measure(last.path)
-        self.count = last.first + frames - 1
+        self.count, size = _measure(last)
         """Number of the newest record; 0 when there is none."""
         self._file = AppendFile(last.path, size)
 
@@ -95,8 +98,10 @@ class Spool:
         """
         if self._file.size >= self._segment_bytes:
             self._next_segment()
-        self._file.append(_HEADER.pack(len(payload), crc32(payload)) + payload)
-        self.count += 1
+        number = self.count + 1
+        checksum = crc32(payload) ^ (number & _MASK)
+        self._file.append(_HEADER.pack(len(payload), checksum) + payload)
+        self.count = number
 
     def close(self) -> None:
         """Close the newest segment; the records stay for a reader."""
@@ -117,18 +122,25 @@ class SpoolReader:
     """The reading end: goes through the records in order, from any number.
 
     It may run beside a writer, and sees each record once its write is complete.
+
+    Args:
+        directory: Of the spool.
+        ended: Nobody writes any more: a damaged last record is lost, not on its way.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, ended: bool = False) -> None:
         self.directory = directory
+        self._ended = ended
         self._next = 1
+        self._sought = False
         self._segment: _Segment | None = None
         self._offset = 0
         self._number = 1  # of the record at _offset
+        self._searched = (0, 0)  # offset and size of a segment in which no whole frame followed
 
     def seek(self, number: int) -> None:
-        """Go on with record ``number``, or with the oldest one that is still there."""
-        self._next = number
+        """Go on with record ``number``; what is not there any more comes as empty payloads."""
+        self._next, self._sought = number, True
         if number < self._number:
             self._segment = None
 
@@ -139,7 +151,8 @@ class SpoolReader:
             max_bytes: About how much to read; at least one record is read whole.
 
         Returns:
-            Number of the first record and the payloads; no payloads at the end of the spool.
+            Number of the first record and the payloads, empty ones for records that are lost;
+            no payloads at the end of the spool.
         """
         while True:
             segments = _segments(self.directory)
@@ -148,18 +161,20 @@ class SpoolReader:
             assert self._segment is not None
             # Looked up before the read: a segment that has a successor does not grow any more.
             behind = [segment for segment in segments if segment.first > self._segment.first]
-            payloads, consumed = _read_frames(self._segment.path, self._offset, max_bytes)
-            if payloads:
-                first, self._number = self._number, self._number + len(payloads)
-                self._offset += consumed
-                wanted = payloads[max(0, self._next - first) :]
-                if wanted:
-                    self._next = self._number
-                    return self._next - len(wanted), wanted
-            elif behind:
-                self._enter(behind[0])
-            else:
-                return self._next, []
+            payloads, consumed = _read_frames(
+                self._segment.path, self._offset, self._number, max_bytes
+            )
+            self._offset += consumed
+            if not payloads:
+                lost = self._pass_damage(behind[0] if behind else None)
+                if lost is None:
+                    return self._next, []
+                payloads = [b""] * lost
+            first, self._number = self._number, self._number + len(payloads)
+            wanted = payloads[max(0, self._next - first) :]
+            if wanted:
+                self._next = self._number
+                return self._next - len(wanted), wanted
 
     def discard(self, through: int) -> None:
         """Delete the segments whose records all have numbers up to ``through``."""
@@ -175,18 +190,30 @@ class SpoolReader:
         earlier = [segment for segment in segments if segment.first <= self._next]
         self._segment = (earlier or segments)[-1 if earlier else 0]
         self._offset, self._number = 0, self._segment.first
+        if self._next < self._number and self._sought:  # asked for, and gone: pass over it
+            self._segment, self._number = _Segment(self._next, self._segment.path), self._next
+            self._offset = _size(self._segment.path)
         self._next = max(self._next, self._number)
         return True
 
-    def _enter(self, segment: "_Segment") -> None:
-        wanted = max(self._number, self._next)
-        if segment.first > wanted:
-            logger.error(
-                "%s is damaged: records %d to %d are lost",
-                segment.path.parent, wanted, segment.first - 1,
-            )  # fmt: skip
-        self._segment, self._offset, self._number = segment, 0, segment.first
-        self._next = max(self._next, segment.first)
+    def _pass_damage(self, following: "_Segment | None") -> int | None:
+        """Go behind what cannot be read; return how many records it held, None at the end."""
+        assert self._segment is not None
+        path, size = self._segment.path, _size(self._segment.path)
+        if self._searched != (self._offset, size):
+            found = _next_whole(path, self._offset, self._number)
+            if found is not None:
+                self._offset, number = found
+                return number - self._number
+            self._searched = (self._offset, size)
+        if following is not None:
+            self._segment, self._offset = following, 0
+            self._number = min(self._number, following.first)
+            return following.first - self._number
+        if self._ended and _is_damaged(path, self._offset, self._number):
+            self._offset = size
+            return 1
+        return None
 
 
 class _Segment(NamedTuple):
@@ -215,15 +242,19 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _read_frames(path: Path, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
-    """Read whole frames from ``offset`` on; return their payloads and how many bytes they take."""
+def _read_frames(path: Path, offset: int, number: int, max_bytes: int) -> tuple[list[bytes], int]:
+    """Read whole frames from ``offset`` on, the first of which holds record ``number``.
+
+    Returns:
+        Their payloads, and how many bytes they take.
+    """
     try:
         with path.open("rb") as file:
             file.seek(offset)
             data = file.read(max(max_bytes, _HEADER.size))
             if len(data) >= _HEADER.size:
                 missing = _HEADER.size + _HEADER.unpack_from(data)[0] - len(data)
-                data += file.read(missing) if missing > 0 else b""
+                data += file.read(min(missing, _size(path))) if missing > 0 else b""
     except FileNotFoundError:
         return [], 0
     payloads, position = [], 0
@@ -231,19 +262,67 @@ def _read_frames(path: Path, offset: int, max_bytes: int) -> tuple[list[bytes], 
         length, checksum = _HEADER.unpack_from(data, position)
         start = position + _HEADER.size
         payload = data[start : start + length]
-        if not length or len(payload) != length or crc32(payload) != checksum:
+        if not length or len(payload) != length:
+            break
+        found = crc32(payload) ^ checksum
+        if found != number & _MASK and found != _UNNUMBERED:
             break
         payloads.append(payload)
+        number += 1
         position = start + length
     return payloads, position
 
 
-def _measure(path: Path) -> tuple[int, int]:
-    """Count a segment's whole frames and their bytes."""
-    frames = size = 0
+def _next_whole(path: Path, offset: int, number: int) -> tuple[int, int] | None:
+    """Find the first whole frame from ``offset`` on; return its offset and its number."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = memoryview(file.read())
+    except FileNotFoundError:
+        return None
+    for position in range(len(data) - _HEADER.size):
+        length, checksum = _HEADER.unpack_from(data, position)
+        start = position + _HEADER.size
+        if not 0 < length <= len(data) - start:
+            continue
+        found = crc32(data[start : start + length]) ^ checksum
+        if found == _UNNUMBERED:
+            return offset + position, number + (position > 0)
+        passed = (found - number) & _MASK
+        if passed <= position // _LEAST_FRAME:
+            return offset + position, number + passed
+    return None
+
+
+def _is_damaged(path: Path, offset: int, number: int) -> bool:
+    """Whether a last frame that is not whole has its full length: then no death tore it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return False
+    if len(data) < _LEAST_FRAME:
+        return False
+    length, checksum = _HEADER.unpack_from(data)
+    payload = data[_HEADER.size :]  # it is whole, and the length is damaged, or:
+    return bool(crc32(payload) ^ checksum == number & _MASK or 0 < length <= len(payload))
+
+
+def _measure(segment: _Segment) -> tuple[int, int]:
+    """Return the number of a segment's last record, and where it ends in bytes."""
+    number, offset = segment.first, 0
     while True:
-        payloads, consumed = _read_frames(path, size, _SCAN_BYTES)
-        if not payloads:
-            return frames, size
-        frames += len(payloads)
-        size += consumed
+        payloads, consumed = _read_frames(segment.path, offset, number, _SCAN_BYTES)
+        if payloads:
+            number += len(payloads)
+            offset += consumed
+            continue
+        found = _next_whole(segment.path, offset, number)
+        if found is not None:
+            offset, number = found
+        elif _is_damaged(segment.path, offset, number):
+            return number, _size(segment.path)  # keeps its number: the server may have it
+        else:
+            return number - 1, offset
