@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ _SHIP_S = 0.3
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _FINAL_TAIL_LINES = 100
+_TRIES = 20
+"""Of a step that an answering server fails at; half a minute."""
 
 _STOPPED_EARLY = Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it began")
 
@@ -212,24 +215,26 @@ def leftover_runs(runs: Path) -> list[tuple[int, RunFolder]]:
 
 
 def finish_run(folder: RunFolder, run_id: int, client: Client, closing: threading.Event) -> bool:
-    """Deliver all that a run has left: logs, reports, and last how it ended.
+    """Deliver all that a run has left: reports, logs, and last how it ended.
 
     Tries for as long as it takes, until ``closing`` is set and the server still does not answer.
+    Logs and reports that an answering server fails to take are left out in the end; how the run
+    ended never is: a server that does not know it would have the run started again.
 
     Returns:
-        Whether the server knows it all now.
+        Whether the server knows the end now, or wants nothing of this run any more.
     """
     shipper = LogShipper(folder, run_id, client)
     outcome = read_outcome(folder.path) or Outcome(1, "the run left no outcome")
     end = RunExit(outcome.exit_code, outcome.reason, _log_tail(folder, outcome))
-    steps: list[Callable[[], object]] = [
-        lambda: shipper.ship(final=True),
-        lambda: deliver(folder.path, client, run_id),
-        lambda: client.run_exited(run_id, end),
+    steps: list[tuple[Callable[[], object], float]] = [
+        (lambda: deliver(folder.path, client, run_id, lambda text: _say(folder, text)), _TRIES),
+        (lambda: shipper.ship(final=True), _TRIES),
+        (lambda: client.run_exited(run_id, end), math.inf),
     ]
-    for step in steps:
+    for step, tries in steps:
         try:
-            if not _until_reached(step, closing):
+            if not _until_reached(step, closing, tries):
                 return False
         except (NotFoundError, ConflictError) as error:
             logger.info("run %d: the server wants nothing more: %s", run_id, error)
@@ -240,13 +245,26 @@ def finish_run(folder: RunFolder, run_id: int, client: Client, closing: threadin
     return True
 
 
-def _until_reached(action: Callable[[], object], stop: _Stoppable) -> bool:
-    """Do something as soon as the server can be reached; return False when ``stop`` comes first."""
+def _until_reached(action: Callable[[], object], stop: _Stoppable, tries: float = 1) -> bool:
+    """Do something as soon as the server can be reached; return False when ``stop`` comes first.
+
+    Args:
+        action: Asks the server for something.
+        stop: Ends the waiting.
+        tries: How often a server that answers may fail at it before that is raised.
+    """
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
             action()
+        except (NotFoundError, ConflictError):
+            raise
         except UnreachableError as error:
+            logger.warning("%s", error)
+        except ZerolabError as error:
+            tries -= 1
+            if tries <= 0:
+                raise
             logger.warning("%s", error)
         else:
             return True
