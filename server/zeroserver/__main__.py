@@ -26,6 +26,8 @@ __all__ = ["main"]
 
 logger = logging.getLogger("zeroserver")
 
+_LAST_PORT = 65535
+
 
 class _Server(uvicorn.Server):
     """Says where it listens once it does, and wakes who waits when it stops."""
@@ -114,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
         "--port",
-        type=int,
+        type=_port,
         default=None,
         help="port to listen on; 0: any free one (default: 8080, or a free one if it is taken)",
     )
@@ -141,6 +143,18 @@ def _parser() -> argparse.ArgumentParser:
         help="a further name under which this server is called; may be repeated",
     )
     return parser
+
+
+def _port(text: str) -> int:
+    """Read a port.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    if not (text.isascii() and text.isdecimal() and int(text) <= _LAST_PORT):
+        msg = f"must be a whole number from 0 to {_LAST_PORT}, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
 
 
 def _check_host(host: str, *, allow_remote: bool) -> None:

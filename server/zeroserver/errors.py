@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,22 @@ def _place(location: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in location[1:]) or str(location[0])
 
 
+_SHOULD = re.compile(r"^[A-Z]\w+ should (?=be|have|match)")
+
+
+def _requirement(error: Mapping[str, Any]) -> str:
+    """Say what must hold and what was found, in the words of all other messages."""
+    if error["type"] == "missing":
+        return "is required, got nothing"
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    told, count = _SHOULD.subn("must ", str(error["msg"]))
+    if not count:
+        told = told[:1].lower() + told[1:]
+    found = repr(error["input"])
+    return f"{told}, got {found if len(found) <= 80 else found[:77] + '...'}"
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Answer every error of ``app`` in the one form that the clients read."""
 
@@ -120,7 +138,7 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        problems = [f"{_place(each['loc'])}: {each['msg']}" for each in error.errors()]
+        problems = [f"{_place(each['loc'])}: {_requirement(each)}" for each in error.errors()]
         return _answer(422, "invalid", "request: " + "; ".join(problems), problems)
 
     @app.exception_handler(HTTPException)

@@ -1,12 +1,16 @@
 """The commands, as a user types them, against a real server and agent."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +163,94 @@ def test_a_file_with_mistakes_is_refused_before_anything_starts(
     assert len(installation.client.experiments()) == before
     checked = installation.quick("config", "check", tmp_path / "ds_config.json", expect=2)
     assert "did you mean 'train_batch_size'" in checked.stderr
+
+
+def test_a_trial_that_can_never_start_is_told_of_wherever_it_is_looked_at(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(slots=8)))
+    submitted = installation.quick("submit", tmp_path)
+    made = submitted.stdout.strip()
+    reason = "it needs 8 slots on one machine, and there are at most 2"
+    assert f"experiment {made} waits: {reason}" in submitted.stderr
+    for words in (("experiment", "describe"), ("trial", "list")):
+        assert reason in installation.quick(*words, made).stdout
+    trial = installation.json("trial", "list", made)[0]
+    assert trial["waiting_reason"].startswith(reason)
+    assert reason in installation.quick("trial", "describe", str(trial["id"])).stdout
+    assert reason in installation.quick("job", "list").stdout
+    process = subprocess.Popen(
+        [sys.executable, "-m", "zerolab", "run", str(tmp_path)],
+        env=installation.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        first, second, third = (process.stderr.readline() for _ in range(3))
+        other = first.split()[1]
+        assert second.startswith(f"experiment {other} waits: {reason}")
+        assert reason in third
+    finally:
+        process.kill()
+        process.communicate()
+    for one in (made, other):
+        installation.quick("experiment", "kill", one)
+
+
+def test_the_list_of_experiments_fits_a_terminal_of_80_columns(
+    installation: Installation, tmp_path: Path
+) -> None:
+    long = experiment(name="a name that is as long as names of experiments are in real life")
+    long["searcher"]["metric"] = "validation/mean_average_precision"
+    made = installation.submit(tmp_path / "m", long, {"model_def.py": MODEL}, ["--paused"])
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**installation.environment(), "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    words = [sys.executable, "-m", "zerolab", "experiment", "list"]
+    process = subprocess.Popen(words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    drawn = b""
+    with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    os.close(ours)
+    assert process.wait() == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", drawn.decode()).splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line for line in lines if line.split()[:1] == [str(made)]]
+    assert len(rows) == 1, lines
+    row = rows[0]
+    assert row.split()[1:3] == ["a", "name"]
+    assert "PAUSED" in row
+    listed = [line for line in lines if line.split()[:1] and line.split()[0].isdecimal()]
+    assert len(listed) == len(installation.client.experiments())
+    assert long["name"] in installation.quick("experiment", "list").stdout
+    installation.quick("experiment", "kill", str(made))
+
+
+def test_a_group_is_found_by_its_plural_and_by_short_words(installation: Installation) -> None:
+    whole = installation.json("experiment", "list")
+    for word in ("experiments", "exp", "e"):
+        assert installation.json(word, "list") == whole
+    assert installation.json("trials", "list", "1") == installation.json("trial", "list", "1")
+    assert "No such command 'model'" in installation.quick("model", expect=2).stderr
+
+
+def test_a_mistake_in_an_option_is_told_in_plain_words(installation: Installation) -> None:
+    state = installation.quick("experiment", "list", "--state", "BROKEN", expect=2).stderr
+    assert "state: must be 'ACTIVE', 'PAUSED'" in state
+    assert "got 'BROKEN'" in state
+    limit = installation.quick("experiment", "list", "--limit", "0", expect=2).stderr
+    assert "limit: must be greater than or equal to 1, got '0'" in limit
+    for words in (("up",), ("run", "experiment.yaml")):
+        port = installation.quick(*words, "--port", "80000", expect=2).stderr
+        assert "Invalid value for '--port'" in port
+        assert "65535" in port
+    assert "Missing argument" in installation.quick("run", expect=2).stderr
+    assert "Usage: " in installation.quick("run", expect=2).stderr
 
 
 def test_what_does_not_exist_is_one_message(installation: Installation, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Progress is told in one line a trial, in words and units that can be read."""
 
 import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from zerolab.cli.output import duration, number, print_fields, print_table
-from zerolab.cli.progress import TrialProgress, describe_line
+from zerolab.cli.output import age, duration, number, print_fields, print_table
+from zerolab.cli.progress import Lines, TrialProgress, describe_line
 
 
 def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:
@@ -15,6 +17,36 @@ def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:
 
 def test_what_is_not_known_yet_is_left_out() -> None:
     assert describe_line(TrialProgress(3, "QUEUED", 0, 0.0)) == "trial 3  queued  batch 0  0 %"
+
+
+def test_a_trial_that_waits_says_why_and_nothing_else() -> None:
+    waits = TrialProgress(3, "QUEUED", 0, 0.0, waiting="it needs 8 slots")
+    assert describe_line(waits) == "trial 3  waits: it needs 8 slots"
+
+
+def test_where_nothing_can_be_redrawn_a_trial_has_a_line_each_ten_seconds_and_one_a_change() -> (
+    None
+):
+    lines = Lines()
+
+    def told(now_s: float, batch: int, **more: Any) -> int:
+        return len(lines.due([TrialProgress(1, batch=batch, progress=0.0, **more)], now_s))
+
+    waits = {"state": "QUEUED", "waiting": "it needs 8 slots"}
+    assert [told(t, 0, **waits) for t in (0.0, 5.0, 50.0)] == [1, 0, 0]
+    assert told(50.5, 0, state="QUEUED", waiting="another reason") == 1
+    assert [told(51 + t, t, state="RUNNING") for t in range(31)] == [1, *([0] * 9 + [1]) * 3]
+    assert told(82.0, 32, state="STOPPING") == 1
+
+
+@pytest.mark.parametrize(
+    ("passed", "text"),
+    [({"seconds": 40}, "40 s"), ({"minutes": 12}, "12 min"), ({"hours": 30}, "1 d")],
+)
+def test_an_age_is_told_in_one_unit(passed: dict[str, int], text: str) -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    moment = (now - timedelta(**passed)).isoformat().replace("+00:00", "Z")
+    assert age(moment, now) == text
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_a_port_that_is_taken_is_an_error_only_if_it_was_asked_for(
     assert f"--port {live.port}: cannot listen" in other.log.read_text()
 
 
+def test_a_port_that_no_machine_has_is_refused_in_one_message(tmp_path: Path) -> None:
+    other = LiveServer(tmp_path / "other")
+    refused = other.spawn("--port", "80000")
+    assert refused.wait(DEADLINE_S) == 2
+    told = other.log.read_text()
+    assert "--port: must be a whole number from 0 to 65535, got '80000'" in told
+    assert "Traceback" not in told
+
+
 def test_a_server_beyond_this_machine_must_be_asked_for_by_name(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "home")
     refused = server.spawn("--host", "0.0.0.0", "--port", "0")

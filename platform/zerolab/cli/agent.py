@@ -85,7 +85,7 @@ def about_jobs() -> None:
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List what waits for slots and what holds them, the first to run first."""
+    """List what waits for slots, and why, and what holds them; the first to run first."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -102,8 +102,9 @@ def list_jobs(
             one["running_trials"],
             one["queued_trials"],
             one["held_slots"],
+            one["waiting_reason"],
         )
         for one in found
     ]
-    columns = ["experiment", "name", "state", "slots a trial", "running", "queued", "slots held"]
-    print_table(columns, rows)
+    columns = ["id", "name", "state", "slots", "running", "queued", "held", "why it waits"]
+    print_table(columns, rows, shortened={"name"})

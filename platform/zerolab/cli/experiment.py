@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import number, print_fields, print_json, print_table, result, say
+from zerolab.cli.output import age, number, print_fields, print_json, print_table, result, say
 
 __all__ = ["group"]
 
@@ -51,17 +51,17 @@ def list_experiments(
         (
             one["id"],
             one["name"],
-            one["state"],
+            one["state"].partition("_")[0],
             f"{100 * (one['progress'] or 0):.0f} %",
             one["num_trials"],
-            one["metric"],
             number(one["best_validation"]),
-            one["created_at"],
+            one["metric"],
+            age(one["created_at"]),
         )
         for one in found
     ]
-    columns = ["id", "name", "state", "progress", "trials", "metric", "best", "created"]
-    print_table(columns, rows)
+    columns = ["id", "name", "state", "done", "trials", "best", "metric", "age"]
+    print_table(columns, rows, shortened={"name", "metric"})
 
 
 @group.command()
@@ -84,6 +84,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "labels": ", ".join(found["labels"]),
             "notes": found["notes"],
             "state": found["state"],
+            "waits": found["waiting_reason"],
             "progress": f"{100 * (found['progress'] or 0):.0f} %",
             "searcher": f"{found['searcher_name']} on {found['metric']}",
             "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),

@@ -22,7 +22,11 @@ def add_to(app: typer.Typer) -> None:
 def up(
     port: Annotated[
         int | None,
-        typer.Option(help="Port of the server; 0 for any free one. Default: 8080, else any."),
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of the server; 0 for any free one. Default: 8080, else any.",
+        ),
     ] = None,
     slots: Annotated[
         int | None, typer.Option(help="Slots that the agent offers. Default: all GPUs, else cores.")

@@ -2,9 +2,10 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from zerolab.cli import (
     agent,
@@ -21,7 +22,21 @@ from zerolab.errors import ZerolabError
 
 __all__ = ["app", "main"]
 
+_ALIASES = {"e": "experiment", "exp": "experiment", "experiments": "experiment"} | {
+    f"{noun}s": noun for noun in ("trial", "checkpoint", "agent", "job")
+}
+
+
+class _Root(TyperGroup):
+    """The root of the command: plurals of its groups, and two short words, mean the group."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command by its name or by another word for it."""
+        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
+
+
 app = typer.Typer(
+    cls=_Root,
     name="zerolab",
     help="Train deep-learning models with ZeRO: experiments, from a laptop to a few GPU nodes.",
     epilog="Begin with: zerolab run examples/digits/experiment.yaml",

@@ -2,10 +2,23 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["duration", "number", "print_fields", "print_json", "print_table", "result", "say"]
+__all__ = [
+    "age",
+    "duration",
+    "number",
+    "print_fields",
+    "print_json",
+    "print_table",
+    "result",
+    "say",
+]
+
+_NARROWEST = 8
+"""Characters that a column keeps, however narrow the terminal is."""
 
 _WIDE = 400
 """Characters in a line when nobody's terminal limits them."""
@@ -26,20 +39,48 @@ def print_json(content: Any) -> None:
     result(json.dumps(content, indent=2, default=str))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table as a result; empty cells for None."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], shortened: Collection[str] = ()
+) -> None:
+    """Print a table as a result; empty cells for None.
+
+    Args:
+        columns: Their heads.
+        rows: As many cells each as there are columns.
+        shortened: Columns that are cut where the terminal is too narrow; the others are folded.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    _shorten(columns, cells, shortened, console.width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
+
+
+def _shorten(
+    columns: Sequence[str], rows: Sequence[list[str]], shortened: Collection[str], width: int
+) -> None:
+    """Cut the cells of some columns, the widest first, until all columns fit in one line."""
+    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(columns)]
+    cut = [i for i, name in enumerate(columns) if name in shortened]
+    spare = width - 2 * (len(columns) - 1) - 2  # what the table puts between and around columns
+    while cut and sum(widths) > spare:
+        widest = max(cut, key=lambda i: widths[i])
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+    for row in rows:
+        for i in cut:
+            if len(row[i]) > widths[i]:
+                row[i] = row[i][: widths[i] - 1] + "\u2026"
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -58,6 +99,17 @@ def number(value: object, digits: int = 4) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:.{digits}g}"
+
+
+def age(moment: str | None, now: datetime | None = None) -> str:
+    """Write how long ago an ISO 8601 time was, in one unit: ``40 s``, ``12 min``, ``3 h``."""
+    if not moment:
+        return ""
+    passed = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{passed / length:.0f} {unit}"
+    return f"{max(0, passed):.0f} s"
 
 
 def duration(seconds: float) -> str:

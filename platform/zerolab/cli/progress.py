@@ -1,5 +1,6 @@
 """Live progress of an experiment: batch, loss, samples per second, time that is left."""
 
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
 
     from zerolab.client.http import Client
 
-__all__ = ["TrialProgress", "describe_line", "watch"]
+__all__ = ["Lines", "TrialProgress", "describe_line", "watch"]
 
 _RECENT_BATCHES = 300  # asked for; all of a long curve would come as means of many batches
 _POLL_S = 0.5
+_LINE_S = 10.0
+"""Between two lines of a trial where nothing can be redrawn, in seconds."""
 _SHOWN_TRIALS = 8
 _SPEED = "samples_per_second"
 
@@ -37,12 +40,15 @@ class TrialProgress:
     speed: float | str | None = None
     """Samples per second, over all ranks."""
     remaining_s: float | None = None
+    waiting: str | None = None
+    """Why it has no slots."""
 
 
 def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
     """Show progress on standard error until an experiment has ended; return it.
 
-    On a terminal it is redrawn; else a line is printed when something has changed.
+    On a terminal it is redrawn; else there is a line for each trial every ten seconds, and one
+    whenever its state changes.
     """
     watcher = _Watcher(client, experiment_id)
     if not sys.stderr.isatty():
@@ -61,6 +67,8 @@ def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
 
 def describe_line(trial: TrialProgress) -> str:
     """Say in one line how far a trial is."""
+    if trial.waiting:
+        return f"trial {trial.trial_id}  waits: {trial.waiting}"
     parts = [f"trial {trial.trial_id}", trial.state.lower(), f"batch {trial.batch}"]
     if trial.value is not None:
         parts.append(f"{trial.metric} {number(trial.value)}")
@@ -116,6 +124,7 @@ class _Watcher:
             value=points[-1][1] if points else None,
             speed=speeds[0][-1][1] if speeds else None,
             remaining_s=self._remaining_s(trial["id"], trial["progress"]),
+            waiting=trial["waiting_reason"],
         )
 
     def _remaining_s(self, trial_id: int, progress: float) -> float | None:
@@ -128,14 +137,36 @@ class _Watcher:
         return (time.monotonic() - began) * (1 - progress) / (progress - at)
 
 
+class Lines:
+    """Which lines to print where nothing can be redrawn: a few, whatever happens in between."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, tuple[float, str, str | None]] = {}
+        """Trial to the time of its last line, the state in it and the reason to wait."""
+
+    def due(self, trials: list[TrialProgress], now_s: float) -> list[str]:
+        """Return what is to be printed now.
+
+        Args:
+            trials: As they are.
+            now_s: Seconds on any clock that only goes forward.
+        """
+        lines = []
+        for trial in trials:
+            last_s, state, waiting = self._shown.get(trial.trial_id, (-math.inf, "", None))
+            moved = (trial.state, trial.waiting) != (state, waiting)
+            if moved or (not trial.waiting and now_s - last_s >= _LINE_S):
+                self._shown[trial.trial_id] = now_s, trial.state, trial.waiting
+                lines.append(describe_line(trial))
+        return lines
+
+
 def _watch_lines(watcher: _Watcher) -> dict[str, Any]:
-    shown: dict[int, tuple[str, int]] = {}
+    lines = Lines()
     while True:
         experiment, trials = watcher.look()
-        for trial in trials:
-            if shown.get(trial.trial_id) != (trial.state, trial.batch):
-                shown[trial.trial_id] = trial.state, trial.batch
-                print(describe_line(trial), file=sys.stderr, flush=True)  # noqa: T201 - progress
+        for line in lines.due(trials, time.monotonic()):
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress
         if experiment["state"] in ENDED:
             return experiment
         time.sleep(_POLL_S)
@@ -156,6 +187,9 @@ def _table(experiment: dict[str, Any], trials: list[TrialProgress]) -> "Renderab
     for column in ("trial", "state", "batch", "loss", "samples/s", "progress", "left"):
         table.add_column(column)
     for trial in trials:
+        if trial.waiting:
+            table.add_row(str(trial.trial_id), "waits")
+            continue
         named = trial.metric if trial.metric not in ("", "loss") else ""
         table.add_row(
             str(trial.trial_id),
@@ -166,4 +200,7 @@ def _table(experiment: dict[str, Any], trials: list[TrialProgress]) -> "Renderab
             ProgressBar(total=1.0, completed=trial.progress, width=24),
             "" if trial.remaining_s is None else duration(trial.remaining_s),
         )
+    reasons = dict.fromkeys(trial.waiting for trial in trials if trial.waiting)
+    if reasons:
+        table.caption = Text("\n".join(f"waits: {reason}" for reason in reasons), style="yellow")
     return table

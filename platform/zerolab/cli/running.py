@@ -22,7 +22,9 @@ def add_to(app: typer.Typer) -> None:
     app.command()(submit)
 
 
-Config = Annotated[Path, typer.Argument(help="Experiment file, e.g. experiment.yaml.")]
+Config = Annotated[
+    Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
+]
 ModelDir = Annotated[
     Path | None,
     typer.Argument(help="Directory with the model's code. Default: the experiment file's."),
@@ -43,7 +45,8 @@ def run(
         bool, typer.Option("--cpu", help="Train on CPU slots although there are GPUs.")
     ] = False,
     port: Annotated[
-        int | None, typer.Option(help="Port of the server, when one is started; 0 for any.")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of the server, when one is started; 0 for any."),
     ] = None,
 ) -> None:
     """Run an experiment: start what is missing, submit, show progress, say how it ended.
@@ -64,6 +67,7 @@ def run(
         made = client.create_experiment(content, archive, test=test)
         experiment_id = made["id"]
         say(f"experiment {experiment_id} is submitted")
+        _say_if_it_waits(made)
         try:
             ended = watch(client, experiment_id)
         except KeyboardInterrupt:
@@ -100,7 +104,13 @@ def submit(
         print_json(made)
         return
     say(f"experiment {made['id']}: {made['name']}")
+    _say_if_it_waits(made)
     result(str(made["id"]))
+
+
+def _say_if_it_waits(made: dict[str, Any]) -> None:
+    if made["waiting_reason"]:
+        say(f"experiment {made['id']} waits: {made['waiting_reason']}")
 
 
 def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
@@ -111,16 +121,13 @@ def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
     """
     from zerolab.client.archive import pack
     from zerolab.config import check_experiment
-    from zerolab.config.files import read_yaml
+    from zerolab.config.experiment.model_source import FolderFiles
+    from zerolab.config.files import experiment_file, read_yaml
 
+    config = experiment_file(config)
     content = read_yaml(config)
     directory = model_dir or config.absolute().parent
-
-    def read_file(path: str) -> bytes | None:
-        file = directory / path
-        return file.read_bytes() if file.is_file() else None
-
-    check_experiment(content, read_file, str(config))
+    check_experiment(content, FolderFiles(directory), str(config))
     return content, pack(directory)
 
 

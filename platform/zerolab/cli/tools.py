@@ -45,6 +45,9 @@ def plan(
     import subprocess
     import sys
 
+    from zerolab.config.files import experiment_file
+
+    file = experiment_file(file)
     words = [sys.executable, "-P", "-m", "zerotrial.plan", str(file), *context.args]
     raise typer.Exit(subprocess.run(words, check=False).returncode)
 

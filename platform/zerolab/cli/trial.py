@@ -1,10 +1,10 @@
 """``zerolab trial``: one choice of hyperparameters."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from zerolab.cli.output import number, print_fields, print_json, print_table, say
+from zerolab.cli.output import number, print_fields, print_json, print_table, result, say
 
 __all__ = ["group"]
 
@@ -12,6 +12,8 @@ group = typer.Typer(help="Trials of an experiment.", no_args_is_help=True, rich_
 
 TrialId = Annotated[int, typer.Argument(help="Id of the trial.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_NAMED_TRIALS = 8
 
 
 @group.command("list")
@@ -44,6 +46,22 @@ def list_trials(
         for one in trials
     ]
     print_table(columns, rows)
+    for line in _waits(trials):
+        result(line)
+
+
+def _waits(trials: list[dict[str, Any]]) -> list[str]:
+    """Say why trials wait, one line for each reason."""
+    by_reason: dict[str, list[int]] = {}
+    for one in trials:
+        if one["waiting_reason"]:
+            by_reason.setdefault(one["waiting_reason"], []).append(one["id"])
+    lines = []
+    for reason, ids in by_reason.items():
+        more = f" and {len(ids) - _NAMED_TRIALS} more" if len(ids) > _NAMED_TRIALS else ""
+        named = ", ".join(map(str, ids[:_NAMED_TRIALS])) + more
+        lines.append(f"trial {named} waits: {reason}")
+    return lines
 
 
 @group.command()
@@ -61,6 +79,7 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
         {
             "trial": f"{found['id']} of experiment {found['experiment_id']}",
             "state": found["state"],
+            "waits": found["waiting_reason"],
             "batches": found["steps_completed"],
             "best validation": number(found["best_validation"]),
             "at batch": found["best_steps"],

@@ -41,6 +41,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 from torch.multiprocessing.spawn import ProcessContext
+from zerolab.launcher.command import command_of
 
 from zerolab.contract.outcome import (
     DELIBERATE,
@@ -52,7 +53,6 @@ from zerolab.contract.outcome import (
 )
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_PREEMPTED, RunSpec, read_run_spec
-from zerolab.launcher.command import command_of
 from zerolab.launcher.rank import announce_rank
 
 __all__ = ["launch", "run_launcher", "run_rank"]
