@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment, check_file, load_engine_config, resolve
 from zerolab.config.engine.resolved import format_entries
 from zerolab.errors import ConfigError
@@ -22,9 +23,10 @@ ENGINE: dict[str, Any] = {"train_batch_size": 32, "optimizer": {"type": "AdamW"}
 
 
 def check(experiment: dict[str, Any], engine: Any) -> list[str]:
-    files = {"conf/ds.json": engine if isinstance(engine, bytes) else json.dumps(engine).encode()}
+    content = engine if isinstance(engine, bytes) else json.dumps(engine).encode()
+    files = MemoryFiles({"conf/ds.json": content, "model_def.py": b"class T(ZeroTrial): ..."})
     try:
-        check_experiment(experiment, files.get)
+        check_experiment(experiment, files)
     except ConfigError as error:
         return error.problems
     return []
@@ -98,7 +100,7 @@ def test_an_engine_file_that_is_not_json_is_named() -> None:
     (line,) = check(EXPERIMENT, b"{")
     assert line.startswith("conf/ds.json: line 1, column 2: must be JSON")
     (line,) = check(EXPERIMENT, b"\xff\xff")
-    assert line.startswith("conf/ds.json: file: must be JSON in UTF-8")
+    assert line.startswith("conf/ds.json: line 1, column 1: must be text in UTF-8")
 
 
 def test_auto_in_the_engine_file_comes_from_hyperparameters() -> None:
@@ -112,6 +114,7 @@ def test_the_report_of_an_experiment_shows_its_engine(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "ds.json").write_text(json.dumps(ENGINE))
     file = tmp_path / "experiment.yaml"
+    (tmp_path / "model_def.py").write_text("class T(ZeroTrial): ...")
     retention = {"retention_policy": {"log_retention_days": 3}}
     file.write_text(yaml.safe_dump({**EXPERIMENT, **retention}))
     report = check_file(file)

@@ -17,7 +17,7 @@ from zerolab.config import (
     resolve,
 )
 from zerolab.config.describe import rows
-from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.engine_config import EngineConfig, parse_engine_config
 from zerolab.config.engine.optimizers import AdamParams
 from zerolab.config.engine.refused import REFUSED
 from zerolab.config.hints import hints_of
@@ -426,6 +426,27 @@ def test_a_file_of_a_deepspeed_user_is_accepted_and_tells_what_has_no_effect() -
     assert "wandb" in hints
     assert "zero_optimization.stage" not in hints
     assert config.batch_sizes(2).accumulation_steps == 8
+
+
+def test_one_name_for_many_switches_is_not_offered_where_auto_stands() -> None:
+    content = {"train_batch_size": 8, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+    with pytest.raises(ConfigError) as caught:
+        load_engine_config(content)
+    told = "must be a value, got 'auto'; give one, or set hyperparameters"
+    assert caught.value.problems == [f"fp16.enabled: {told}.fp16", f"bf16.enabled: {told}.bf16"]
+    both = {"bf16": True, "fp16": False, "enabled": True}
+    config = parse_engine_config(content, "file", hyperparameters=both).config
+    assert config is not None
+    assert (config.bf16.enabled, config.fp16.enabled) == (True, False)
+
+
+def test_batch_sizes_that_say_auto_are_not_missed_a_second_time(tmp_path: Path) -> None:
+    sizes = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(sizes))
+    with pytest.raises(ConfigError) as caught:
+        check_file(file)
+    assert [line.partition(":")[0] for line in caught.value.problems] == list(sizes)
 
 
 def test_comments_and_duplicate_keys_are_refused(tmp_path: Path) -> None:

@@ -244,6 +244,19 @@ def test_variables_may_differ_by_kind_of_slot() -> None:
     assert variables_of({}, "cpu") == {}
 
 
+def test_variables_under_gpu_are_those_of_cuda_and_those_under_rocm_are_refused() -> None:
+    def variables(**lists: Any) -> dict[str, Any]:
+        return with_values(environment={"environment_variables": lists})
+
+    config = load_experiment(variables(cpu=["A=1"], gpu=["A=2"], rocm=[])).to_dict()
+    assert variables_of(config, "cuda") == {"A": "2"}
+    assert variables_of(config, "cpu") == {"A": "1"}
+    (line,) = problems(variables(cuda=["A=1"], gpu=["A=2"]))
+    assert "gpu is another name for cuda, got both" in line
+    (line,) = problems(variables(rocm=["A=1"]))
+    assert "got one under rocm; ROCm's GPUs are no slots here: remove it" in line
+
+
 def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text("entrypoint: a:B\nsearcher: {name: single}\nresources: {slots: 2, gpus: 1}\n")

@@ -76,9 +76,14 @@ def packed(model: Path) -> bytes:
 
 
 BROKEN = {
-    "a missing class": ("model_def:NoSuchTrial", "", "has no class 'NoSuchTrial'"),
-    "a class that is no ZeroTrial": ("broken:Plain", "class Plain:\n    pass\n", "broken:Plain"),
-    "an import that fails": ("broken:Trial", "import no_such_module\n", "import no_such_module"),
+    "a missing class": (
+        "broken:NoSuchTrial", "from model_def import *\n", "has no class 'NoSuchTrial'"
+    ),
+    "a class that is no ZeroTrial": (
+        "broken:Plain", "class Plain(object):\n    pass\n", "broken:Plain"
+    ),
+    "an import that fails": ("broken:Trial", "import no_such_module\nTrial = no_such_module.A\n",
+                             "import no_such_module"),
     "a model that raises": (
         "broken:Trial",
         "import zerotrial\n\n\nclass Trial(zerotrial.ZeroTrial):\n"
@@ -87,7 +92,30 @@ BROKEN = {
         "    train_batch = evaluate_batch = None\n",
         "self.model = undefined_model(3)",
     ),
-}
+}  # fmt: skip
+
+
+@pytest.mark.processes
+def test_a_class_that_is_not_there_is_found_before_anything_starts_by_the_command_and_by_rest(
+    installation: Installation, model: Path
+) -> None:
+    before = installation.json("experiment", "list")
+    wrong = config(entrypoint="model_def:DigitTrial")
+    (model / "experiment.yaml").write_text(yaml.safe_dump(wrong))
+    told = "model_def.py has no class 'DigitTrial'; did you mean 'DigitsTrial'?"
+    assert told in installation.cli("submit", model, expect=2).stderr
+    answer = httpx.post(
+        f"{installation.client.url}/api/v1/experiments",
+        headers={"Authorization": f"Bearer {installation.home.ensure_token()}"},
+        data={"config": json.dumps(wrong)},
+        files={"archive": packed(model)},
+    )
+    assert answer.status_code == 422
+    assert told in answer.json()["error"]["message"]
+    wrong["entrypoint"] = "model_deff:DigitsTrial"
+    (model / "experiment.yaml").write_text(yaml.safe_dump(wrong))
+    assert "did you mean 'model_def'?" in installation.cli("run", model, expect=2).stderr
+    assert installation.json("experiment", "list") == before
 
 
 @pytest.mark.processes

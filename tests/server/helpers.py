@@ -56,7 +56,9 @@ def experiment_config(**changes: Any) -> dict[str, Any]:
 def model_archive(directory: Path, engine: Mapping[str, Any] | str | None = None) -> bytes:
     """A model directory with an engine file, packed."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "model_def.py").write_text("class Trial: ...\n")
+    (directory / "model_def.py").write_text(
+        "import zerotrial\n\n\nclass Trial(zerotrial.ZeroTrial): ...\n"
+    )
     content = engine if isinstance(engine, str) else json.dumps(engine or ENGINE)
     (directory / "ds_config.json").write_text(content)
     return pack(directory)

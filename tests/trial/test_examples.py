@@ -17,6 +17,7 @@ from torch.nn import functional
 import zerotrial
 from tests.trial.helpers import fit, make_settings, make_spec, metrics
 from zerolab.config import check_experiment, load_experiment
+from zerolab.config.experiment.model_source import FolderFiles
 from zerotrial.data import random_state
 from zerotrial.process import harness
 
@@ -59,12 +60,7 @@ def test_the_smoke_run_of_each_example_completes(
 @pytest.mark.parametrize("file", ["experiment.yaml", "smoke.yaml"])
 def test_each_example_is_a_valid_experiment(name: str, file: str) -> None:
     folder = EXAMPLES / name
-
-    def read_file(path: str) -> bytes | None:
-        found = folder / path
-        return found.read_bytes() if found.is_file() else None
-
-    check_experiment(yaml.safe_load((folder / file).read_text()), read_file)
+    check_experiment(yaml.safe_load((folder / file).read_text()), FolderFiles(folder))
     json.loads((folder / "ds_config.json").read_text())
     assert (folder / "README.md").read_text().startswith("# ")
 

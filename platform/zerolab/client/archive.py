@@ -20,7 +20,7 @@ import pathspec
 
 from zerolab.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "pack", "read_member", "unpack"]
+__all__ = ["MAX_BYTES", "member_names", "pack", "read_member", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,16 @@ def read_member(archive: bytes, path: str, *, max_bytes: int = MAX_BYTES) -> byt
         if content is not None and PurePosixPath(info.name) == wanted:
             return content
     return None
+
+
+def member_names(archive: bytes, *, max_bytes: int = MAX_BYTES) -> list[str]:
+    """Return the names of the files of an archive.
+
+    Raises:
+        ConfigError: As :func:`unpack`.
+    """
+    found = _read(archive, max_bytes)
+    return [str(PurePosixPath(info.name)) for info, content in found if content is not None]
 
 
 def _members(directory: Path, place: PurePosixPath, above: Sequence[_Ignore]) -> Iterator[_Member]:

@@ -1,38 +1,39 @@
 """Checking an experiment with the engine file it names, before anything starts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from zerolab.config.engine.engine_config import EngineConfig, EngineFile, parse_engine_config
 from zerolab.config.engine.resolved import format_entries, resolve
+from zerolab.config.experiment.entrypoint import parse_entrypoint
+from zerolab.config.experiment.environment import variables_of
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.hyperparameters import extremes, space_problems
-from zerolab.config.files import parse_json, read_json, read_yaml
+from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
+from zerolab.config.files import experiment_file, parse_json, read_json, read_yaml
 from zerolab.config.hints import hints_of
 from zerolab.config.plain import plain_problems
+from zerolab.config.section import keys_of
 from zerolab.errors import ConfigError
 
 __all__ = ["check_experiment", "check_file", "engine_files"]
-
-ReadFile = Callable[[str], bytes | None]
-"""Reads a file of the model directory by its relative path; None when there is none."""
 
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def check_experiment(
-    content: Mapping[str, Any], read_file: ReadFile, source: str = "experiment"
+    content: Mapping[str, Any], model: ModelFiles, source: str = "experiment"
 ) -> ExperimentConfig:
-    """Check an experiment's configuration and the engine file that it names, as one.
+    """Check an experiment's configuration, its entrypoint and the engine file that it names.
 
-    Searched values are tried at the ends of their ranges, and every choice once.
+    The model's source is read, never imported. Searched values are tried at the ends of their
+    ranges, and every choice once.
 
     Args:
         content: The experiment file.
-        read_file: Reads a file of the model directory by its relative path; None when it is not
-            there.
+        model: The files of the model directory.
         source: The experiment file's name, for messages.
 
     Raises:
@@ -44,26 +45,52 @@ def check_experiment(
     unfit = plain_problems(content)
     if unfit:
         raise ConfigError(source, unfit)
+    _refuse_engine_file(content, source)
     parsed = parse_experiment(content)
     problems = list(parsed.problems)
     slots = _slots(content, parsed.config)
     space = content.get("hyperparameters")
     if isinstance(space, Mapping) and not space_problems(space):
-        for _, found in engine_files(space, read_file):
+        for _, found in engine_files(space, model):
             problems += found.problems
             problems += _batch_problems(found, slots)
+    if parsed.config is not None and "entrypoint" not in parsed.bad:
+        problems += _entrypoint_problems(parsed.config, model)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None:
         raise ConfigError(source, problems)
     return parsed.config
 
 
-def engine_files(space: Mapping[str, Any], read_file: ReadFile) -> Iterator[tuple[str, EngineFile]]:
+def _entrypoint_problems(config: ExperimentConfig, model: ModelFiles) -> list[str]:
+    plain = config.to_dict()
+    environment = variables_of(plain, "cpu") | variables_of(plain, "cuda")
+    problem = entrypoint_problem(parse_entrypoint(config.entrypoint), model, environment)
+    return [f"entrypoint: {problem}"] if problem else []
+
+
+def _refuse_engine_file(content: Mapping[str, Any], source: str) -> None:
+    """Refuse a file that is the engine's own, in one line in place of one for each key.
+
+    Raises:
+        ConfigError: If it has keys of an engine file, and none of an experiment.
+    """
+    keys = [key for key in keys_of(EngineConfig) if key in content]
+    if keys and not any(key in content for key in keys_of(ExperimentConfig)):
+        problem = (
+            f"file: must be an experiment file, got an engine file (it has {', '.join(keys[:3])}); "
+            "name it in an experiment file: hyperparameters: {deepspeed_config: "
+            f"{Path(source).name}}}"
+        )
+        raise ConfigError(source, [problem])
+
+
+def engine_files(space: Mapping[str, Any], model: ModelFiles) -> Iterator[tuple[str, EngineFile]]:
     """Read the engine file of each extreme sample of a space, overrides merged.
 
     Args:
         space: An experiment's hyperparameters, without mistakes.
-        read_file: Reads a file of the model directory by its relative path.
+        model: The files of the model directory.
 
     Yields:
         The engine file's name (empty when the experiment holds its content) and what was read;
@@ -85,11 +112,11 @@ def engine_files(space: Mapping[str, Any], read_file: ReadFile) -> Iterator[tupl
             problem = f"hyperparameters.overwrite_deepspeed_args: {text}"
             yield "", EngineFile(None, [problem], frozenset())
             overrides = {}
-        yield _read_engine(base, overrides, sample, read_file)
+        yield _read_engine(base, overrides, sample, model)
 
 
 def _read_engine(
-    base: Any, overrides: Mapping[str, Any], sample: Mapping[str, Any], read_file: ReadFile
+    base: Any, overrides: Mapping[str, Any], sample: Mapping[str, Any], model: ModelFiles
 ) -> tuple[str, EngineFile]:
     key = "hyperparameters.deepspeed_config"
     if isinstance(base, Mapping):
@@ -102,7 +129,7 @@ def _read_engine(
     if path.is_absolute() or ".." in path.parts:
         text = f"{key}: must be a path inside the model directory, got {base!r}"
         return base, EngineFile(None, [text], frozenset())
-    raw = read_file(str(path))
+    raw = model.read(str(path))
     if raw is None:
         text = f"{key}: must name a file in the model directory, got {base!r}, which is not there"
         return base, EngineFile(None, [text], frozenset())
@@ -149,7 +176,7 @@ def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
     Raises:
         ConfigError: With every problem that was found.
     """
-    path = Path(path)
+    path = experiment_file(Path(path))
     if path.suffix.lower() in (".yaml", ".yml"):
         return _check_experiment_file(path, world_size)
     found = parse_engine_config(read_json(path), str(path))
@@ -161,18 +188,14 @@ def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
 
 def _check_experiment_file(path: Path, world_size: int | None) -> str:
     content = dict(read_yaml(path))
-
-    def read_file(name: str) -> bytes | None:
-        file = path.parent / name
-        return file.read_bytes() if file.is_file() else None
-
+    model = FolderFiles(path.parent)
     resources = content.get("resources")
     if world_size is not None and isinstance(resources, Mapping | None):
         content["resources"] = {**(resources or {}), "slots_per_trial": world_size}
-    config = check_experiment(content, read_file, str(path))
+    config = check_experiment(content, model, str(path))
     parts = [_experiment_report(str(path), content, config)]
     seen = set()
-    for name, found in engine_files(config.hyperparameters, read_file):
+    for name, found in engine_files(config.hyperparameters, model):
         if found.config is not None and name not in seen:
             seen.add(name)
             label = name or "hyperparameters.deepspeed_config"

@@ -12,7 +12,45 @@ from zerolab.errors import ConfigError
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["parse_json", "parse_yaml", "read_json", "read_yaml"]
+__all__ = ["experiment_file", "parse_json", "parse_yaml", "read_json", "read_yaml"]
+
+
+def experiment_file(path: Path) -> Path:
+    """Return the experiment file that a user means: a folder's ``experiment.yaml``, else the file.
+
+    Raises:
+        ConfigError: If the folder has none.
+    """
+    if not path.is_dir():
+        return path
+    found = [path / name for name in ("experiment.yaml", "experiment.yml")]
+    for file in found:
+        if file.is_file():
+            return file
+    others = sorted(each.name for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
+    has = f"its YAML files are: {', '.join(others)}" if others else "it has no YAML file"
+    raise ConfigError(str(path), [f"folder: must have an experiment.yaml, got none; {has}"])
+
+
+def _decode(text: bytes | str, source: str) -> str:
+    """Read bytes as text: UTF-8, with or without a mark, or what the mark says.
+
+    Raises:
+        ConfigError: If it is something else, with the place of the first wrong byte.
+    """
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode(json.detect_encoding(text))
+    except UnicodeDecodeError as error:
+        before = text[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        byte = text[error.start]
+        problem = (
+            f"line {line}, column {column}: must be text in UTF-8, got the byte 0x{byte:02x} "
+            f"({chr(byte)!r} in Latin-1); save the file as UTF-8"
+        )
+        raise ConfigError(source, [problem]) from None
 
 
 def _read(path: str | PathLike[str]) -> bytes:
@@ -61,18 +99,36 @@ def parse_json(text: bytes | str, source: str) -> dict[str, Any]:
     def refuse_constant(name: str) -> float:
         raise ValueError(f"numbers must be finite, got {name}")
 
+    text = _decode(text, source)
     try:
         content = json.loads(text, object_pairs_hook=collect, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        problem = f"{where}: must be JSON without comments, got an error: {error.msg}"
-        raise ConfigError(source, [problem]) from None
+        raise ConfigError(source, [f"{where}: {_json_problem(text, error)}"]) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(source, [f"file: must be JSON in UTF-8, got an error: {error}"]) from None
+        raise ConfigError(source, [f"file: must be JSON, got an error: {error}"]) from None
     if twice:
         problems = [f"{key}: must be given once, got it more than once" for key in twice]
         raise ConfigError(source, problems)
     return _mapping(content, source)
+
+
+def _json_problem(text: str, error: json.JSONDecodeError) -> str:
+    """Say what is wrong by what stands at the place."""
+    here, before = text[error.pos :], text[: error.pos].rstrip()
+    if not here.strip():
+        return "must be JSON, got the end of the file before everything is closed"
+    if here[0] in "}]" and before.endswith(","):
+        return f"must be JSON, got a comma before {here[0]!r}; remove the comma"
+    if here.startswith(("//", "/*", "#")):
+        return "must be JSON without comments, got a comment; remove it"
+    if here[0] == "'":
+        return 'must be JSON, got text in single quotes; use "double quotes"'
+    word = re.match(r"True|False|None", here)
+    if word:
+        plain = {"True": "true", "False": "false", "None": "null"}[word[0]]
+        return f"must be JSON, got {word[0]}; write {plain}"
+    return f"must be JSON, got an error: {error.msg}"
 
 
 def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
@@ -89,18 +145,35 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
     """
     import yaml
 
-    loader = _loader()(text)
+    text = _decode(text, source)
     try:
-        content = loader.get_single_data()
+        loader = _loader()(text)
+        try:
+            content = loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
-        raise ConfigError(source, [f"{where}: {error.problem or error}"]) from None
+        raise ConfigError(source, [_yaml_problem(text, error)]) from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        code = error.character
+        character = chr(code) if isinstance(code, int) else code
+        problem = f"line {line}: must be text, got the character {character!r}"
+        raise ConfigError(source, [problem]) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(source, [f"file: must be YAML, got an error: {error}"]) from None
-    finally:
-        loader.dispose()
     return _mapping(content if content is not None else {}, source)
+
+
+def _yaml_problem(text: str, error: "yaml.MarkedYAMLError") -> str:
+    mark = error.problem_mark
+    if mark is None:
+        return f"file: {error.problem or error}"
+    where = f"line {mark.line + 1}, column {mark.column + 1}"
+    line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"{where}: must be indented with spaces, got a tab; use spaces"
+    return f"{where}: {error.problem or error}"
 
 
 def _mapping(content: object, source: str) -> dict[str, Any]:

@@ -195,6 +195,17 @@ def _show(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def _unknown_hint(home: type[Section] | None, name: str) -> str:
+    """What an unknown key was meant to be: a known one, or a path that must be nested."""
+    if home is None:
+        return ""
+    first, _, rest = name.partition(".")
+    if rest and first in keys_of(home):
+        inside = ": {".join(name.split("."))
+        return f"; a dot does not nest; write {inside}: ...{'}' * name.count('.')}"
+    return suggest(name, keys_of(home))
+
+
 def _unknown_choice(key: str, error: Mapping[str, Any]) -> str:
     found = error["ctx"]["tag"]
     names = error["ctx"]["expected_tags"].replace("'", "").split(", ")
@@ -207,8 +218,7 @@ def _unknown_key(section: type[Section], key: str, error: Mapping[str, Any]) -> 
     if stranger is not None:
         return stranger
     home = _section_at(section, path[:-1])
-    hint = suggest(str(path[-1]), keys_of(home)) if home else ""
-    return f"{key}: unknown key{hint}"
+    return f"{key}: unknown key{_unknown_hint(home, str(path[-1]))}"
 
 
 _ABSENT = {"missing": "", "union_tag_not_found": ".name"}

@@ -2,13 +2,14 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
 
 __all__ = [
+    "ArchiveFiles",
     "ArchiveGoneError",
     "archive_path",
     "has_archive",
@@ -61,8 +62,27 @@ def archive_path(directory: Path, digest: str | None) -> Path:
     return _path(directory, digest)
 
 
-def reader(content: bytes) -> Callable[[str], bytes | None]:
-    """Return a function that reads one file of an archive.
+@dataclass(frozen=True)
+class ArchiveFiles:
+    """The files of an archive that has been checked."""
+
+    content: bytes
+
+    def read(self, path: str) -> bytes | None:
+        """Read a file by its path inside the model directory; None when there is none."""
+        from zerolab.client.archive import read_member
+
+        return read_member(self.content, path)
+
+    def names(self) -> list[str]:
+        """Return the paths of all files."""
+        from zerolab.client.archive import member_names
+
+        return member_names(self.content)
+
+
+def reader(content: bytes) -> ArchiveFiles:
+    """Check an archive whole, and return what reads its files.
 
     Raises:
         ConfigError: If the archive is damaged, too large or dishonest.
@@ -71,4 +91,4 @@ def reader(content: bytes) -> Callable[[str], bytes | None]:
     from zerolab.client.archive import read_member
 
     read_member(content, "")  # walks the whole archive, and so checks all of it
-    return lambda path: read_member(content, path)
+    return ArchiveFiles(content)

@@ -27,6 +27,7 @@ from zerolab.config import sample_hyperparameters
 from zerolab.config.checking import check_experiment
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.config.files import read_yaml
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
@@ -118,15 +119,10 @@ def make_plan(file: Path, world_size: int | None = None) -> Plan:
         ZerolabError: If the experiment or its trial is not as it must be.
     """
     directory = file.resolve().parent
-
-    def read_file(name: str) -> bytes | None:
-        found = directory / name
-        return found.read_bytes() if found.is_file() else None
-
     content = dict(read_yaml(file))
     if world_size is not None:
         content["resources"] = {**(content.get("resources") or {}), "slots_per_trial": world_size}
-    experiment = check_experiment(content, read_file, str(file))
+    experiment = check_experiment(content, FolderFiles(directory), str(file))
     ranks = experiment.resources.slots_per_trial
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(directory):
         engines, on_meta = note_engines(lambda: _build_trial(experiment, directory, scratch))
@@ -156,7 +152,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
         run_dir=scratch,
         checkpoint_dir=scratch,
     )
-    trial_class = load_trial_class(":".join(experiment.trial_class), directory)
+    trial_class = load_trial_class(experiment.trial_class, directory)
     return trial_class(ZeroTrialContext(spec, Distributed()))
 
 

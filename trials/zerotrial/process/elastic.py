@@ -41,8 +41,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 from torch.multiprocessing.spawn import ProcessContext
-from zerolab.launcher.command import command_of
 
+from zerolab.config.experiment.entrypoint import Command, parse_entrypoint
 from zerolab.contract.outcome import (
     DELIBERATE,
     Outcome,
@@ -201,10 +201,10 @@ def _variables(spec: RunSpec) -> dict[str, str]:
 
 def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
     parent = str(os.getpid())
-    command = command_of(spec.config["entrypoint"])
+    meant = parse_entrypoint(spec.config["entrypoint"])
     entrypoint: str | Callable[[str], None] = sys.executable
-    if command is not None:
-        words = ["-P", "-m", "zerolab.launcher.rank", parent, "--", *command]
+    if isinstance(meant, Command):
+        words = ["-P", "-m", "zerolab.launcher.rank", parent, "--", *meant.words]
     elif os.environ.get("CUDA_VISIBLE_DEVICES"):  # CUDA does not survive a fork
         words = ["-P", "-m", "zerotrial.process.launch", "--rank", parent]
     else:

@@ -5,24 +5,26 @@ import importlib
 import sys
 from pathlib import Path
 
+from zerolab.config.experiment.entrypoint import TrialClass
 from zerolab.errors import TrialError
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["load_trial_class"]
 
 
-def load_trial_class(entrypoint: str, model_dir: Path) -> type[ZeroTrial]:
-    """Import ``module:Class`` from the model directory.
+def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]:
+    """Import a trial class from the model directory.
 
     Args:
-        entrypoint: As in the experiment file.
+        entrypoint: Its module and name.
         model_dir: Put in front of the module search path.
 
     Raises:
         TrialError: If there is no such module or class, or it is not a :class:`ZeroTrial`.
         Exception: Whatever the user's module raises while it is imported.
     """
-    module_name, _, class_name = entrypoint.strip().partition(":")
+    module_name, class_name = entrypoint
+    named = f"entrypoint {str(entrypoint)!r}"
     if str(model_dir) not in sys.path:
         sys.path.insert(0, str(model_dir))
     try:
@@ -33,7 +35,7 @@ def load_trial_class(entrypoint: str, model_dir: Path) -> type[ZeroTrial]:
             raise  # something that the user's module imports
         files = sorted(path.stem for path in model_dir.glob("*.py"))
         raise TrialError(
-            f"entrypoint {entrypoint!r}: there is no module {module_name!r} in the model directory"
+            f"{named}: there is no module {module_name!r} in the model directory"
             f"{_suggest(module_name, files)}; its modules are: {', '.join(files) or 'none'}"
         ) from None
     found = getattr(module, class_name, None)
@@ -44,20 +46,18 @@ def load_trial_class(entrypoint: str, model_dir: Path) -> type[ZeroTrial]:
     ]
     if found is None:
         raise TrialError(
-            f"entrypoint {entrypoint!r}: {_file(module_name)} has no class {class_name!r}"
+            f"{named}: {_file(module_name)} has no class {class_name!r}"
             f"{_suggest(class_name, list(vars(module)))}; its trial classes are: "
             f"{', '.join(trials) or 'none'}"
         )
     if not (isinstance(found, type) and issubclass(found, ZeroTrial)):
         raise TrialError(
-            f"entrypoint {entrypoint!r}: {class_name} in {_file(module_name)} is not a ZeroTrial; "
+            f"{named}: {class_name} in {_file(module_name)} is not a ZeroTrial; "
             f"derive it: class {class_name}(zerotrial.ZeroTrial)"
         )
     missing_methods = sorted(getattr(found, "__abstractmethods__", ()))
     if missing_methods:
-        raise TrialError(
-            f"entrypoint {entrypoint!r}: {class_name} must also define {', '.join(missing_methods)}"
-        )
+        raise TrialError(f"{named}: {class_name} must also define {', '.join(missing_methods)}")
     return found
 
 

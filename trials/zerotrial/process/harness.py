@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from zerolab.config.experiment.entrypoint import TrialClass, parse_entrypoint
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, read_run_spec
 from zerolab.errors import TrialError
@@ -81,9 +82,9 @@ class _Rank:
     def run(self) -> Ending:
         spec = self._spec
         settings = FitSettings.from_config(spec.config, test_mode=spec.test_mode)
-        entrypoint = spec.config.get("entrypoint")
-        if not isinstance(entrypoint, str):
-            raise TrialError(f"entrypoint: must be module:Class, got {entrypoint!r}")
+        entrypoint = parse_entrypoint(spec.config["entrypoint"])
+        if not isinstance(entrypoint, TrialClass):
+            raise TrialError(f"entrypoint: must be module:Class, got {entrypoint.words}")
         trial_class = load_trial_class(entrypoint, Path(spec.model_dir))
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
         session = Session(ZeroTrialContext(spec, distributed))

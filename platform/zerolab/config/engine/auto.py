@@ -20,6 +20,9 @@ AUTO_SOURCES: dict[str, tuple[str, ...]] = {
 }
 """Hyperparameters that fill a key beside the one that has the key's own name."""
 
+_TOO_COMMON = frozenset({"enabled", "device"})
+"""Names that stand in many blocks: a hyperparameter of that name would fill all of them alike."""
+
 
 def fill_auto(
     content: Mapping[str, Any], hyperparameters: Mapping[str, Any]
@@ -49,11 +52,13 @@ def _fill(
         elif value != "auto":
             filled[name] = value
         else:
-            sources = (name, *AUTO_SOURCES.get(key, ()))
+            own = () if name in _TOO_COMMON else (name,)
+            sources = own + AUTO_SOURCES.get(key, ())
             found = next((source for source in sources if source in hyperparameters), None)
             if found is not None:
                 filled[name] = hyperparameters[found]
                 continue
             wanted = " or ".join(f"hyperparameters.{source}" for source in sources)
-            problems.append(f"{key}: must be a value, got 'auto'; give one, or set {wanted}")
+            more = f", or set {wanted}" if wanted else ""
+            problems.append(f"{key}: must be a value, got 'auto'; give one{more}")
     return filled

@@ -282,11 +282,12 @@ def parse_engine_config(
         return EngineFile(None, unfit, frozenset())
     merged = overwrite_deepspeed_config(content, overrides or {})
     filled, problems = fill_auto(merged, hyperparameters or {})
+    without_value = frozenset(problem.partition(": ")[0] for problem in problems)
     renamed, twice = without_aliases(filled)
     rest, refused, off = take_refused(renamed, REFUSED, _OPAQUE)
     config, wrong, paths = validate(EngineConfig, without_nulls(rest, ()))
     problems += [*twice, *refused, *wrong]
-    bad = frozenset(dotted(path) for path in paths)
+    bad = frozenset(dotted(path) for path in paths) | without_value
     if config is None:
         return EngineFile(None, problems, bad)
     config = _canonical(config)

@@ -1,6 +1,5 @@
 """The experiment file: Determined's field names, types and defaults, checked as a whole."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -9,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from zerolab.config.engine.refused import take_refused
+from zerolab.config.experiment.entrypoint import TrialClass, parse_entrypoint
 from zerolab.config.experiment.hyperparameters import space_problems
 from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
@@ -54,19 +54,8 @@ def policies_in_force(given: Sequence[LogPolicy]) -> list[LogPolicy]:
     return [policy for policy in (*given, *kept) if policy.pattern]
 
 
-_CLASS = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
-
 def _entrypoint(value: Any) -> Any:
-    words = value if isinstance(value, list) else [value]
-    if not words or not all(isinstance(word, str) and word.strip() for word in words):
-        text = "must be module:Class, or a command as text or as a list of words"
-        raise ValueError(f"{text}, got {value!r}")
-    flat = " ".join(words).split()
-    if any(word.startswith("determined.launch") for word in flat):
-        found = next((word for word in flat if _CLASS.fullmatch(word)), "module:Class")
-        text = "ranks are started without Determined's launchers"
-        raise ValueError(f"{text}; write {found}, got {value!r}")
+    parse_entrypoint(value)
     return value
 
 
@@ -143,12 +132,10 @@ class ExperimentConfig(Section):
     """Timings of the training loop."""
 
     @property
-    def trial_class(self) -> tuple[str, str] | None:
+    def trial_class(self) -> TrialClass | None:
         """Module and class of the entrypoint; None when it is a command."""
-        if isinstance(self.entrypoint, str) and _CLASS.fullmatch(self.entrypoint.strip()):
-            module, _, name = self.entrypoint.strip().partition(":")
-            return module, name
-        return None
+        parsed = parse_entrypoint(self.entrypoint)
+        return parsed if isinstance(parsed, TrialClass) else None
 
     def policies(self) -> list[LogPolicy]:
         """The log policies in force: the file's, and defaults that it does not replace."""

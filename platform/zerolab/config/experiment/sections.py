@@ -74,13 +74,20 @@ class ReproducibilityConfig(Section):
 
 
 def _variables(value: Any) -> Any:
-    """Read the three ways in which Determined's users write variables as one list."""
-    if isinstance(value, dict) and set(value) <= {"cpu", "cuda", "gpu", "rocm"}:
-        if {"gpu", "rocm"} & set(value):
-            text = f"must be a list, or lists under cpu and cuda, got {sorted(value)}"
-            raise ValueError(text)
+    """Read the ways in which Determined's users write variables: one list, or by kind of slot."""
+    if isinstance(value, list):
+        return {"cpu": value, "cuda": value}
+    if not isinstance(value, dict):
         return value
-    return {"cpu": value, "cuda": value} if isinstance(value, list) else value
+    kept = {kind: lines for kind, lines in value.items() if kind not in {"gpu", "rocm"}}
+    if value.get("rocm"):
+        text = "must be a list, or lists under cpu and cuda, got one under rocm; "
+        raise ValueError(text + "ROCm's GPUs are no slots here: remove it")
+    if value.get("gpu"):  # as cuda was once called
+        if kept.get("cuda") not in (None, [], value["gpu"]):
+            raise ValueError("gpu is another name for cuda, got both; keep cuda")
+        kept["cuda"] = value["gpu"]
+    return kept
 
 
 _OURS = frozenset(

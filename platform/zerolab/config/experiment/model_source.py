@@ -1,0 +1,185 @@
+"""Looking for an entrypoint in a model's source: read as text, never imported.
+
+Only what is certain is refused. A class that another module gives, or that is made while the
+module runs, is left to the run, which imports the module.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from zerolab.config.experiment.entrypoint import Command, TrialClass
+from zerolab.config.section import suggest
+
+__all__ = ["FolderFiles", "ModelFiles", "entrypoint_problem"]
+
+
+class ModelFiles(Protocol):
+    """The files of a model directory, wherever they are."""
+
+    def read(self, path: str) -> bytes | None:
+        """Read a file by its path inside the directory; None when there is none."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the paths of all files."""
+        ...
+
+
+class FolderFiles:
+    """A model directory on this machine.
+
+    Args:
+        root: The directory.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, path: str) -> bytes | None:
+        """Read a file by its path inside the directory; None when there is none."""
+        file = self._root / path
+        return file.read_bytes() if file.is_file() else None
+
+    def names(self) -> list[str]:
+        """Return the paths of the files in the directory itself, and of one level below."""
+        found = [*self._root.glob("*"), *self._root.glob("*/*")]
+        return sorted(str(file.relative_to(self._root)) for file in found if file.is_file())
+
+
+def entrypoint_problem(
+    entrypoint: TrialClass | Command, model: ModelFiles, environment: Mapping[str, str]
+) -> str | None:
+    """Say why an entrypoint cannot work, if that is certain from the model's source.
+
+    Args:
+        entrypoint: As the experiment file says it.
+        model: The model directory.
+        environment: Variables that the trial gets.
+    """
+    if isinstance(entrypoint, Command):
+        return _command_problem(entrypoint, model)
+    source = _source_of(entrypoint.module, model)
+    if source is None:
+        return _module_problem(entrypoint, model, environment)
+    path, text = source
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None  # another Python may run it; this one is told when it does
+    return _class_problem(entrypoint, path, tree)
+
+
+def _command_problem(command: Command, model: ModelFiles) -> str | None:
+    word = command.words[0]
+    if "/" in word:
+        return None
+    if model.read(word) is not None:
+        meant = f"python {word}" if word.endswith(".py") else f"./{word}"
+        meant = " ".join([meant, *command.words[1:]])
+        return f"must be a program, got a file of the model directory, {word!r}; write {meant!r}"
+    module, _, name = word.rpartition(".")
+    source = _source_of(module, model) if module and len(command.words) == 1 else None
+    if source is None or not name.isidentifier() or name == "py":
+        return None
+    return f"must be module:Class, got {word!r}; did you mean {f'{module}:{name}'!r}?"
+
+
+def _source_of(module: str, model: ModelFiles) -> tuple[str, bytes] | None:
+    base = module.replace(".", "/")
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        text = model.read(path)
+        if text is not None:
+            return path, text
+    return None
+
+
+def _module_problem(
+    wanted: TrialClass, model: ModelFiles, environment: Mapping[str, str]
+) -> str | None:
+    names = model.names()
+    top = wanted.module.partition(".")[0]
+    inside = any(name.startswith((f"{top}/", f"{top}.")) for name in names)
+    if not inside and ("PYTHONPATH" in environment or _installed(top)):
+        return None
+    compiled = any(Path(name).suffix in (".so", ".pyd") for name in names)
+    if inside and compiled:
+        return None
+    modules = sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in names
+        if name.endswith(".py") and name != "__init__.py"
+    )
+    return (
+        f"there is no module {wanted.module!r} in the model directory"
+        f"{suggest(wanted.module, modules)}; its modules are: {', '.join(modules[:20]) or 'none'}"
+    )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+_MAKERS = frozenset({"exec", "eval", "globals", "vars", "locals", "setattr", "__getattr__"})
+"""Names whose use may put a class into a module that its source does not name."""
+
+
+def _class_problem(wanted: TrialClass, path: str, tree: ast.Module) -> str | None:
+    nodes = list(ast.walk(tree))
+    if any(name in _MAKERS for node in nodes for name in _used(node)) or any(
+        alias.name == "*" for node in nodes if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ):  # fmt: skip
+        return None
+    bound = [(name, node) for node in nodes for name in _bound(node)]
+    mine = [node for name, node in bound if name == wanted.name]
+    if not mine:
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        return (
+            f"{path} has no class {wanted.name!r}{suggest(wanted.name, classes)}; "
+            f"its classes are: {', '.join(classes[:20]) or 'none'}"
+        )
+    plain = len(mine) == 1 and mine[0] in tree.body
+    return _kind_problem(wanted, path, mine[0]) if plain else None
+
+
+def _kind_problem(wanted: TrialClass, path: str, found: ast.AST) -> str | None:
+    """Say that a name stands for what is certainly no trial class."""
+    if isinstance(found, ast.ClassDef):
+        if found.bases or found.keywords or found.decorator_list:
+            return None
+        return (
+            f"{wanted.name} in {path} is not a ZeroTrial; "
+            f"derive it: class {wanted.name}(zerotrial.ZeroTrial)"
+        )
+    if isinstance(found, ast.FunctionDef) and not found.decorator_list:
+        return f"{wanted.name} in {path} is a function, not a class"
+    return None
+
+
+def _used(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield "globals" if node.attr == "modules" else node.attr  # sys.modules
+    elif isinstance(node, ast.FunctionDef):
+        yield node.name
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Names that a statement gives a value, at any depth: too many rather than too few."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    else:
+        name: Any = getattr(node, "name", None)  # except ... as name, case name
+        if isinstance(name, str):
+            yield name

@@ -1,0 +1,165 @@
+"""An entrypoint is read in one place, and a wrong one is found before anything starts."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.config.memory_files import MemoryFiles
+from zerolab.config import check_experiment
+from zerolab.config.experiment.entrypoint import Command, TrialClass, parse_entrypoint
+from zerolab.errors import ConfigError
+
+MODEL = """
+from zerotrial import ZeroTrial
+from elsewhere import Borrowed
+
+class Base(ZeroTrial): ...
+class MyTrial(Base): ...
+class Plain: ...
+def factory(): ...
+Made = type("Made", (Base,), {})
+if True:
+    class Hidden(Base): ...
+"""
+
+
+def problems(entrypoint: Any, model: str = MODEL, **more: Any) -> list[str]:
+    files = {"model_def.py": model.encode(), "pkg/inner.py": b"class T(ZeroTrial): ...", **more}
+    files |= {"train.py": b"print()", "run.sh": b"echo"}
+    searcher = {"name": "single", "metric": "loss", "max_length": 10}
+    try:
+        check_experiment({"entrypoint": entrypoint, "searcher": searcher}, MemoryFiles(files))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("model_def:MyTrial", TrialClass("model_def", "MyTrial")),
+        (" pkg.inner:T ", TrialClass("pkg.inner", "T")),
+        ("python train.py --lr '1 2'", Command(("python", "train.py", "--lr", "1 2"))),
+        (["python", "a b.py"], Command(("python", "a b.py"))),
+        ("./run.sh", Command(("./run.sh",))),
+    ],
+)
+def test_an_entrypoint_is_a_class_or_a_command(value: Any, meant: object) -> None:
+    assert parse_entrypoint(value) == meant
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("model_def.MyTrial", "got 'model_def.MyTrial'; did you mean 'model_def:MyTrial'?"),
+        ("pkg.inner.MyTrial", "did you mean 'pkg.inner:MyTrial'?"),
+        ("model_def.py:MyTrial", "did you mean 'model_def:MyTrial'?"),
+        ("./pkg/inner.py:MyTrial", "did you mean 'pkg.inner:MyTrial'?"),
+        ("model_def:", "must be module:Class, as in an import, got 'model_def:'"),
+        ("python 'train.py", "must be a command that can be split, got No closing quotation"),
+        ([], "must be module:Class, or a command"),
+        (
+            "python3 -m determined.launch.deepspeed python3 train.py --epochs 3",
+            "write python3 train.py --epochs 3, got",
+        ),
+    ],
+)
+def test_a_class_that_is_written_another_way_is_refused_with_the_right_one(
+    value: Any, told: str
+) -> None:
+    (line,) = problems(value)
+    assert line.startswith("entrypoint: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "told"),
+    [
+        (
+            "model_def:MyTrail",
+            "model_def.py has no class 'MyTrail'; did you mean 'MyTrial'?; "
+            "its classes are: Base, MyTrial, Plain",
+        ),
+        (
+            "model_deff:MyTrial",
+            "there is no module 'model_deff' in the model directory; did you mean 'model_def'?; "
+            "its modules are: model_def, pkg.inner, train",
+        ),
+        ("pkg.outer:T", "there is no module 'pkg.outer' in the model directory; did you mean"),
+        ("model_def:Plain", "Plain in model_def.py is not a ZeroTrial; derive it: class Plain("),
+        ("model_def:factory", "factory in model_def.py is a function, not a class"),
+        ("pkg.inner.t", "must be module:Class, got 'pkg.inner.t'; did you mean 'pkg.inner:t'?"),
+        (
+            "train.py --lr 1",
+            "a file of the model directory, 'train.py'; write 'python train.py --lr",
+        ),
+        ("run.sh", "a file of the model directory, 'run.sh'; write './run.sh'"),
+    ],
+)
+def test_a_class_or_program_that_is_not_there_is_found_from_the_source(
+    entrypoint: str, told: str
+) -> None:
+    (line,) = problems(entrypoint)
+    assert line.startswith("entrypoint: ")
+    assert told in line
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    ["model_def:MyTrial", "model_def:Borrowed", "model_def:Made", "model_def:Hidden", "pkg.inner:T",
+     "json:Anything", "python anything.py"],
+)  # fmt: skip
+def test_a_class_from_elsewhere_or_made_while_the_module_runs_is_no_mistake(
+    entrypoint: str,
+) -> None:
+    assert problems(entrypoint) == []
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "from elsewhere import *",
+        "for name in ('Wanted',):\n    globals()[name] = type(name, (), {})",
+        "import sys\nsetattr(sys.modules[__name__], 'Wanted', int)",
+        "def __getattr__(name): ...",
+        "def make():\n    global Wanted\n    Wanted = int\nmake()",
+        "class Wanted: ...\nWanted = register(Wanted)",
+        "@register\nclass Wanted: ...",
+        "class Wanted(: a newer Python may read this",
+    ],
+)
+def test_a_source_that_does_not_say_all_is_left_to_the_run(model: str) -> None:
+    assert problems("model_def:Wanted", model) == []
+
+
+def test_a_module_that_another_folder_of_the_path_gives_is_left_to_the_run() -> None:
+    searcher = {"name": "single", "metric": "loss", "max_length": 10}
+    content = {
+        "entrypoint": "shared_models:Big",
+        "searcher": searcher,
+        "environment": {"environment_variables": ["PYTHONPATH=/opt/models"]},
+    }
+    check_experiment(content, MemoryFiles({"model_def.py": b""}))
+    del content["environment"]
+    with pytest.raises(ConfigError, match="there is no module 'shared_models'"):
+        check_experiment(content, MemoryFiles({"model_def.py": b""}))
+
+
+def test_the_model_is_read_and_never_imported() -> None:
+    code = """
+import sys
+from zerolab.config import check_experiment
+from zerolab.config.experiment.model_source import FolderFiles
+import pathlib, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "model_def.py").write_text("print('IMPORTED')\\nclass T(ZeroTrial): ...")
+searcher = {"name": "single", "metric": "loss", "max_length": 10}
+check_experiment({"entrypoint": "model_def:T", "searcher": searcher}, FolderFiles(folder))
+print("model_def" in sys.modules, "torch" in sys.modules)
+"""
+    words = [sys.executable, "-c", code]
+    assert (
+        subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False False\n"
+    )

@@ -1,0 +1,91 @@
+"""Files that cannot be read say where, what was found there and what to write."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.config.memory_files import MemoryFiles
+from zerolab.config import check_file, load_engine_config
+from zerolab.config.checking import check_experiment
+from zerolab.config.files import experiment_file, parse_json, parse_yaml
+from zerolab.errors import ConfigError
+
+LATIN_1 = "name: x\ndescription: caf\u00e9\n".encode("latin-1")
+
+
+def problem_of(parse: object, text: bytes | str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "file")  # type: ignore[operator]
+    (line,) = caught.value.problems
+    return line
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_the_place_of_the_byte() -> None:
+    told = problem_of(parse_yaml, LATIN_1)
+    assert told.startswith("line 2, column 17: must be text in UTF-8, got the byte 0xe9 ('\u00e9'")
+    assert told.endswith("save the file as UTF-8")
+    assert "got the byte 0xe9" in problem_of(parse_json, b'{"a": "caf\xe9"}')
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_mistake() -> None:
+    assert parse_yaml("a: caf\u00e9".encode("utf-8-sig"), "file") == {"a": "caf\u00e9"}
+    assert parse_json('{"a": "caf\u00e9"}'.encode("utf-16"), "file") == {"a": "caf\u00e9"}
+
+
+def test_a_character_that_no_text_has_is_refused_with_its_line() -> None:
+    told = problem_of(parse_yaml, "a: 1\nb: \x00\n")
+    assert told == "line 2: must be text, got the character '\\x00'"
+
+
+@pytest.mark.parametrize("text", ["a:\n\tb: 1\n", "a:\n  b: 1\n\tc: 2\n", "a:\n  - x\n \t- y\n"])
+def test_a_tab_that_indents_is_named(text: str) -> None:
+    assert problem_of(parse_yaml, text).endswith(
+        "must be indented with spaces, got a tab; use spaces"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"a": 1,}', "column 9: must be JSON, got a comma before '}'; remove the comma"),
+        ('{"a": [1, 2,]}', "column 13: must be JSON, got a comma before ']'"),
+        ('{"a": 1 // x\n}', "column 9: must be JSON without comments, got a comment"),
+        ('{"a": 1, # c\n"b": 2}', "column 10: must be JSON without comments"),
+        ("{'a': 1}", 'got text in single quotes; use "double quotes"'),
+        ('{"a": True}', "got True; write true"),
+        ('{"a": 1', "got the end of the file before everything is closed"),
+        ('{"a": 1 "b": 2}', "must be JSON, got an error: Expecting ',' delimiter"),
+    ],
+)
+def test_json_that_cannot_be_read_is_told_by_what_stands_there(text: str, problem: str) -> None:
+    assert problem in problem_of(parse_json, text)
+
+
+def test_a_dotted_key_is_told_to_be_nested() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_engine_config({"train_batch_size": 8, "zero_optimization.stage": 1})
+    assert caught.value.problems == [
+        "zero_optimization.stage: unknown key; a dot does not nest; "
+        "write zero_optimization: {stage: ...}"
+    ]
+
+
+def test_an_engine_file_that_is_submitted_is_told_apart_in_one_line() -> None:
+    engine = {"train_batch_size": 8, "zero_optimization": {"stage": 1}}
+    with pytest.raises(ConfigError) as caught:
+        check_experiment(engine, MemoryFiles({}), "conf/ds_config.json")
+    assert caught.value.problems == [
+        "file: must be an experiment file, got an engine file (it has train_batch_size, "
+        "zero_optimization); name it in an experiment file: "
+        "hyperparameters: {deepspeed_config: ds_config.json}"
+    ]
+
+
+def test_a_folder_means_its_experiment_file(tmp_path: Path) -> None:
+    (tmp_path / "smoke.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"an experiment\.yaml, got none; .* are: smoke\.yaml"):
+        experiment_file(tmp_path)
+    file = tmp_path / "experiment.yaml"
+    file.write_text("entrypoint: python train.py\nsearcher: {name: single, metric: m}\n")
+    assert experiment_file(tmp_path) == experiment_file(file) == file
+    assert check_file(tmp_path).startswith(f"{file}: ok")
