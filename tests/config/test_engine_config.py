@@ -74,6 +74,11 @@ def test_a_file_with_three_mistakes_names_all_three(tmp_path: Path) -> None:
     assert isinstance(caught.value, ValueError)
 
 
+PRUNING = {
+    on: {"sparse_pruning": {"shared_parameters": {"enabled": on}, "different_groups": {}}}
+    for on in (False, True)
+}
+
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"train_batch_size": 1.5}, "train_batch_size: input should be a valid integer, got 1.5"),
     ({"train_batch_size": True}, "train_batch_size: input should be a valid integer, got True"),
@@ -182,18 +187,64 @@ def test_a_mistake_is_refused_with_one_line(content: dict[str, Any], problem: st
     assert problem in line
 
 
+def saying(key: str, value: Any) -> dict[str, Any]:
+    """A file that says one dotted key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
 @pytest.mark.parametrize("key", sorted(REFUSED))
 def test_a_key_without_counterpart_is_refused_unless_it_is_off(key: str) -> None:
-    def nested(value: Any) -> dict[str, Any]:
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        assert isinstance(value, dict)
-        return value
-
-    (line,) = problems(nested({"enabled": True}))
+    (line,) = problems(saying(key, {"enabled": True, "autotp_size": 2}))
     assert line.startswith(f"{key}: is not supported; ")
-    assert problems(nested(value=False)) == []
-    assert load_engine_config(nested(value=None)).off == (key,)
+    assert load_engine_config(saying(key, None)).off == (key,)
+
+
+@pytest.mark.parametrize(
+    ("key", "off", "on"),
+    [
+        ("amp", [False, {}, {"enabled": False}, {"opt_level": "O1"}], [True, {"enabled": True}]),
+        ("autotuning", [{"enabled": False}, {"fast": True}], [{"enabled": True}]),
+        ("compression_training", [{}, PRUNING[False]], [PRUNING[True]]),
+        ("zero_optimization.zenflow", [False], [{}, {"topk_ratio": 0.1}, True]),
+        ("sparse_attention", [False], [{}, {"mode": "fixed"}]),
+        ("datastates_ckpt", [False], [{}, True]),
+        ("pipeline", [{}], [{"stages": 2}]),
+        ("tensor_parallel", [{}, {"autotp_size": 0}, {"autotp_size": 1}], [{"autotp_size": 2}]),
+        ("zero_optimization.mics_shard_size", [-1, 0], [1, 2, False]),
+        ("zero_optimization.zero_hpz_partition_size", [0, 1], [2, False, True]),
+        ("zero_optimization.zeropp_loco_param", [False], [{}, {"err_beta": 0.8}]),
+        ("zero_optimization.cpu_offload", [False], [True, 0, {}]),
+        ("zero_optimization.grad_hooks", [True], [False]),
+        ("sequence_parallel_size", [1], [2, True, False]),
+        ("data_parallel_size", [], [1, 2, False]),
+        ("seq_parallel_communication_data_type", ["fp32"], ["bf16"]),
+        ("data_types.buffer_dtype", [], ["bf16", False]),
+        ("data_types.keep_in_fp32_modules", [[]], [["norm"]]),
+        ("compile.double_buffer", [True, False], [2]),
+        ("compile.free_activation_threshold", [10_485_760], [0]),
+        ("compile.deepcompile", [False], [True, {}]),
+        ("sparse_gradients", [False], [True, 1]),
+    ],
+)
+def test_each_refused_key_has_its_own_values_that_mean_off(
+    key: str, off: list[Any], on: list[Any]
+) -> None:
+    for value in off:
+        assert problems(saying(key, value)) == [], value
+        assert load_engine_config(saying(key, value)).off == (key,)
+    for value in on:
+        (line,) = problems(saying(key, value))
+        assert line == f"{key}: is not supported; {REFUSED[key].instead}", value
+
+
+def test_unmanaged_accumulation_is_a_key_of_its_own_and_never_off() -> None:
+    file = {"train_batch_size": 8, "managed_gradient_accumulation": False}
+    config = load_engine_config(file)
+    assert config.managed_gradient_accumulation is False
+    assert config.off == ()
 
 
 @pytest.mark.parametrize(

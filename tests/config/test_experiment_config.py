@@ -222,7 +222,7 @@ def test_a_field_without_counterpart_says_what_to_do_instead(field: str) -> None
     content = with_values()
     content[head] = {**content.get(head, {}), rest: ["on"]} if rest else ["on"]
     lines = problems(content)
-    assert f"{field}: is not supported; {REFUSED_FIELDS[field]}" in lines
+    assert f"{field}: is not supported; {REFUSED_FIELDS[field].instead}" in lines
     content[head] = {**content[head], rest: None} if rest else {}
     assert problems(content) == []
 

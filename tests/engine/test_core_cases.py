@@ -120,6 +120,46 @@ def two_backwards(stage: int) -> list[float]:
         return weight_of(engine)
 
 
+def unmanaged(stage: int) -> dict[str, Any]:
+    """Windows of one, two and three backward passes, where the file says two."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for dtype, precision in {"fp32": {}, "bf16": {"bf16": {"enabled": True}}}.items():
+        plain = mlp()
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.0)
+        engine = make(
+            mlp(),
+            stage,
+            "AdamW",
+            0.01,
+            gradient_accumulation_steps=2,
+            managed_gradient_accumulation=False,
+            zero={"reduce_bucket_size": 50},
+            **precision,
+        )
+        with closing(engine):
+            updated, shares, step = [], [], 0
+            for window in (2, 1, 3, 2):
+                optimizer.zero_grad()
+                for _ in range(window):
+                    step += 1
+                    for part in inputs(step, ranks):
+                        (plain(part).pow(2).mean() / ranks / 2).backward()
+                    part = inputs(step, ranks)[rank]
+                    share = engine.backward(engine(part).float().pow(2).mean())
+                    shares.append(share.item() * 2 / plain(part).pow(2).mean().item())
+                optimizer.step()
+                updated.append(engine.step().updated)
+            expected = dict(plain.named_parameters())
+            gaps = [
+                ((weight - expected[name]).norm() / expected[name].norm()).item()
+                for name, weight in engine.stage.full_weights()
+            ]
+            counts = engine.global_steps, engine.micro_steps, engine.global_samples
+            found[dtype] = (all(updated), counts, max(gaps), shares)
+    return found
+
+
 def no_sync(stage: int) -> list[float]:
     rank = dist.get_rank()
     model = nn.Linear(3, 1, bias=False)
@@ -546,6 +586,7 @@ def a_bucket_for_each_parameter(stage: int) -> int:
 
 
 CASES: list[Callable[[int], Any]] = [
+    unmanaged,
     unequal_branches,
     two_backwards,
     no_sync,
@@ -569,6 +610,7 @@ CASES: list[Callable[[int], Any]] = [
 
 
 EVERY_STAGE: list[Callable[[int], Any]] = [
+    unmanaged,
     two_backwards,
     no_sync,
     overflow_on_one_rank,
@@ -620,6 +662,18 @@ def test_ranks_that_use_different_parameters_average_them_with_zeros(of: Find, s
 def test_two_backward_calls_add_up_on_two_ranks(of: Find, stage: int) -> None:
     expected = [1.0 - 2 * (1.5 + 2.5)] * 3
     assert of(two_backwards, stage) == [expected, expected]
+
+
+@stage_3_too
+def test_every_step_updates_where_accumulation_is_not_managed(of: Find, stage: int) -> None:
+    """As plain torch in one process does, each loss divided by the steps of the file."""
+    for found in of(unmanaged, stage):
+        for name, tolerance in (("fp32", 1e-5), ("bf16", 3e-2)):
+            updated, counts, gap, shares = found[name]
+            assert updated
+            assert counts == (4, 8, 8 * 2 * 2)
+            assert gap < tolerance
+            assert shares == [pytest.approx(1.0, rel=tolerance)] * 8
 
 
 @stage_3_too

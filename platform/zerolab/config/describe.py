@@ -24,6 +24,7 @@ from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, OTHER_STORAGES, REFUSED_FIELDS
 from zerolab.config.hints import HINT
+from zerolab.config.refusing import Refused
 from zerolab.config.section import Section, choices_of, section_of
 
 __all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
@@ -159,6 +160,14 @@ def _pairs(head: tuple[str, str], pairs: Mapping[str, str]) -> str:
     return table(head, ((f"`{key}`", text) for key, text in sorted(pairs.items())))
 
 
+def _refused(head: str, keys: Mapping[str, Refused]) -> str:
+    body = (
+        (f"`{key}`", ", ".join(filter(None, ["`null`", entry.off.text])), entry.instead)
+        for key, entry in sorted(keys.items())
+    )
+    return table((head, "off, and accepted", "instead"), body)
+
+
 def _names(names: frozenset[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) + "."
 
@@ -169,12 +178,12 @@ TABLES = {
     "engine torch optimizers": lambda: _names(TORCH_OPTIMIZERS),
     "engine schedules": lambda: _arguments(SCHEDULES),
     "engine torch schedules": lambda: _names(TORCH_SCHEDULES),
-    "engine refused": lambda: _pairs(("key", "instead"), REFUSED),
+    "engine refused": lambda: _refused("key", REFUSED),
     "engine aliases": lambda: _pairs(
         ("second name", "first name"), {key: f"`{first}`" for key, first in ALIASES.items()}
     ),
     "experiment fields": lambda: _keys(ExperimentConfig, "Determined"),
-    "experiment refused": lambda: _pairs(("field", "instead"), REFUSED_FIELDS),
+    "experiment refused": lambda: _refused("field", REFUSED_FIELDS),
     "experiment strangers": lambda: _pairs(
         ("value", "what the message says"),
         {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()}

@@ -63,7 +63,8 @@ class Engine(CheckpointCalls):
         self.local_rank = parts.local_rank
         self.mesh = parts.mesh
         # state
-        self.progress = Progress(parts.batch)
+        managed = parts.config.managed_gradient_accumulation
+        self.progress = Progress(parts.batch, managed=managed)
         self._syncing = True
         self._last = StepResult(updated=False)
         self._grad_norm: float | None = None
@@ -103,7 +104,7 @@ class Engine(CheckpointCalls):
             msg = "backward(loss): the loss does not depend on trained parameters; was it made "
             raise EngineError(f"{msg}under no_grad, detached, or by another model?")
         self.recover()
-        boundary = self.progress.at_boundary and self._syncing
+        boundary = self.progress.at_last_backward and self._syncing
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
         with self.observer.phase("backward"):
             self.progress.broken = True
@@ -201,9 +202,10 @@ class Engine(CheckpointCalls):
         if data_iter is None:
             data_iter = self._own_batches()
         total = torch.zeros((), device=self.device)
-        for _ in range(self.batch.accumulation_steps):
+        for left in reversed(range(self.batch.accumulation_steps)):
             total += self.backward(self._loss_of(next(data_iter))).float()
-            self.step()
+            if self.progress.managed or not left:
+                self.step()
         return total
 
     def eval_batch(self, data_iter: Iterator[Any]) -> Any:
@@ -250,7 +252,14 @@ class Engine(CheckpointCalls):
         return self.progress.at_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:  # noqa: FBT001
-        """Decide by hand where boundaries are; None returns to counting."""
+        """Decide by hand where boundaries are; None returns to counting.
+
+        Raises:
+            EngineError: Where every :meth:`step` is a boundary.
+        """
+        if not self.progress.managed:
+            msg = "set_gradient_accumulation_boundary(): managed_gradient_accumulation must be true"
+            raise EngineError(f"{msg}, got false; each step() is a boundary: call it there alone")
         self.progress.boundary_by_hand = is_boundary
 
     def was_step_applied(self) -> bool:

@@ -6,6 +6,9 @@
                             b           b              b: boundary, where weights change
                                           ^^^^^ ended: 2
 
+With ``managed_gradient_accumulation: false`` every ``step()`` is a boundary, whatever number of
+backward passes came before it.
+
 The engine owns one :class:`Progress`; a checkpoint saves and loads it. Neither knows the other.
 """
 
@@ -82,10 +85,12 @@ class Progress:
 
     Args:
         batch: Says how many micro-batches make a window.
+        managed: False: every ``step()`` ends a window, of as many micro-batches as had a backward.
     """
 
-    def __init__(self, batch: BatchSizes) -> None:
+    def __init__(self, batch: BatchSizes, *, managed: bool = True) -> None:
         self.batch = batch
+        self.managed = managed
         # counters
         self.global_steps = 0
         """Accumulation boundaries passed, skipped steps included."""
@@ -110,24 +115,42 @@ class Progress:
         """Whether the next ``step()`` updates the weights."""
         if self.boundary_by_hand is not None:
             return self.boundary_by_hand
+        if not self.managed:
+            return True
         return (self.micro_steps + 1) % self.batch.accumulation_steps == 0
+
+    @property
+    def at_last_backward(self) -> bool:
+        """Whether gradients may travel with the next backward, as no other should come after it.
+
+        Where another comes all the same, what has travelled is kept, and added to.
+        """
+        if self.managed:
+            return self.at_boundary
+        return self.backwards + 1 >= self.batch.accumulation_steps
 
     @property
     def waiting(self) -> int:
         """Micro-batches whose gradients wait for the next boundary."""
-        return self.ended + (self.backwards > 0)
+        return self.ended + self._open_micro_batches
+
+    @property
+    def _open_micro_batches(self) -> int:
+        """Those since the last ``step()``; managed, all its backward passes are one."""
+        return min(self.backwards, 1) if self.managed else self.backwards
 
     def end_micro_batch(self) -> None:
         """Count one ``step()``."""
-        self.micro_steps += 1
-        self.ended += 1
+        self.micro_steps += self._open_micro_batches
+        self.ended += self._open_micro_batches
         self.backwards = 0
 
     def pass_boundary(self, *, updated: bool) -> None:
         """Count one optimizer step, or one that was skipped."""
+        trained = self.batch.accumulation_steps if self.managed else self.ended
         self.ended = 0
         self.global_steps += 1
-        self.global_samples += self.batch.train
+        self.global_samples += trained * self.batch.micro * self.batch.dp_world_size
         self.skipped_steps += not updated
 
     def forget_backwards(self) -> None:
@@ -172,7 +195,8 @@ class Progress:
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Count on from :meth:`state_dict`."""
         counters = dict(state_dict)
-        if counters.pop("accumulation_steps") != self.batch.accumulation_steps:
+        other = counters.pop("accumulation_steps") != self.batch.accumulation_steps
+        if other and self.managed:
             # Boundaries are where micro_steps is a multiple of the accumulation steps, which may
             # be others now.
             counters["micro_steps"] = counters["global_steps"] * self.batch.accumulation_steps

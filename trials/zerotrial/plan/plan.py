@@ -166,7 +166,7 @@ def _of_engine(noted: Noted, ranks: int, device: Device) -> Iterator[MemoryEstim
     config = noted.config
     precision: Precision = config.dtype
     accumulate = config.data_types.grad_accum_dtype
-    if accumulate is None and _accumulation(config, ranks) > 1:
+    if accumulate is None and config.sums_micro_batches(_accumulation(config, ranks)):
         accumulate = "fp32"
     width = 4 if precision == "fp32" else 2
     for found in every_choice(

@@ -13,7 +13,7 @@ from zerolab.config.engine.batch import BatchSizes, resolve_batch_sizes
 from zerolab.config.engine.merge import overwrite_deepspeed_config
 from zerolab.config.engine.optimizers import OptimizerConfig
 from zerolab.config.engine.precision import Bf16Config, DataTypesConfig, DType, Fp16Config
-from zerolab.config.engine.refused import REFUSED, take_refused, without_aliases
+from zerolab.config.engine.refused import REFUSED, without_aliases
 from zerolab.config.engine.runtime import (
     ActivationCheckpointingConfig,
     AioConfig,
@@ -29,6 +29,7 @@ from zerolab.config.engine.zero import ZeroConfig
 from zerolab.config.files import as_mapping
 from zerolab.config.hints import hint
 from zerolab.config.plain import plain_problems
+from zerolab.config.refusing import take_refused
 from zerolab.config.section import (
     NonNegativeFloat,
     Path,
@@ -55,6 +56,10 @@ class EngineConfig(Section):
 
     gradient_accumulation_steps: PositiveInt | None = None
     """Micro-batches in one optimizer step."""
+
+    managed_gradient_accumulation: bool = True
+    """``false``: every ``engine.step()`` updates the weights, with what the ``backward()`` calls
+    since the last one have summed; losses are divided by the accumulation steps all the same."""
 
     optimizer: OptimizerConfig | None = None
     """Which optimizer updates the weights, when none is passed to ``initialize()``."""
@@ -159,6 +164,14 @@ class EngineConfig(Section):
         if self.bf16.enabled:
             return "bf16"
         return "fp16" if self.fp16.enabled else "fp32"
+
+    def sums_micro_batches(self, accumulation_steps: int) -> bool:
+        """Whether an update may be made from more than one micro-batch.
+
+        Args:
+            accumulation_steps: As :meth:`batch_sizes` gives them.
+        """
+        return accumulation_steps > 1 or not self.managed_gradient_accumulation
 
     def with_origin(
         self, source: str, overridden: frozenset[str], off: tuple[str, ...]

@@ -1,103 +1,160 @@
 """Keys of DeepSpeed that have no counterpart here, and what to do instead.
 
-A refused key that says "off" (false, null, an empty block, ``enabled: false``) is accepted, for
-that is what happens anyway.
+A refused key that is off is accepted, for that is what happens anyway. Which values mean off is
+said for each key: ``{}`` turns ZenFlow on and leaves a pipeline alone, ``-1`` turns MiCS off.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ALIASES", "REFUSED", "take_refused", "without_aliases"]
+from zerolab.config.refusing import BLOCK, EMPTY, NOTHING, SWITCH, Off, Refused, values
+
+__all__ = ["ALIASES", "REFUSED", "without_aliases"]
 
 _MICS = "use stage 3 over all ranks"
 _COMPILED = "set compile.enabled"
+_ACTIVATIONS = "set activation_checkpointing.cpu_checkpointing"
 _WIDE = "communication is not compressed; set communication_data_type to bf16"
-_ONE_AXIS = "the data-parallel size follows from the number of ranks; remove it"
 _TRIM = "prune or quantize the trained model after `export`"
+_SAMPLER = "give the DataLoader a sampler of your own"
+_TOO_LARGE = "use stage 3 for a model that does not fit on one device"
+_FULL_MASTERS = (
+    "master weights are fp32; to save memory raise zero_optimization.stage or set "
+    "data_types.grad_accum_dtype"
+)
 
-REFUSED: dict[str, str] = {
-    "amp": "set bf16.enabled or fp16.enabled",
-    "autotuning": "search over the keys with an experiment: hyperparameters."
-    "overwrite_deepspeed_args takes search spaces",
-    "comet": "log to it from a trial callback",
-    "wandb": "log to it from a trial callback",
-    "compression_training": _TRIM,
-    "curriculum_learning": "give the DataLoader a sampler of your own",
-    "data_efficiency": "give the DataLoader a sampler of your own",
-    "data_parallel_size": _ONE_AXIS,
-    "datastates_ckpt": "set checkpoint.writer.decoupled",
-    "disable_allgather": "remove it; updated weights must reach every rank",
-    "disable_python_gc": "call gc.disable() in the trial's __init__",
-    "eigenvalue": _TRIM,
-    "elasticity": "checkpoints load at any world size: set resources.slots_per_trial",
-    "expert_parallel": "use stage 3, which shards experts with the rest of the model",
-    "graph_harvesting": _COMPILED,
-    "hybrid_engine": "export the weights and generate with an inference server",
-    "nebula": "set checkpoint.writer.decoupled",
-    "pipeline": "use stage 3 for a model that does not fit on one device",
-    "progressive_layer_drop": "drop layers in the model's own forward()",
-    "quantize_training": _TRIM,
-    "seq_parallel_communication_data_type": "sequence parallelism is not supported; remove it",
-    "sequence_parallel_size": "sequence parallelism is not supported; remove it or set 1",
-    "sparse_attention": "use torch's scaled_dot_product_attention in the model",
-    "sparse_gradients": "gradients are dense; remove it",
-    "tensor_parallel": "use stage 3 for a model that does not fit on one device",
-    "torch_autocast": "set bf16.enabled, or enter torch.autocast in the model's forward()",
-    "use_data_before_expert_parallelism": "there are no expert-parallel groups; remove it",
-    "weight_quantization": _TRIM,
-    "zenflow": "set zero_optimization.offload_optimizer.device",
-    "fp16.fp16_master_weights_and_grads": "master weights are fp32; to save memory raise "
-    "zero_optimization.stage or set data_types.grad_accum_dtype",
-    "bf16.bf16_master_weights_and_grads": "master weights are fp32; to save memory raise "
-    "zero_optimization.stage or set data_types.grad_accum_dtype",
-    "bf16.bf16_optimizer_states": "optimizer states are fp32; offload them with "
-    "zero_optimization.offload_optimizer",
-    "data_types.buffer_dtype": "buffers keep their type; cast them in the model",
-    "data_types.keep_in_fp32_modules": "keep the whole model in fp32, or cast in its forward()",
-    "checkpoint.use_node_local_storage": "remove it; checkpoints go to one directory that all "
-    "ranks see",
-    "zero_optimization.zenflow": "set zero_optimization.offload_optimizer.device",
-    "zero_optimization.cpu_offload": 'set zero_optimization.offload_optimizer: {"device": "cpu"}',
-    "zero_optimization.cpu_offload_param": 'set zero_optimization.offload_param: {"device": "cpu"}',
-    "zero_optimization.cpu_offload_use_pin_memory": "set pin_memory inside "
-    "zero_optimization.offload_optimizer or offload_param",
-    "zero_optimization.legacy_stage1": "remove it; there is one stage 1",
-    "zero_optimization.grad_hooks": "remove it; gradients are always taken by hooks",
-    "zero_optimization.zero_hpz_partition_size": _MICS,
-    "zero_optimization.zero_quantized_weights": _WIDE,
-    "zero_optimization.zero_quantized_nontrainable_weights": _WIDE,
-    "zero_optimization.zero_quantized_gradients": _WIDE,
-    "zero_optimization.zeropp_loco_param": _WIDE,
-    "zero_optimization.mics_shard_size": _MICS,
-    "zero_optimization.mics_hierarchical_params_gather": _MICS,
-    "zero_optimization.offload_optimizer.super_offload": "set device to cpu",
-    "compile.deepcompile": _COMPILED,
-    "compile.passes": _COMPILED,
-    "compile.autoep_non_moe": _COMPILED,
-    "compile.free_activation": "set activation_checkpointing.enabled",
-    "compile.free_activation_threshold": "set activation_checkpointing.enabled",
-    "compile.offload_activation": "set activation_checkpointing.cpu_checkpointing",
-    "compile.offload_activation_pin_memory": "set activation_checkpointing.cpu_checkpointing",
-    "compile.offload_opt_states": "set zero_optimization.offload_optimizer.device",
-    "compile.offload_parameters": "set zero_optimization.offload_param.device",
-    "compile.double_buffer": _COMPILED,
-    "compile.symmetric_memory": _COMPILED,
-    "compile.debug_log": "set the environment variable TORCH_LOGS",
-    "compile.sync_before_reduce": _COMPILED,
-    "compile.sync_after_reduce": _COMPILED,
-    "compile.sync_before_allgather": _COMPILED,
-    "compile.sync_after_allgather": _COMPILED,
-    "compile.keep_int_input_tensors": _COMPILED,
-    "compile.keep_all_input_tensors": _COMPILED,
-}
-"""Dotted key to what the user should do instead."""
 
-_OFF: dict[str, Any] = {
-    "managed_gradient_accumulation": True,
-    "sequence_parallel_size": 1,
-    "zero_optimization.zero_hpz_partition_size": 1,
+def _asks_nowhere(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.get("enabled", False) is False and all(
+            _asks_nowhere(inner) for inner in value.values() if isinstance(inner, Mapping)
+        )
+    return value is False
+
+
+_NOWHERE_ENABLED = Off("`false`, without `enabled: true` at any depth", _asks_nowhere)
+
+
+def _is_undivided(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        inner = value.get("tp") or {}
+        sizes = value.get("autotp_size", 0), inner.get("tp_size", 1)
+        return sizes[0] in (0, 1) and sizes[1] == 1
+    return value is False
+
+
+_NO_TENSOR_PARALLELISM = Off("`false`, `autotp_size` 0 or 1", _is_undivided)
+
+REFUSED: dict[str, Refused] = {
+    # Blocks of their own. Those that have no "enabled" are on as soon as they are there.
+    "amp": Refused("set bf16.enabled or fp16.enabled", BLOCK),
+    "autotuning": Refused(
+        "search over the keys with an experiment: hyperparameters.overwrite_deepspeed_args takes "
+        "search spaces",
+        BLOCK,
+    ),
+    "comet": Refused("log to it from a trial callback", BLOCK),
+    "wandb": Refused("log to it from a trial callback", BLOCK),
+    "compression_training": Refused(_TRIM, _NOWHERE_ENABLED),
+    "curriculum_learning": Refused(_SAMPLER, BLOCK),
+    "data_efficiency": Refused(_SAMPLER, BLOCK),
+    "datastates_ckpt": Refused("set checkpoint.writer.decoupled", SWITCH),
+    "eigenvalue": Refused(_TRIM, BLOCK),
+    "elasticity": Refused(
+        "checkpoints load at any world size: set resources.slots_per_trial", BLOCK
+    ),
+    "expert_parallel": Refused(
+        "use stage 3, which shards experts with the rest of the model", BLOCK
+    ),
+    "hybrid_engine": Refused("export the weights and generate with an inference server", BLOCK),
+    "nebula": Refused("set checkpoint.writer.decoupled", BLOCK),
+    "pipeline": Refused(_TOO_LARGE, EMPTY),
+    "progressive_layer_drop": Refused("drop layers in the model's own forward()", BLOCK),
+    "quantize_training": Refused(_TRIM, BLOCK),
+    "sparse_attention": Refused("use torch's scaled_dot_product_attention in the model", SWITCH),
+    "tensor_parallel": Refused(_TOO_LARGE, _NO_TENSOR_PARALLELISM),
+    "torch_autocast": Refused(
+        "set bf16.enabled, or enter torch.autocast in the model's forward()", BLOCK
+    ),
+    "weight_quantization": Refused(_TRIM, EMPTY),
+    "zenflow": Refused("set zero_optimization.offload_optimizer.device", SWITCH),
+    # Single keys.
+    "data_parallel_size": Refused(
+        "the data-parallel size follows from the number of ranks; remove it", NOTHING
+    ),
+    "disable_allgather": Refused("remove it; updated weights must reach every rank", SWITCH),
+    "disable_python_gc": Refused("call gc.disable() in the trial's __init__", SWITCH),
+    "graph_harvesting": Refused(_COMPILED, SWITCH),
+    "seq_parallel_communication_data_type": Refused(
+        "sequence parallelism is not supported; remove it", values(["fp32"])
+    ),
+    "sequence_parallel_size": Refused(
+        "sequence parallelism is not supported; remove it or set 1", values([1])
+    ),
+    "sparse_gradients": Refused("gradients are dense; remove it", SWITCH),
+    "use_data_before_expert_parallelism": Refused(
+        "there are no expert-parallel groups; remove it", SWITCH
+    ),
+    # Precision.
+    "fp16.fp16_master_weights_and_grads": Refused(_FULL_MASTERS, SWITCH),
+    "bf16.bf16_master_weights_and_grads": Refused(_FULL_MASTERS, SWITCH),
+    "bf16.bf16_optimizer_states": Refused(
+        "optimizer states are fp32; offload them with zero_optimization.offload_optimizer", SWITCH
+    ),
+    "data_types.buffer_dtype": Refused("buffers keep their type; cast them in the model", NOTHING),
+    "data_types.keep_in_fp32_modules": Refused(
+        "keep the whole model in fp32, or cast in its forward()", values([[]])
+    ),
+    # Checkpoints.
+    "checkpoint.use_node_local_storage": Refused(
+        "remove it; checkpoints go to one directory that all ranks see", SWITCH
+    ),
+    # Zero.
+    "zero_optimization.zenflow": Refused("set zero_optimization.offload_optimizer.device", SWITCH),
+    "zero_optimization.cpu_offload": Refused(
+        'set zero_optimization.offload_optimizer: {"device": "cpu"}', SWITCH
+    ),
+    "zero_optimization.cpu_offload_param": Refused(
+        'set zero_optimization.offload_param: {"device": "cpu"}', SWITCH
+    ),
+    "zero_optimization.cpu_offload_use_pin_memory": Refused(
+        "set pin_memory inside zero_optimization.offload_optimizer or offload_param", SWITCH
+    ),
+    "zero_optimization.legacy_stage1": Refused("remove it; there is one stage 1", SWITCH),
+    "zero_optimization.grad_hooks": Refused(
+        "remove it; gradients are always taken by hooks", values([True])
+    ),
+    "zero_optimization.zero_hpz_partition_size": Refused(_MICS, values([0, 1])),
+    "zero_optimization.zero_quantized_weights": Refused(_WIDE, SWITCH),
+    "zero_optimization.zero_quantized_nontrainable_weights": Refused(_WIDE, SWITCH),
+    "zero_optimization.zero_quantized_gradients": Refused(_WIDE, SWITCH),
+    "zero_optimization.zeropp_loco_param": Refused(_WIDE, SWITCH),
+    "zero_optimization.mics_shard_size": Refused(_MICS, values([-1, 0])),
+    "zero_optimization.mics_hierarchical_params_gather": Refused(_MICS, SWITCH),
+    "zero_optimization.offload_optimizer.super_offload": Refused("set device to cpu", SWITCH),
+    # DeepSpeed's compiler; what only tunes it asks for nothing by itself.
+    "compile.deepcompile": Refused(_COMPILED, SWITCH),
+    "compile.passes": Refused(_COMPILED, values([[]])),
+    "compile.autoep_non_moe": Refused(_COMPILED, SWITCH),
+    "compile.free_activation": Refused("set activation_checkpointing.enabled", SWITCH),
+    "compile.free_activation_threshold": Refused(
+        "set activation_checkpointing.enabled", values([10_485_760])
+    ),
+    "compile.offload_activation": Refused(_ACTIVATIONS, SWITCH),
+    "compile.offload_activation_pin_memory": Refused(_ACTIVATIONS, values([True, False])),
+    "compile.offload_opt_states": Refused("set zero_optimization.offload_optimizer.device", SWITCH),
+    "compile.offload_parameters": Refused("set zero_optimization.offload_param.device", SWITCH),
+    "compile.double_buffer": Refused(_COMPILED, values([True, False])),
+    "compile.symmetric_memory": Refused(_COMPILED, SWITCH),
+    "compile.debug_log": Refused("set the environment variable TORCH_LOGS", SWITCH),
+    "compile.sync_before_reduce": Refused(_COMPILED, SWITCH),
+    "compile.sync_after_reduce": Refused(_COMPILED, SWITCH),
+    "compile.sync_before_allgather": Refused(_COMPILED, SWITCH),
+    "compile.sync_after_allgather": Refused(_COMPILED, SWITCH),
+    "compile.keep_int_input_tensors": Refused(_COMPILED, values([True, False])),
+    "compile.keep_all_input_tensors": Refused(_COMPILED, SWITCH),
 }
-"""Values beside the usual ones that mean off."""
+"""By dotted key. What is off is what DeepSpeed's own reading of the key takes for off."""
 
 ALIASES: dict[str, str] = {
     f"zero_optimization.{name}": f"zero_optimization.stage3_{name}"
@@ -118,50 +175,6 @@ ALIASES: dict[str, str] = {
     )
 }
 """Second names of keys."""
-
-REFUSED["managed_gradient_accumulation"] = (
-    "set gradient_accumulation_steps, or call engine.set_gradient_accumulation_boundary()"
-)
-
-
-def _is_off(key: str, value: Any) -> bool:
-    if value is None or value is False or (isinstance(value, Mapping | list | str) and not value):
-        return True
-    if isinstance(value, Mapping):
-        return value.get("enabled") is False
-    return key in _OFF and value == _OFF[key]
-
-
-def take_refused(
-    data: Mapping[str, Any], table: Mapping[str, str], opaque: Collection[str]
-) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Part a file from the keys that have no counterpart here.
-
-    Args:
-        data: The file.
-        table: Dotted key to what to do instead.
-        opaque: Dotted keys whose content is the user's own.
-
-    Returns:
-        The file without them, one problem for each that is on, and the keys that are off.
-    """
-    problems: list[str] = []
-    off: list[str] = []
-
-    def take(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        rest: dict[str, Any] = {}
-        for name, value in block.items():
-            key = f"{prefix}{name}"
-            if key not in table:
-                inside = isinstance(value, Mapping) and key not in opaque
-                rest[name] = take(value, f"{key}.") if inside else value
-            elif _is_off(key, value):
-                off.append(key)
-            else:
-                problems.append(f"{key}: is not supported; {table[key]}")
-        return rest
-
-    return take(data, ""), problems, off
 
 
 def without_aliases(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

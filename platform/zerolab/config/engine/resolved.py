@@ -92,7 +92,7 @@ def _derived(config: EngineConfig, world_size: int, model_elements: int | None) 
     sizes = config.batch_sizes(world_size)
     zero = config.zero_optimization
     # With one micro-batch there is nothing to sum: gradients stay as backward made them.
-    summed = "fp32" if sizes.accumulation_steps > 1 else config.dtype
+    summed = "fp32" if config.sums_micro_batches(sizes.accumulation_steps) else config.dtype
     accumulate = config.data_types.grad_accum_dtype or summed
     values: dict[str, Any] = {
         "train_batch_size": sizes.train,

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from zerolab.config.engine.refused import take_refused
 from zerolab.config.experiment.entrypoint import TrialClass, parse_entrypoint
 from zerolab.config.experiment.hyperparameters import space_problems
 from zerolab.config.experiment.lengths import Length
@@ -23,6 +22,7 @@ from zerolab.config.experiment.sections import (
 )
 from zerolab.config.files import read_yaml
 from zerolab.config.plain import plain_problems
+from zerolab.config.refusing import take_refused
 from zerolab.config.section import (
     NonNegativeInt,
     OneOf,

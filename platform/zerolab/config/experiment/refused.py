@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from zerolab.config.refusing import EMPTY, Refused
 from zerolab.searcher.registered import SEARCHERS
 
 __all__ = ["OTHER_SEARCHERS", "OTHER_STORAGES", "REFUSED_FIELDS", "STRANGERS"]
 
 _NO_CONTAINERS = "trials run in the agent's own Python environment, not in containers"
 
-REFUSED_FIELDS: dict[str, str] = {
+_INSTEAD: dict[str, str] = {
     "workspace": "use labels",
     "project": "use labels",
     "bind_mounts": f"{_NO_CONTAINERS}: use the paths of the machine",
@@ -43,6 +44,9 @@ REFUSED_FIELDS: dict[str, str] = {
     "searcher.stop_once": "remove it",
 }
 """Dotted field to what the user should do instead."""
+
+REFUSED_FIELDS = {field: Refused(instead, EMPTY) for field, instead in _INSTEAD.items()}
+"""By dotted field."""
 
 _DETERMINED_SEARCHERS = (
     "adaptive_asha",

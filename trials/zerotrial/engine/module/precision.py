@@ -27,7 +27,8 @@ def choose_precision(config: EngineConfig, accumulation_steps: int) -> Precision
     chosen = config.data_types.grad_accum_dtype
     sent = config.communication_data_type
     accumulate = DTYPES[chosen] if chosen is not None else None
-    if accumulate is None and compute is not None and accumulation_steps > 1:
+    sums = config.sums_micro_batches(accumulation_steps)
+    if accumulate is None and compute is not None and sums:
         accumulate = torch.float32
     return Precision(
         compute=compute,
