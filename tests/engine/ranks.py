@@ -12,9 +12,14 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.waiting import DEADLINE_S
 from zerolab.linux import die_with_parent
 
 __all__ = ["RankError", "run_on_ranks"]
+
+
+_FAREWELL_S = 20.0
+"""For ranks whose world is broken, before they are killed: a tenth of it is enough."""
 
 
 class RankError(AssertionError):
@@ -25,8 +30,7 @@ def run_on_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout: float = 240.0,
-    group_timeout: float = 120.0,
+    group_timeout: float = DEADLINE_S,
     expect_deaths: bool = False,
 ) -> list[Any]:
     """Call ``function(*args)`` on every rank of a fresh gloo world.
@@ -35,7 +39,6 @@ def run_on_ranks(
         function: At the top level of a module, so that a new process can import it.
         world_size: Number of ranks.
         args: Passed to every rank; must be picklable.
-        timeout: Seconds for everything.
         group_timeout: Seconds for one collective.
         expect_deaths: A rank that ends without an answer gives None rather than an error.
 
@@ -62,7 +65,7 @@ def run_on_ranks(
             processes.append(process)
             pipes.append(ours)
         try:
-            answers = _collect(pipes, time.monotonic() + timeout)
+            answers = _collect(pipes, time.monotonic() + 4 * DEADLINE_S)
         finally:
             _end(processes)
     problems = []
@@ -91,13 +94,13 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
             with contextlib.suppress(EOFError):
                 answers[rank] = pipe.recv()
             if isinstance(answers[rank], str):  # the others may wait for this rank for ever
-                deadline = min(deadline, time.monotonic() + 20.0)
+                deadline = min(deadline, time.monotonic() + _FAREWELL_S)
     return answers
 
 
 def _end(processes: list[Any]) -> None:
     for process in processes:
-        process.join(timeout=20.0)
+        process.join(timeout=_FAREWELL_S)
     for process in processes:
         if process.is_alive():
             process.kill()

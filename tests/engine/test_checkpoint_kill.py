@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.engine.checkpointing import all_states, make_engine, train
+from tests.waiting import DEADLINE_S
 
 _RIGHTLY_ENDED = 0
 
@@ -112,7 +113,7 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path)
         ):
             directory = str(tmp_path / f"{tag} {in_background}")
             answer = pool.submit(kill_and_load, directory, tag, in_background)
-            problems, kills, steps = answer.result(timeout=240)
+            problems, kills, steps = answer.result(timeout=DEADLINE_S)
             assert problems == []
             assert kills > 10
             assert steps == {1, 2}

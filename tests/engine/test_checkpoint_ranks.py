@@ -210,7 +210,7 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_on_ranks(on_two_ranks, 2, str(tmp_path_factory.mktemp("ranks")), timeout=280)
+    return run_on_ranks(on_two_ranks, 2, str(tmp_path_factory.mktemp("ranks")))
 
 
 @pytest.mark.processes

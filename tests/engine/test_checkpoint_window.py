@@ -275,7 +275,7 @@ def on_four_ranks(directory: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_on_ranks(on_four_ranks, 4, str(tmp_path_factory.mktemp("window")), timeout=280)
+    return run_on_ranks(on_four_ranks, 4, str(tmp_path_factory.mktemp("window")))
 
 
 @pytest.mark.processes

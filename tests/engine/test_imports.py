@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 RUN = """
 import builtins, json, sys, tempfile
 
@@ -26,6 +28,7 @@ def note(name, globals=None, locals=None, fromlist=(), level=0):
 
 builtins.__import__ = note
 import torch
+from tests.waiting import DEADLINE_S
 import zerotrial
 
 for stage in range(3):
@@ -65,7 +68,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[str]], lis
         capture_output=True,
         text=True,
         check=True,
-        timeout=240,
+        timeout=DEADLINE_S,
     )
     asked, modules = json.loads(done.stdout.splitlines()[-1])
     return asked, modules

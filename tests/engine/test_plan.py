@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import zerotrial
+from tests.waiting import DEADLINE_S
 from zerotrial.engine import build
 from zerotrial.engine.memory import estimate
 from zerotrial.plan.plan import Devices, find_devices, fits, main
@@ -98,7 +99,7 @@ def test_a_model_that_no_memory_could_hold_is_planned_for(tmp_path: Path) -> Non
         [sys.executable, "-P", "-m", "zerotrial.plan", file, "--json", "--world-size", "64"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE_S,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -1,6 +1,5 @@
 """Two ranks, spawned once, that run through everything ranks must agree on."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.trial.helpers import (
     metrics,
     records,
 )
+from tests.waiting import until
 from zerolab.contract.wire import Directive
 from zerotrial import Batch, Epoch, Reducer
 from zerotrial.ranks import CollectiveError, Distributed
@@ -131,9 +131,7 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
 
     def when_sampled(*arguments: Any) -> Any:
         assert controller._system is not None
-        deadline = time.monotonic() + 60
-        while not controller._system._sums and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until("the machine is sampled", lambda: controller._system._sums)
         return train_batch(*arguments)
 
     controller._trial.train_batch = when_sampled
@@ -144,10 +142,9 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
     ranks.barrier()
     short = Distributed(ranks.rank, 2, timeout_s=5)
     if ranks.rank == 0:
-        started = time.monotonic()
         with pytest.raises(CollectiveError) as caught:
             short.allgather(1, "reducing training metrics after batch 7")
-        found["hang"] = (str(caught.value), time.monotonic() - started)
+        found["hang"] = str(caught.value)
     ranks.barrier()
     return found
 
@@ -223,10 +220,9 @@ def test_small_values_are_exchanged(two) -> None:
     assert one["broadcast"] == {"from": 0}
 
 
-def test_a_hung_collective_names_rank_and_operation_within_its_timeout(two) -> None:
+def test_a_hung_collective_names_rank_and_operation_after_its_timeout(two) -> None:
     _, (zero, _) = two
-    message, seconds = zero["hang"]
+    message = zero["hang"]
     assert "rank 0 of 2: reducing training metrics after batch 7: " in message
     assert "did not answer within 5 s" in message
     assert "ZEROLAB_COLLECTIVE_TIMEOUT" in message
-    assert 4.0 < seconds < 60

@@ -11,6 +11,7 @@ import torch
 
 import zerotrial
 from tests.trial.helpers import LineTrial, last_checkpoint, make_spec, metrics, records
+from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import ENV_RUN_SPEC, write_run_spec
 from zerolab.errors import ConfigError, NotFoundError
 from zerotrial import Batch, Ending, Epoch, Trainer
@@ -124,7 +125,7 @@ def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
         [*command, str(script)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE_S,
         cwd=tmp_path,
         env={
             **os.environ,
