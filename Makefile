@@ -38,19 +38,27 @@ install: .venv/.installed ## create .venv and install the project
 install-dev: .venv/.installed-dev ## the same with everything the tests and checks need
 
 # torch: the CPU build 2.13.0 where none is installed and no NVIDIA driver answers; else pip's choice.
+# pip speaks: a download of a gigabyte must not look like a hang.
 .venv/.torch:
+	@echo "Installing into .venv, once; nothing outside of this folder is changed."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
-	  || { if command -v nvidia-smi >/dev/null; then $(BIN)/pip install -q torch; \
-	       else $(BIN)/pip install -q torch==2.13.0; fi; }
+	@$(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
+	  || { if command -v nvidia-smi >/dev/null; then \
+	         echo "1 of 2: torch with CUDA, about 3 GB to download: five minutes or more"; \
+	         $(BIN)/pip install torch; \
+	       else \
+	         echo "1 of 2: torch for the CPU, about 200 MB to download: one or two minutes"; \
+	         $(BIN)/pip install torch==2.13.0; fi; }
 	touch $@
 
 .venv/.installed: pyproject.toml hatch_build.py server/web/package-lock.json | .venv/.torch
-	$(BIN)/pip install -q -e '.[examples]'
+	@echo "2 of 2: zerolab, some 60 small packages, and its web page: about a minute"
+	$(BIN)/pip install -e '.[examples]'
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install -q -e '.[examples,test,check]'
+	@echo "What tests and checks need, among it a PostgreSQL: about a minute"
+	$(BIN)/pip install -e '.[examples,test,check]'
 	touch $@
 
 clean: ## remove what was built and installed

@@ -1,13 +1,19 @@
 """The documents are true where a program can tell: links, code, configuration, names."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from zerolab.config import load_engine_config, load_experiment
+from zerolab.config import check_experiment, check_file, load_engine_config, load_experiment
+from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.contract import spec as contract
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +78,95 @@ def test_the_files_of_the_guide_are_accepted() -> None:
     whole, searched = (yaml.safe_load(text) for text in blocks(guide, "yaml"))
     assert load_experiment(whole).searcher.name == "single"
     assert load_experiment(whole | searched).searcher.name == "random"
+
+
+def test_what_the_example_of_the_digits_advises_is_accepted() -> None:
+    folder = ROOT / "examples" / "digits"
+    (advised,) = (yaml.safe_load(text) for text in blocks(folder / "README.md", "yaml"))
+    whole = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
+    assert check_experiment(whole | advised, FolderFiles(folder)).searcher.name == "random"
+
+
+def test_the_files_of_the_readme_are_accepted_together(tmp_path: Path) -> None:
+    write_files_of_the_readme(tmp_path)
+    assert check_file(tmp_path).startswith(f"{tmp_path}/experiment.yaml: ok")
+
+
+def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
+    write_files_of_the_readme(tmp_path)
+    hparams = yaml.safe_load((tmp_path / "experiment.yaml").read_text())["hyperparameters"]
+    (tmp_path / "train.py").write_text(
+        "import zerotrial\nfrom model_def import DigitsTrial\n\n"
+        f"with zerotrial.init(hparams={hparams!r}, seed=1) as context:\n"
+        "    fit = zerotrial.Trainer(DigitsTrial(context), context).fit\n"
+        "    fit(max_length=zerotrial.Epoch(3), validation_period=zerotrial.Epoch(1))\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if "RANK" not in key}
+    words = [sys.executable, "train.py"]
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    records = (tmp_path / "zerolab_run" / "metrics.jsonl").read_text()
+    found = [float(each) for each in re.findall(r'"accuracy":([0-9.]+)', records)]
+    assert len(found) == 3
+    assert found[-1] > 0.8
+
+
+def write_files_of_the_readme(folder: Path) -> None:
+    """Write the three files that the README shows."""
+    for language, file in (
+        ("python", "model_def.py"),
+        ("yaml", "experiment.yaml"),
+        ("json", "ds_config.json"),
+    ):
+        (text,) = blocks(ROOT / "README.md", language)
+        (folder / file).write_text(text)
+
+
+def test_the_rank_that_the_resume_example_kills_is_one_of_the_data_directory_that_is_set(
+    tmp_path: Path,
+) -> None:
+    text = (ROOT / "examples" / "resume" / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^kill -9 .*$", text, re.MULTILINE)
+    victim = subprocess.Popen(["sleep", "600"])
+    try:
+        ranks = tmp_path / "data directory" / "runs" / "7" / "ranks"
+        ranks.mkdir(parents=True)
+        (ranks / "1").write_text(f"{victim.pid}\n")
+        environment = {**os.environ, "ZEROLAB_HOME": str(ranks.parents[2])}
+        subprocess.run(["bash", "-c", command], env=environment, check=True)
+        assert victim.wait() == -signal.SIGKILL
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_a_first_installation_says_what_it_installs_and_how_long_it_takes_before_it_does(
+    tmp_path: Path,
+) -> None:
+    for file in ("pyproject.toml", "hatch_build.py", "server/web/package-lock.json"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    programs = {"python": "exit 1", "pip": 'echo "pip $*"', "zerolab": 'echo "zerolab $*"'}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".venv").mkdir()
+    for program, does in programs.items():
+        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / program).chmod(0o755)
+    words = ["make", "-s", "-f", str(ROOT / "Makefile"), "demo", f"BIN={tmp_path}/bin"]
+    done = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    told = [line.partition(" ")[0] for line in done.stdout.splitlines()]
+    assert told == ["Installing", "1", "pip", "2", "pip", "zerolab"]
+    assert all("minute" in line for line in done.stdout.splitlines() if " of 2: " in line)
+    again = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert again.stdout.startswith("zerolab run ")
+
+
+def test_the_licence_is_apache_2_whole() -> None:
+    text = (ROOT / "LICENSE").read_bytes().strip()
+    assert text.startswith(b"Apache License")
+    assert b"Version 2.0, January 2004" in text
+    assert text.endswith(b"limitations under the License.")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
 
 
 def test_every_environment_variable_of_the_contract_is_documented() -> None:
