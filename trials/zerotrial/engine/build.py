@@ -22,6 +22,7 @@ from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.activation import checkpoint_blocks
 from zerotrial.engine.module.compiling import compile_blocks
 from zerotrial.engine.module.precision import choose_precision, register_input_cast
+from zerotrial.engine.module.taken import Taken, release
 from zerotrial.engine.seams import (
     NamedParameter,
     ParamGroup,
@@ -85,37 +86,46 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     assert model is not None
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
+    alone = resolved.zero_optimization.stage == 3
+    tell = int(os.environ.get("RANK", "0")) == 0
+    model_parameters = release(model, optimizer, model_parameters, alone=alone, tell=tell)
     where = _choose_device(device)
+    taken = Taken(model)
     mesh = Mesh.of(mpu, _find_world(where, start=dist_init_required), model)
     ranks, rank = mesh.data.size, mesh.data.rank
     batch = resolved.batch_sizes(ranks)
     precision = choose_precision(resolved, batch.accumulation_steps)
 
-    model.to(where)
-    compile_blocks(model, resolved.compile)
-    checkpoint_blocks(model, resolved.activation_checkpointing)
-    made = _make_given(optimizer, model_parameters, model)
-    inputs = StageInputs(
-        module=model,
-        groups=_groups_of(model, made, model_parameters),
-        config=resolved,
-        precision=precision,
-        optimizer_factory=choose_optimizer(resolved, made),
-        accumulation_steps=batch.accumulation_steps,
-        device=where,
-        mesh=mesh,
-        observer=make_observer(resolved, where, rank),
-    )
-    stage = _build_stage(inputs)
-    if precision.cast_inputs and precision.compute is not None:  # stage 3 casts too: no harm
-        register_input_cast(model, precision.compute)
-    schedule = _make_schedule(
-        resolved, lr_scheduler, stage.optimizer, has_optimizer=made is not None
-    )
-    loader = None
-    if training_data is not None:
-        pinned = where.type == "cuda"
-        loader = build_loader(training_data, resolved, batch, rank, collate_fn, pin_memory=pinned)
+    with taken.undone_if_refused():
+        model.to(where)
+        compile_blocks(model, resolved.compile)
+        checkpoint_blocks(model, resolved.activation_checkpointing)
+        made = _make_given(optimizer, model_parameters, model)
+        inputs = StageInputs(
+            module=model,
+            groups=_groups_of(model, made, model_parameters),
+            config=resolved,
+            precision=precision,
+            optimizer_factory=choose_optimizer(resolved, made),
+            accumulation_steps=batch.accumulation_steps,
+            device=where,
+            mesh=mesh,
+            taken=taken,
+            observer=make_observer(resolved, where, rank),
+        )
+        stage = _build_stage(inputs)
+        taken.closed_by(stage.close)
+        if precision.cast_inputs and precision.compute is not None:  # stage 3 casts too: no harm
+            register_input_cast(model, precision.compute)
+        schedule = _make_schedule(
+            resolved, lr_scheduler, stage.optimizer, has_optimizer=made is not None
+        )
+        loader = None
+        if training_data is not None:
+            pinned = where.type == "cuda"
+            loader = build_loader(
+                training_data, resolved, batch, rank, collate_fn, pin_memory=pinned
+            )
     engine = Engine(
         EngineParts(
             module=model,
@@ -129,10 +139,14 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             mesh=mesh,
             observer=inputs.observer,
+            taken=taken,
         )
     )
     if isinstance(inputs.observer, Reporter):
         inputs.observer.attach(engine)
+    names = {named.name for group in inputs.groups for named in group.parameters}
+    trained = [parameter for name, parameter in model.named_parameters() if name in names]
+    taken.hold(trained, engine.close_for_another, alone=alone)
     if rank == 0:
         describe_config(resolved, ranks, model)
     return engine, engine.optimizer, loader, schedule

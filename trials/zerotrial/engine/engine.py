@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from zerolab.errors import EngineError
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
 
@@ -40,6 +41,7 @@ class EngineParts:
     local_rank: int
     mesh: Mesh
     observer: Observer
+    taken: Taken
 
 
 class Engine(CheckpointCalls):
@@ -62,6 +64,7 @@ class Engine(CheckpointCalls):
         self.device = parts.device
         self.local_rank = parts.local_rank
         self.mesh = parts.mesh
+        self._taken = parts.taken
         # state
         managed = parts.config.managed_gradient_accumulation
         self.progress = Progress(parts.batch, managed=managed)
@@ -341,9 +344,43 @@ class Engine(CheckpointCalls):
         if self.progress.broken:
             self.forget_micro_batches()
 
-    def close(self) -> None:
-        """Remove the hooks from the module and give shared memory back."""
-        self.stage.close()
+    def close(self, *, give_back: bool = True) -> None:
+        """End training: give memory back, and the model as a plain one.
+
+        **Collective** at stage 3, where each rank gathers the whole model.
+
+        Args:
+            give_back: False leaves the model as it is at stage 3, sharded and of no more use:
+                where it does not fit whole on one rank, or not all ranks come here.
+        """
+        self._close("", give_back=give_back)
+
+    def close_for_another(self) -> None:
+        """Close, since a later ``initialize()`` takes the model over. **Collective** at stage 3."""
+        self._close(" by a later initialize() of its model; use the one which that returned")
+
+    def _close(self, how: str, *, give_back: bool = True) -> None:
+        if isinstance(self.stage, _ClosedStage):
+            return
+        stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, how))
+        stage.close(give_back=give_back)
+        self._taken.give_back()
+
+
+class _ClosedStage:
+    """Stands where a closed engine's stage was, and says so.
+
+    Args:
+        optimizer: The stage's: its rates can still be read.
+        how: The engine was closed; the end of a sentence.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, how: str) -> None:
+        self.optimizer = optimizer
+        self._how = how
+
+    def __getattr__(self, name: str) -> Any:
+        raise EngineError(f"this engine was closed{self._how}")
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

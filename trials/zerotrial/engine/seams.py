@@ -15,6 +15,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.mesh import Mesh
+    from zerotrial.engine.module.taken import Taken
 
 __all__ = [
     "GradientSource",
@@ -158,6 +159,9 @@ class StageInputs:
     mesh: "Mesh"
     """Between which ranks there is what, and which parameters count on this one."""
 
+    taken: "Taken"
+    """How the module was, so that it can be given back."""
+
     observer: Observer = field(default_factory=NullObserver)
 
 
@@ -289,8 +293,13 @@ class Stage(Protocol):
         """Yield every trainable parameter, whole, one after the other. **Collective**."""
         ...
 
-    def close(self) -> None:
-        """Remove hooks and give memory shared with other ranks back."""
+    def close(self, *, give_back: bool = True) -> None:
+        """Remove hooks and give memory shared with other ranks back.
+
+        Args:
+            give_back: Leave the module with whole, plain parameters of its own, in the types in
+                which it computes; **Collective** where they are sharded.
+        """
         ...
 
 

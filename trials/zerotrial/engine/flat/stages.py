@@ -155,9 +155,11 @@ class FlatStage:
         for parameter in self._trained:
             parameter.grad = None
 
-    def close(self) -> None:
+    def close(self, *, give_back: bool = True) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self._hooks.remove()
+        for parameter in self._trained if give_back else ():
+            parameter.data = parameter.data.clone()
         self._updater.close()
         self._comm.close()
 

@@ -24,6 +24,7 @@ from zerotrial.engine.comm.communicator import Communicator
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.flat.gradients import Averaging
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
+from zerotrial.engine.stage3.give_back import give_back as make_plain
 from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.order import ReductionOrder
@@ -64,6 +65,7 @@ class Stage3:
     ) -> None:
         self.optimizer = update.updater.optimizer
         self._units = units
+        self._layout = layout
         self._shards = layout.shards
         self._shards_in = layout.shards_in
         self._buckets = layout.buckets
@@ -75,6 +77,7 @@ class Stage3:
         self._observer = inputs.observer
         self._leave: Callable[[], None] | None = leave
         self._mesh = inputs.mesh
+        self._taken = inputs.taken
         self._counted = layout.counted()
         self._device = inputs.device
         self._order = ReductionOrder(units)
@@ -222,8 +225,13 @@ class Stage3:
             whole = whole_parameter(shard, self._comm, self._device)
             yield shard.name, whole if dtype is None else whole.to(dtype)
 
-    def close(self) -> None:
+    def close(self, *, give_back: bool = True) -> None:
         """Give memory shared with other ranks, files and threads back."""
+        if give_back:
+            if self._torn:
+                self.cancel_backward()
+            self._release()
+            make_plain(self._units, self._layout, self._comm, self._device, self._taken)
         self._update.updater.close()
         self._comm.close()
         if self._leave is not None:

@@ -1,0 +1,54 @@
+"""Making a model plain again when its stage 3 engine is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from zerotrial.engine.stage3.internals import parameters_of, undo
+from zerotrial.engine.stage3.layout import whole_parameter
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.fsdp import FSDPModule
+
+    from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.module.taken import Taken
+    from zerotrial.engine.stage3.layout import Layout
+
+
+def give_back(
+    units: Sequence[FSDPModule],
+    layout: Layout,
+    comm: Communicator,
+    device: torch.device,
+    taken: Taken,
+) -> None:
+    """Put whole parameters into the model, in the types in which it computes. **Collective**.
+
+    Args:
+        units: All of them, the root last; none is gathered.
+        layout: Where the shards lie.
+        comm: Between the ranks that have them.
+        device: Of the whole parameters.
+        taken: Knows what marks the parameters had; is told which new ones stand for old ones.
+    """
+    root = cast("nn.Module", units[-1])
+    names: dict[Any, str] = {parameter: name for name, parameter in root.named_parameters()}
+    shards: dict[Any, Any] = {shard.parameter: shard for shard in layout.shards}
+    for unit in units:
+        parameters = parameters_of(unit)
+        wholes = []
+        for member in [] if parameters is None else parameters.members:
+            old: Any = member.sharded
+            if old in shards:
+                value = whole_parameter(shards[old], comm, device)
+            else:
+                value = old.detach().full_tensor()
+            whole = value.detach().to(device, member.forward_dtype, copy=True)
+            new = taken.new_parameter(names[old], whole)
+            taken.replaced[old] = new
+            wholes.append(new)
+        undo(unit, wholes)
