@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tests.engine.checkpointing import Ranks, all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
-from zerotrial.engine import Engine
+from zerotrial.engine import Engine, initialize
 
 STAGES = (0, 1, 2, 3)
 WORLDS = (1, 2, 4)
@@ -88,3 +89,49 @@ def save_and_load_everything(directory: str) -> list[str]:
 def test_every_stage_and_world_size_resumes_what_every_other_saved(tmp_path: Path) -> None:
     for problems in run_on_ranks(save_and_load_everything, 4, str(tmp_path)):
         assert problems == []
+
+
+class SquareLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(x).pow(2).mean()
+        return loss
+
+
+def test_a_load_says_where_it_has_moved_the_loader_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build() -> Any:
+        torch.manual_seed(0)
+        return initialize(
+            model=SquareLoss(),
+            training_data=torch.utils.data.TensorDataset(torch.arange(20.0).view(20, 1)),
+            config={
+                "train_batch_size": 2,
+                "optimizer": {"type": "SGD", "params": {"lr": 1e-4}},
+            },
+        )[0]
+
+    first = build()
+    first.save_checkpoint(tmp_path, tag="start")
+    for _ in range(13):
+        first.train_batch()
+    first.save_checkpoint(tmp_path)
+    rest = [next(first.training_dataloader.forever())[0].tolist() for _ in range(3)]
+
+    second = build()
+    second.load_checkpoint(tmp_path)
+    said = [record.getMessage() for record in caplog.records if "loader" in record.getMessage()]
+    assert said == [
+        "the checkpoint has moved the training loader to micro-batch 3 of epoch 1, both counted "
+        "from 0; do not skip again"
+    ]
+    assert [next(second.training_dataloader.forever())[0].tolist() for _ in range(3)] == rest
+
+    caplog.clear()
+    second.load_checkpoint(tmp_path, tag="start")  # nothing to skip: nothing to say
+    second.load_checkpoint(tmp_path, load_module_only=True)  # moves no loader
+    assert caplog.records == []

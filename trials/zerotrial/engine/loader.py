@@ -1,5 +1,6 @@
 """The loader that ``initialize(training_data=...)`` returns."""
 
+import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -11,6 +12,8 @@ from zerolab.config.engine.engine_config import EngineConfig
 
 __all__ = ["EngineLoader", "build_loader"]
 
+logger = logging.getLogger(__name__)
+
 
 class EngineLoader:
     """Micro-batches of this rank's share of a dataset, in a new order each epoch.
@@ -19,15 +22,24 @@ class EngineLoader:
         loader: Over one epoch.
         sampler: Whose ``set_epoch`` chooses the order; None for iterable datasets.
         samples: Of one micro-batch, over all ranks.
+        speaks: Whether this rank says where a checkpoint has moved it.
     """
 
-    def __init__(self, loader: "DataLoader[Any]", sampler: "_Sampler | None", samples: int) -> None:
+    def __init__(
+        self,
+        loader: "DataLoader[Any]",
+        sampler: "_Sampler | None",
+        samples: int,
+        *,
+        speaks: bool = True,
+    ) -> None:
         self.epoch = 0
         """The next one."""
 
         self._loader = loader
         self._sampler = sampler
         self._samples = samples
+        self._speaks = speaks
         self._running = False
         self._taken = 0  # micro-batches of the running epoch
         self._skip = 0  # micro-batches that a checkpoint has seen of the next epoch
@@ -68,6 +80,14 @@ class EngineLoader:
         if self._sampler is not None and self._skip >= len(self):
             self.epoch, self._skip = self.epoch + 1, 0
         vars(self).pop("_endless", None)
+        # A warning: scripts for DeepSpeed skip once more, and training goes on without a sign.
+        if self._speaks and (self._skip or self.epoch):
+            logger.warning(
+                "the checkpoint has moved the training loader to micro-batch %d of epoch %d, both "
+                "counted from 0; do not skip again",
+                self._skip,
+                self.epoch,
+            )
 
     def _repeat(self) -> Iterator[Any]:
         while True:
@@ -111,4 +131,4 @@ def build_loader(
         collate_fn=collate_fn,
         pin_memory=pin_memory,
     )
-    return EngineLoader(loader, sampler, batch.micro * batch.dp_world_size)
+    return EngineLoader(loader, sampler, batch.micro * batch.dp_world_size, speaks=rank == 0)

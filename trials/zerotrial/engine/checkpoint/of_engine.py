@@ -123,7 +123,8 @@ class CheckpointCalls:
 
         Gradients that wait for a boundary are replaced too. Those that the checkpoint has are
         dropped unless optimizer states are loaded: the next micro-batch then begins an
-        accumulation window.
+        accumulation window. The loader of ``initialize()`` goes on at the next sample, and the log
+        says where that is: nothing is left to skip.
 
         Args:
             load_dir: As it was passed to :meth:`save_checkpoint`.
