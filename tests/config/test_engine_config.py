@@ -165,10 +165,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "gradient_allreduce_op: must be 'mean' where",
     ),
     (
-        {"optimizer": {"type": "Adam", "params": {"bias_correction": False}}},
-        "optimizer.params.bias_correction: must be true, got false",
-    ),
-    (
         {"scheduler": {"type": "LinearWarmupLR", "params": {"warmup_type": "log"}}},
         "scheduler.params.warmup_type: unknown key",
     ),

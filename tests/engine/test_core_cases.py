@@ -291,6 +291,7 @@ def types(stage: int) -> dict[str, Any]:
 ELEMENTWISE: dict[str, dict[str, Any]] = {
     "Adam": {"lr": 0.05, "weight_decay": 0.1, "adam_w_mode": False},
     "AdamW": {"lr": 0.05, "weight_decay": 0.1, "betas": [0.8, 0.9]},
+    "adam": {"lr": 0.05, "weight_decay": 0.1, "bias_correction": False},
     "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
     "Adagrad": {"lr": 0.05, "initial_accumulator_value": 0.1},
     "Lion": {"lr": 0.01, "weight_decay": 0.1},
@@ -314,11 +315,14 @@ def train_beside(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer
 def elementwise_optimizers(stage: int) -> bool:
     """Named in the file, on shards, against torch's own on whole parameters."""
     from zerotrial.engine.update.lion import Lion
+    from zerotrial.engine.update.uncorrected import UncorrectedAdamW
 
+    ours: dict[str, Any] = {"Lion": Lion, "adam": UncorrectedAdamW}
     for name, params in ELEMENTWISE.items():
         plain = mlp()
-        cls: Any = Lion if name == "Lion" else getattr(torch.optim, name)
-        given = {key: value for key, value in params.items() if key != "adam_w_mode"}
+        cls = ours[name] if name in ours else getattr(torch.optim, name)
+        file_only = {"adam_w_mode", "bias_correction"}
+        given = {key: value for key, value in params.items() if key not in file_only}
         reference = cls(plain.parameters(), **given)
         optimizer = {"type": name, "params": params}
         engine = make(mlp(), stage, zero={"reduce_bucket_size": 40}, optimizer=optimizer)

@@ -1,5 +1,8 @@
 """Optimizers of our own against their formulas, and how any optimizer is taken over."""
 
+import inspect
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from zerolab.errors import ConfigError
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
 from zerotrial.engine.update.muon import MuonWithAdamW
+from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
 
 GRADIENTS = [torch.tensor([0.5, -2.0, 0.0]), torch.tensor([-1.0, 1.0, 0.25])]
 
@@ -31,6 +35,87 @@ def test_lion_moves_by_the_sign_of_its_momentum() -> None:
         weights = weights * (1 - 0.1 * 0.5) - 0.1 * direction
         momentum = 0.8 * momentum + 0.2 * gradient
     assert found == pytest.approx(weights.tolist())
+
+
+OPTIONS = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
+
+
+def uncorrected_adam(
+    weights: torch.Tensor, gradients: list[torch.Tensor], *, decoupled: bool
+) -> torch.Tensor:
+    """Adam by hand, without the division by ``1 - beta ** step``."""
+    lr, (beta1, beta2), eps, decay = OPTIONS.values()
+    first, second = torch.zeros_like(weights), torch.zeros_like(weights)
+    for given in gradients:
+        gradient = given.clone()
+        if decoupled:
+            weights = weights * (1 - lr * decay)
+        else:
+            gradient += decay * weights
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        weights = weights - lr * first / (second.sqrt() + eps)
+    return weights
+
+
+def test_torch_collects_the_steps_of_adam_last() -> None:
+    """Where UncorrectedAdam gives the kernel others."""
+    for cls in (torch.optim.Adam, torch.optim.AdamW):
+        assert list(inspect.signature(cls._init_group).parameters)[-1] == "state_steps"
+
+
+@pytest.mark.parametrize("kernel", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_adam_without_bias_correction_follows_its_formula_on_every_kernel(
+    kernel: dict[str, bool], decoupled: bool
+) -> None:
+    cls = UncorrectedAdamW if decoupled else UncorrectedAdam
+    parameter = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    optimizer = cls([parameter], **OPTIONS, **kernel)
+    found = stepped(optimizer, parameter)
+    start = torch.tensor([1.0, 2.0, 3.0])
+    expected = uncorrected_adam(start, GRADIENTS, decoupled=decoupled)
+    assert found == pytest.approx(expected.tolist())
+    assert optimizer.state[parameter]["step"].item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("stage", "device"),
+    [(0, "none"), *itertools.product([1, 2, 3], ["none", "cpu", "nvme"])],
+)
+@pytest.mark.parametrize("mode", [True, False])
+def test_bias_correction_false_of_the_file_trains_by_the_formula(
+    stage: int, device: str, mode: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, plain = nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+    plain.load_state_dict(model.state_dict())
+    params = {**OPTIONS, "betas": list(OPTIONS["betas"]), "bias_correction": False}
+    offload = {"device": device, "nvme_path": str(tmp_path)}
+    engine, *_ = zerotrial.initialize(
+        model=model,
+        config={
+            "train_batch_size": 2,
+            "optimizer": {"type": "Adam", "params": {**params, "adam_w_mode": mode}},
+            "zero_optimization": {"stage": stage, "offload_optimizer": offload},
+        },
+    )
+    batches = [torch.randn(2, 3) for _ in range(4)]
+    gradients: list[torch.Tensor] = []
+    start = expected = plain.weight.detach().clone()
+    for batch in batches:
+        with torch.no_grad():
+            plain.weight.copy_(expected)
+        plain.weight.grad = None
+        plain(batch).pow(2).mean().backward()
+        gradients.append(plain.weight.grad.clone())
+        expected = uncorrected_adam(start, gradients, decoupled=mode)
+        engine.backward(engine(batch).pow(2).mean())
+        engine.step()
+    ((_, weight),) = engine.stage.full_weights()
+    torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6)
+    assert engine.stage.scalars() == {"group0.step": 4.0}
+    engine.close()
 
 
 def test_lamb_scales_the_step_to_the_weights() -> None:
@@ -152,6 +237,7 @@ def test_parameter_groups_go_to_the_configured_optimizer() -> None:
         ({"type": "Adam"}, torch.optim.AdamW, True),
         ({"type": "Adam", "params": {"adam_w_mode": False}}, torch.optim.Adam, True),
         ({"type": "adamw", "params": {"torch_adam": True}}, torch.optim.AdamW, True),
+        ({"type": "Adam", "params": {"bias_correction": False}}, UncorrectedAdamW, True),
         ({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, torch.optim.SGD, True),
         ({"type": "Adagrad"}, torch.optim.Adagrad, True),
         ({"type": "RMSprop"}, torch.optim.RMSprop, None),

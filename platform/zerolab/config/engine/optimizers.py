@@ -161,8 +161,6 @@ def _param_problems(name: str, params: Mapping[str, Any]) -> list[str]:
             "optimizer.params.max_grad_norm: is not an optimizer's parameter; "
             "set gradient_clipping at the top of the file"
         )
-    if name in ("Adam", "AdamW") and params.get("bias_correction") is False:
-        found.append("optimizer.params.bias_correction: must be true, got false; remove it")
     _, problems, _ = validate(OPTIMIZERS[name], params)
     return found + [f"optimizer.params.{problem}" for problem in problems]
 

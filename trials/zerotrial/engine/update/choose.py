@@ -11,6 +11,7 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.errors import ConfigError
 from zerotrial.engine.seams import OptimizerFactory
+from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
 
 __all__ = ["ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
 
@@ -30,6 +31,15 @@ _ELEMENTWISE = frozenset(
     }
 )
 """Classes that update each element from its own gradient and states alone."""
+
+
+_ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
+    (True, True): torch.optim.AdamW,
+    (False, True): torch.optim.Adam,
+    (True, False): UncorrectedAdamW,
+    (False, False): UncorrectedAdam,
+}
+"""By whether the weight decay is decoupled, and whether the moments are corrected."""
 
 
 def _is_elementwise(cls: type) -> bool:
@@ -103,12 +113,13 @@ def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
     params = dict(params)
     for key in ("torch_adam", "fp32_optimizer_states"):
         params.pop(key, None)
+    cls: type[torch.optim.Optimizer]
     if name in {"Adam", "AdamW"}:
         decoupled = params.pop("adam_w_mode", True) or name == "AdamW"
-        cls: type[torch.optim.Optimizer] = torch.optim.AdamW if decoupled else torch.optim.Adam
+        corrected = params.pop("bias_correction", True)
+        cls = _ADAMS[decoupled, corrected]
         # torch's AdamW decays by 0.01 where DeepSpeed's does not decay
         params.setdefault("weight_decay", 0.0)
-        _refuse_without_correction(params)
     elif name == "Lion":
         from zerotrial.engine.update.lion import Lion
 
@@ -128,9 +139,3 @@ def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
     return ConfiguredOptimizer(cls, params)
-
-
-def _refuse_without_correction(params: dict[str, Any]) -> None:
-    if not params.pop("bias_correction", True):
-        msg = "optimizer.params.bias_correction: must be true for Adam, got false; remove it"
-        raise ConfigError("engine config", [msg])
