@@ -1,6 +1,8 @@
+import gzip
 import io
 import os
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,19 +171,59 @@ def test_a_hostile_or_damaged_archive_is_refused(
     assert not any(p.is_symlink() for p in target.rglob("*"))
 
 
+def damaged_checksum(whole: bytes) -> bytes:
+    return whole[:-8] + bytes(4) + whole[-4:]
+
+
+def damaged_length(whole: bytes) -> bytes:
+    return whole[:-1] + bytes([whole[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damaged_checksum, damaged_length, lambda whole: whole + b"garbage", lambda whole: whole[:-4]],
+)
+def test_an_archive_is_read_to_its_end(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    whole = archive.pack(write(tmp_path / "model", {"model_def.py": "x = 1\n"}))
+    assert archive.read_member(whole, "nothing") is None
+    with pytest.raises(ConfigError, match=r"must be an undamaged tar\.gz"):
+        archive.read_member(damage(whole), "nothing")
+
+
+def described(count: int, size: int) -> bytes:
+    """An archive of one file, whose description of ``size`` bytes is there ``count`` times."""
+    record = b" comment=" + b"x" * size + b"\n"
+    record = str(len(record) + len(str(len(record) + 9))).encode() + record
+    head = tarfile.TarInfo("pax")
+    head.type, head.size = tarfile.XHDTYPE, len(record)
+    block = head.tobuf(tarfile.USTAR_FORMAT) + record + bytes(-len(record) % 512)
+    file = tarfile.TarInfo("model_def.py").tobuf(tarfile.USTAR_FORMAT)
+    return gzip.compress(block * count + file + bytes(1024), 1)
+
+
+def test_a_description_larger_than_any_honest_one_is_refused_unread() -> None:
+    archive.read_member(described(1, 4000), "nothing")
+    bomb = described(1, 40_000_000)
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match="is larger than it can be"):
+        archive.read_member(bomb, "nothing")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 4_000_000
+    with pytest.raises(ConfigError, match="must be an undamaged"):
+        archive.read_member(described(5000, 10), "nothing")
+    with pytest.raises(ConfigError, match="is larger than it can be"):
+        archive.read_member(described(300, 4000), "nothing")
+
+
 def test_an_archive_that_claims_little_and_unpacks_to_much_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(archive, "MAX_FILES", 1000)
-    header = member("x").tobuf(format=tarfile.PAX_FORMAT)
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as file:
-        info = member("pax")
-        info.pax_headers = {"comment": "0" * 10_000_000}
-        file.addfile(info, io.BytesIO(b"x"))
-    assert len(header) < len(stream.getvalue()) < 1_000_000
+    padded = gzip.compress(gzip.decompress(tar(member("small"))) + bytes(10_000_000))
+    assert len(padded) < 100_000
     with pytest.raises(ConfigError, match="more than a model directory may hold"):
-        archive.read_member(stream.getvalue(), "pax", max_bytes=1_000_000)
+        archive.read_member(padded, "nothing", max_bytes=1_000_000)
 
 
 def test_an_archive_goes_only_into_an_empty_directory(tmp_path: Path) -> None:

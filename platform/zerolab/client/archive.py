@@ -14,7 +14,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pathspec
 
@@ -36,6 +36,16 @@ _NEVER = (
     ".pytest_cache/", ".DS_Store",
 )  # fmt: skip
 _HEADER_BYTES = 4096  # what a tar file spends on one member, generously
+_DESCRIPTION_EFFORT = 50_000**2  # bytes squared; 20,000 files with 353 bytes each
+_DESCRIPTIONS = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE}
+    | {tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+)
+_PIECE = 1 << 20
+_DAMAGE = (
+    tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError,
+    RecursionError,  # a description of a description of a ...
+)  # fmt: skip
 
 
 class _Member(NamedTuple):
@@ -212,15 +222,39 @@ class _BoundedGzip(gzip.GzipFile):
         return data
 
 
+class _BoundedInfo(tarfile.TarInfo):
+    """A member, whose description may not take long to read.
+
+    Python reads a description in a time that grows with the square of its size.
+    """
+
+    effort_left = 0
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Read a header; what describes a member stands in headers of its own before it."""
+        info = super().frombuf(buf, encoding, errors)
+        if info.type in _DESCRIPTIONS:
+            cls.effort_left -= info.size**2
+            if cls.effort_left < 0:
+                problem = "what describes its files (names, attributes) is larger than it can be"
+                raise ConfigError("archive", [problem])
+        return info
+
+
 def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """Go through an archive once; the content is None for a directory."""
     limit = max_bytes + _HEADER_BYTES * MAX_FILES
+
+    class Info(_BoundedInfo):
+        effort_left = _DESCRIPTION_EFFORT
+
     count = total = 0
     try:
         with (
             _BoundedGzip(archive, limit) as unzipped,
             # As a stream: what a member adds up to is checked before the next one is unpacked.
-            tarfile.open(fileobj=unzipped, mode="r|") as tar,
+            tarfile.open(fileobj=unzipped, mode="r|", tarinfo=Info) as tar,
         ):
             for info in tar:
                 count += 1
@@ -228,7 +262,9 @@ def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, byt
                 _check_member(info, count, total, max_bytes)
                 file = tar.extractfile(info)
                 yield info, file.read() if file else None
-    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError) as error:
+            while unzipped.read(_PIECE):  # to its checksum, and to what may stand behind it
+                pass
+    except _DAMAGE as error:
         raise ConfigError("archive", [f"must be an undamaged tar.gz: {error}"]) from error
 
 
