@@ -4,6 +4,7 @@ A command turns a :class:`ZerolabError` into one message and exit code 2, a rout
 status of its class. Anything else that surfaces is a bug of ours and keeps its traceback.
 """
 
+import errno
 from collections.abc import Sequence
 
 __all__ = [
@@ -13,11 +14,18 @@ __all__ = [
     "ForbiddenError",
     "InvalidHyperparametersError",
     "NotFoundError",
+    "PeerFailedError",
     "StaleRunError",
+    "StorageError",
     "TrialError",
     "UnreachableError",
     "ZerolabError",
+    "is_storage_failure",
 ]
+
+_STORAGE_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG}
+)
 
 
 class ZerolabError(Exception):
@@ -73,3 +81,23 @@ class EngineError(ZerolabError):
 
 class InvalidHyperparametersError(ZerolabError):
     """A trial declares its own hyperparameters impossible; it ends and is not restarted."""
+
+
+class StorageError(ZerolabError):
+    """The storage is full, read-only or gone: no fault of the trial, and it may pass."""
+
+
+class PeerFailedError(ZerolabError):
+    """Another rank has failed, and this one with it."""
+
+
+def is_storage_failure(error: BaseException) -> bool:
+    """Whether a disk that is full, read-only or broken is what an error comes from."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, StorageError):
+            return True
+        if isinstance(seen, OSError) and seen.errno in _STORAGE_ERRORS:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

@@ -160,7 +160,7 @@ def test_two_ranks_under_torchrun_share_checkpoints_and_leave_together(tmp_path:
     assert [found["start"] for found in first] == [0, 0]
     assert first[0]["uuid"] == first[1]["uuid"]
     assert first[0]["failed"] == (
-        "ZerolabError: checkpoint: not stored, because of rank 1: RuntimeError: no memory"
+        "PeerFailedError: checkpoint: not stored, because of rank 1: RuntimeError: no memory"
     )
     assert first[1]["failed"] == "RuntimeError: no memory"
     assert "only the chief stores one without shard=True, this is rank 1" in first[1]["refused"]

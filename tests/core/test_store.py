@@ -7,6 +7,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from zerolab.core.context import CheckpointContext
+from zerolab.core.socket_ranks import SocketRanks
 from zerolab.core.store import CheckpointStore, new_uuid
 from zerolab.errors import ConfigError, NotFoundError
 
@@ -18,8 +20,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(f"memory://{tmp_path}/checkpoints", owner=new_uuid())
 
 
+def checkpoints(store: CheckpointStore) -> CheckpointContext:
+    return CheckpointContext(store, SocketRanks(), None)
+
+
 def fill(store: CheckpointStore, steps: int, **metadata: object) -> str:
-    with store.store_path(steps, metadata) as (path, name):
+    described = {"steps_completed": steps, **metadata}
+    with checkpoints(store).store_path(described) as (path, name):
         (path / "model.bin").write_bytes(b"weights" * steps)
         (path / "rank 0").mkdir()
         (path / "rank 0" / "state").write_text("ä", encoding="utf-8")
@@ -41,11 +48,14 @@ class TestEveryStore:
             assert (path / "rank 0" / "state").read_text(encoding="utf-8") == "ä"
         found = store.describe(name)
         assert (found.uuid, found.steps_completed) == (name, 7)
-        assert found.metadata == {"note": "first"}
+        assert found.metadata == {"steps_completed": 7, "note": "first"}
         assert found.resources == {"model.bin": 49, "rank 0/state": 2}
 
     def test_an_exception_leaves_nothing_behind(self, store: CheckpointStore) -> None:
-        with pytest.raises(RuntimeError, match="disk"), store.store_path(1) as (path, name):
+        with (
+            pytest.raises(RuntimeError, match="disk"),
+            checkpoints(store).store_path({"steps_completed": 1}) as (path, name),
+        ):
             fail_in(path)
         assert not path.exists()
         assert store.list() == []
@@ -111,10 +121,10 @@ def test_an_object_store_without_the_description_has_no_checkpoint(tmp_path: Pat
 KILLED = """
 import os, sys
 from pathlib import Path
-from zerolab.core.store import CheckpointStore
-with CheckpointStore(sys.argv[1], owner="trial-3").store_path(5) as (path, name):
-    (path / "half").write_bytes(bytes(1000))
-    os.kill(os.getpid(), 9)
+from zerolab.core.store import CheckpointStore, new_uuid
+path = CheckpointStore(sys.argv[1], owner="trial-3").begin(new_uuid())
+(path / "half").write_bytes(bytes(1000))
+os.kill(os.getpid(), 9)
 """
 
 

@@ -90,7 +90,7 @@ def test_every_dependency_has_its_reason_beside_it() -> None:
 
 
 def test_the_engine_raises_errors_of_engine_and_configuration_only() -> None:
-    allowed = {"ConfigError", "EngineError", "NotFoundError", "ZerolabError"}
+    allowed = {"ConfigError", "EngineError", "NotFoundError", "StorageError", "ZerolabError"}
     found = {
         (path.name, name.name)
         for path in SOURCES

@@ -8,13 +8,14 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
+from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
 
 __all__ = [
@@ -26,8 +27,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 _DEFAULT_TIMEOUT_S = 600.0
 
 
@@ -35,7 +34,7 @@ class CollectiveError(RuntimeError):
     """The other ranks did not take part in an exchange, or the connection to them broke."""
 
 
-class Distributed:
+class Distributed(GroupRanks):
     """The ranks of one run, as seen from one of them; works alone, too.
 
     Args:
@@ -55,16 +54,17 @@ class Distributed:
         *,
         timeout_s: float = _DEFAULT_TIMEOUT_S,
     ) -> None:
+        group = None
+        if size > 1:
+            # A group of its own, on CPU, so that it neither waits for a GPU nor meets the engine's.
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        super().__init__(group)
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
         self.local_size = local_size
         self.timeout_s = timeout_s
-        self._group: dist.ProcessGroup | None = None
         self._owns_default_group = False
-        if size > 1:
-            # A group of its own, on CPU, so that it neither waits for a GPU nor meets the engine's.
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
     @classmethod
     def from_environment(cls, *, cuda: bool, timeout_s: float | None = None) -> "Distributed":
@@ -94,27 +94,9 @@ class Distributed:
         return joined
 
     @property
-    def is_chief(self) -> bool:
-        """Whether this is the rank that talks to the server."""
-        return self.rank == 0
-
-    @property
     def is_local_chief(self) -> bool:
         """Whether this is the first rank of its machine."""
         return self.local_rank == 0
-
-    def allgather(self, value: Any, operation: str = "allgather") -> list[Any]:
-        """Give every rank the values of all ranks, in the order of ranks. **Collective**.
-
-        Raises:
-            CollectiveError: If a rank does not take part in time.
-        """
-        if self._group is None:
-            return [value]
-        values: list[Any] = [None] * self.size
-        group = self._group
-        self._exchange(operation, lambda: dist.all_gather_object(values, value, group=group))
-        return values
 
     def gather(self, value: Any, operation: str = "gather") -> list[Any] | None:
         """Give the chief the values of all ranks; the others get ``None``. **Collective**.
@@ -128,29 +110,6 @@ class Distributed:
         group = self._group
         self._exchange(operation, lambda: dist.gather_object(value, values, dst=0, group=group))
         return values
-
-    def broadcast(self, value: T, operation: str = "broadcast", *, src: int = 0) -> T:
-        """Give every rank the value of one. **Collective**.
-
-        Raises:
-            CollectiveError: If a rank does not take part in time.
-        """
-        if self._group is None:
-            return value
-        box = [value]
-        group = self._group
-        self._exchange(operation, lambda: dist.broadcast_object_list(box, src=src, group=group))
-        return box[0]
-
-    def barrier(self, operation: str = "barrier") -> None:
-        """Wait for all ranks. **Collective**.
-
-        Raises:
-            CollectiveError: If a rank does not take part in time.
-        """
-        if self._group is not None:
-            group = self._group
-            self._exchange(operation, lambda: dist.barrier(group=group))
 
     def close(self) -> None:
         """Leave together, so that none breaks another's connection. **Collective**.

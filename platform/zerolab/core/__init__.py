@@ -22,7 +22,7 @@ import msgspec
 
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
 from zerolab.core.context import Context
-from zerolab.core.distributed import Distributed
+from zerolab.core.socket_ranks import SocketRanks
 from zerolab.core.store import CheckpointStore
 from zerolab.errors import ConfigError
 
@@ -53,7 +53,7 @@ def init(
     spec_path = os.environ.get(ENV_RUN_SPEC)
     if spec_path:
         info = _read(Path(spec_path))
-        distributed = Distributed.from_environment(
+        distributed = SocketRanks.from_environment(
             f"{info.run_id} {info.token}", timeout_s=timeout_s
         )
         store = CheckpointStore(info.checkpoint_dir, owner=f"trial-{info.trial_id}")
@@ -61,13 +61,14 @@ def init(
             store.sweep()  # what an earlier run of this trial died over
         distributed.barrier()
         return Context(info, distributed, store, platform=True)
-    distributed = Distributed.from_environment(timeout_s=timeout_s)
+    distributed = SocketRanks.from_environment(timeout_s=timeout_s)
     chosen = distributed.broadcast(str(_local_directory(directory)))
     store = CheckpointStore(Path(chosen) / "checkpoints")
     if distributed.is_chief:
         store.sweep()
     latest = store.latest() if distributed.is_chief else None
-    found = distributed.broadcast([latest.uuid, latest.steps_completed] if latest else None)
+    furthest: list[Any] | None = [latest.uuid, latest.steps_completed] if latest else None
+    found = distributed.broadcast(furthest)
     info = RunSpec(
         experiment_id=0,
         trial_id=0,

@@ -17,15 +17,16 @@ from zerolab.contract.spec import (
     CheckpointRef,
     RunSpec,
 )
-from zerolab.core.distributed import Distributed
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
-from zerolab.core.store import CheckpointStore, new_uuid
+from zerolab.core.saving import CheckpointSaver
+from zerolab.core.socket_ranks import SocketRanks
+from zerolab.core.store import CheckpointStore
 from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,
     StaleRunError,
-    ZerolabError,
 )
+from zerolab.ranks import OneRank, Ranks
 from zerolab.reports.reporter import Reporter, plain_metadata
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
@@ -92,7 +93,7 @@ class CheckpointContext:
     """Checkpoints that are complete or not there, and that the server knows of."""
 
     def __init__(
-        self, store: CheckpointStore, distributed: Distributed, reporter: Reporter | None
+        self, store: CheckpointStore, distributed: SocketRanks, reporter: Reporter | None
     ) -> None:
         self.store = store
         """The storage itself."""
@@ -109,46 +110,39 @@ class CheckpointContext:
 
         Args:
             metadata: Kept with the checkpoint; ``steps_completed`` must be among it.
-            shard: Every rank calls this and writes files of its own names into the same
-                directory (**Collective**). Else only the chief may call it.
+            shard: Every rank calls this (**Collective**), writes files into a directory of its
+                own, and gives metadata; those of all ranks are merged at the end. Else only the
+                chief may call it.
 
         Yields:
             The directory, and the new checkpoint's uuid.
 
         Raises:
             ConfigError: If ``metadata`` does not hold ``steps_completed``, or another rank than
-                the chief calls this without ``shard``.
+                the chief calls this without ``shard``; on all ranks, if two have written different
+                content to one name, or given one key of the metadata different values.
             StaleRunError: If another run has taken over; there is no checkpoint then.
-            ZerolabError: If another rank failed; there is no checkpoint then.
+            StorageError: On all ranks, if the storage cannot take it.
+            PeerFailedError: If another rank failed; there is no checkpoint then.
         """
         steps = _steps_of(metadata)
-        details = plain_metadata(metadata)
-        ranks = self._distributed if shard else Distributed()
+        plain_metadata(metadata)
+        ranks: Ranks = self._distributed if shard else OneRank()
         if not shard and not self._distributed.is_chief:
             problem = f"only the chief stores one without shard=True, this is rank {self._rank}"
             raise ConfigError("checkpoint", [problem])
-        if self.store.is_remote and ranks.local_size != ranks.size:
+        if self.store.is_remote and shard and self._distributed.local_size != ranks.size:
             problem = "ranks on several machines need a directory that all of them see for shards"
             raise ConfigError("checkpoint storage", [problem])
-        name = str(ranks.broadcast(new_uuid()))
-        failure: BaseException | None = None
+        saver = CheckpointSaver(self.store, ranks, self._reporter)
+        draft = saver.begin(apart=ranks.size > 1)
         try:
-            yield self.store.begin(name), name
-        except BaseException as error:  # noqa: BLE001 - the other ranks must hear of it first
-            failure = error
-        failed = _tell(ranks, failure)
-        if failed is None and ranks.is_chief:
-            try:
-                self._commit(name, steps, details)
-            except Exception as error:  # noqa: BLE001 - as above
-                failure = error
-        failed = failed or _tell(ranks, failure)
-        if failed is not None:
-            if ranks.is_chief:
-                self.store.abort(name)
-            if failure is not None:
-                raise failure
-            raise ZerolabError(failed)
+            with ranks.together("checkpoint: not stored"):
+                yield draft.path, draft.uuid
+        except BaseException:
+            saver.abandon(draft)  # on all ranks or on none
+            raise
+        saver.publish(draft, steps, metadata)
 
     def restore_path(self, uuid: str) -> contextlib.AbstractContextManager[Path]:
         """Give a directory with a checkpoint's files, for reading, until the block ends.
@@ -164,20 +158,12 @@ class CheckpointContext:
     def _rank(self) -> int:
         return self._distributed.rank
 
-    def _commit(self, name: str, steps: int, metadata: Mapping[str, Any]) -> None:
-        if self._reporter is not None and self._reporter.stale.is_set():
-            msg = "another run of this trial has taken over: no checkpoint is stored"
-            raise StaleRunError(msg)
-        stored = self.store.commit(name, steps, metadata)
-        if self._reporter is not None:
-            self._reporter.report_checkpoint(name, steps, stored.resources, metadata)
-
 
 class PreemptContext:
     """Whether to save a checkpoint and leave."""
 
     def __init__(
-        self, distributed: Distributed, poller: DirectivePoller | None, sigterm: SigtermFlag
+        self, distributed: SocketRanks, poller: DirectivePoller | None, sigterm: SigtermFlag
     ) -> None:
         self._distributed = distributed
         self._poller = poller
@@ -208,7 +194,7 @@ class Context:
     def __init__(
         self,
         info: RunSpec,
-        distributed: Distributed,
+        distributed: SocketRanks,
         store: CheckpointStore,
         *,
         platform: bool,
@@ -275,13 +261,6 @@ class Context:
         write_reason(self.info.run_dir, exit_code, reason)
         logger.info("leaving: %s", reason)
         sys.exit(exit_code)
-
-
-def _tell(ranks: Distributed, failure: BaseException | None) -> str | None:
-    """Tell the other ranks whether this one failed; return what the first that did says."""
-    mine = None if failure is None else f"rank {ranks.rank}: {type(failure).__name__}: {failure}"
-    said = [text for text in ranks.allgather(mine) if text is not None]
-    return f"checkpoint: not stored, because of {said[0]}" if said else None
 
 
 def _steps_of(metadata: Mapping[str, Any]) -> int:

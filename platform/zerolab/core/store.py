@@ -18,13 +18,16 @@ from typing import Any
 
 import msgspec
 
-from zerolab.errors import ConfigError, NotFoundError
+from zerolab.errors import ConfigError, NotFoundError, StorageError
 
-__all__ = ["CheckpointStore", "StoredCheckpoint", "new_uuid"]
+__all__ = ["CheckpointStore", "StoredCheckpoint", "list_files", "new_uuid"]
 
 DESCRIPTION_FILE = "checkpoint.json"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PARTIAL = ".partial"
+_PART = ".part"
+_PROBE = b"\0" * 65_536
+"""Written to find out whether there is room at all."""
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +51,8 @@ def new_uuid() -> str:
 class CheckpointStore:
     """A place that holds checkpoints.
 
-    Several ranks write one checkpoint like this: each calls :meth:`begin` with the same uuid and
-    writes files of its own names; when all have finished, one of them calls :meth:`commit`.
+    Several ranks write one checkpoint as :mod:`zerolab.core.saving` does: each calls :meth:`begin`
+    with the same uuid and writes; when all have finished, one of them calls :meth:`commit`.
 
     Args:
         root: A directory, or a URL that fsspec knows, e.g. ``s3://bucket/prefix``. Ranks on
@@ -74,11 +77,56 @@ class CheckpointStore:
         """Whether the root is not a directory of this machine's file system."""
         return self._remote is not None
 
-    def begin(self, name: str) -> Path:
-        """Return the directory into which this rank writes its part of checkpoint ``name``."""
+    def probe(self) -> None:
+        """Write to the storage, and remove it again.
+
+        Raises:
+            StorageError: If that cannot be done.
+        """
+        name = new_uuid()
+        try:
+            with self._guarded():
+                file = self.begin(name) / "probe"
+                file.write_bytes(_PROBE)
+                _sync(file)
+                if self._remote is not None:
+                    target = self._remote_path(f"{_PARTIAL}.{name}")
+                    self._remote.pipe_file(target, _PROBE)
+                    self._remote.rm_file(target)
+        finally:
+            self.abort(name)
+
+    def begin(self, name: str, *, part: int | None = None) -> Path:
+        """Return the directory into which this rank writes its part of checkpoint ``name``.
+
+        Args:
+            name: A uuid, the same on every rank.
+            part: Number of a directory for this rank alone, whose files :meth:`merge` moves to
+                the others'; None for the checkpoint's own.
+
+        Raises:
+            StorageError: If it cannot be made.
+        """
         partial = self._partial(name)
-        partial.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if part is not None:
+            partial = partial / f"{_PART}.{part}"
+        with self._guarded():
+            partial.mkdir(parents=True, exist_ok=True, mode=0o700)
         return partial
+
+    def merge(self, name: str, part: int) -> None:
+        """Move the files of a part to their places in the checkpoint.
+
+        Raises:
+            StorageError: If that cannot be done.
+        """
+        source, target = self.begin(name, part=part), self._partial(name)
+        with self._guarded():
+            for file in list_files(source):
+                place = target / file
+                place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (source / file).replace(place)
+            shutil.rmtree(source)
 
     def commit(
         self, name: str, steps_completed: int, metadata: Mapping[str, Any]
@@ -89,7 +137,16 @@ class CheckpointStore:
             name: The uuid given to :meth:`begin`.
             steps_completed: Batches that it holds.
             metadata: Anything that JSON can hold.
+
+        Raises:
+            StorageError: If the storage cannot take it.
         """
+        with self._guarded():
+            return self._commit(name, steps_completed, metadata)
+
+    def _commit(
+        self, name: str, steps_completed: int, metadata: Mapping[str, Any]
+    ) -> StoredCheckpoint:
         partial = self.begin(name)
         for path in (partial, *partial.rglob("*")):
             _sync(path)
@@ -114,25 +171,6 @@ class CheckpointStore:
     def abort(self, name: str) -> None:
         """Remove an unfinished checkpoint."""
         shutil.rmtree(self._partial(name), ignore_errors=True)
-
-    @contextlib.contextmanager
-    def store_path(
-        self, steps_completed: int, metadata: Mapping[str, Any] | None = None
-    ) -> Iterator[tuple[Path, str]]:
-        """Write a checkpoint from one process: the block fills the directory.
-
-        An exception in the block leaves nothing behind.
-
-        Yields:
-            The directory to fill, and the new checkpoint's uuid.
-        """
-        name = new_uuid()
-        try:
-            yield self.begin(name), name
-            self.commit(name, steps_completed, metadata or {})
-        except BaseException:
-            self.abort(name)
-            raise
 
     @contextlib.contextmanager
     def restore_path(self, name: str) -> Iterator[Path]:
@@ -212,6 +250,16 @@ class CheckpointStore:
             for path in self._root.glob(f"{_PARTIAL}.{self._owner}.*"):
                 shutil.rmtree(path, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Say of an error of the system that it is the storage that failed."""
+        try:
+            yield
+        except OSError as error:
+            what = error.strerror or str(error) or type(error).__name__
+            msg = f"checkpoint storage {self._place}: cannot be written: {what}"
+            raise StorageError(msg) from error
+
     @property
     def _place(self) -> str:
         return str(self._root) if self._remote is None else self._prefix
@@ -247,11 +295,13 @@ def _check_uuid(name: str) -> None:
 
 def _sizes(directory: Path) -> dict[str, int]:
     """Return path and size of every file below ``directory``."""
-    return {
-        path.relative_to(directory).as_posix(): path.stat().st_size
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
+    return {name: (directory / name).stat().st_size for name in list_files(directory)}
+
+
+def list_files(directory: Path) -> list[str]:
+    """Return the paths, relative to it, of every file below ``directory``."""
+    found = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return [path.relative_to(directory).as_posix() for path in found]
 
 
 def _sync(path: Path) -> None:

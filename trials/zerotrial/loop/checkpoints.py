@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from zerolab.contract.spec import CheckpointRef
-from zerolab.core.store import CheckpointStore, new_uuid
-from zerolab.errors import StaleRunError, TrialError
+from zerolab.core.saving import CheckpointSaver, Draft
+from zerolab.core.store import CheckpointStore
+from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import Callback, CallbackList
 from zerotrial.context import ZeroTrialContext
@@ -81,9 +82,9 @@ class CheckpointKeeper:
         self._trial = trial
         self._context = context
         self._callbacks = callbacks
-        self._reporter = reporter
         self._store = CheckpointStore(spec.checkpoint_dir, owner=f"trial-{spec.trial_id}")
-        self._unfinished: tuple[str, int, Path] | None = None  # uuid, batches, directory
+        self._saver = CheckpointSaver(self._store, context.distributed, reporter)
+        self._unfinished: tuple[Draft, int] | None = None  # with its batches
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Save a checkpoint. **Collective**.
@@ -95,18 +96,23 @@ class CheckpointKeeper:
 
         Raises:
             StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
+            StorageError: On all ranks, if the storage cannot take it.
             TrialError: If a callback's state cannot be loaded safely.
         """
         self.finish()
-        uuid = self._context.distributed.broadcast(new_uuid(), "naming a checkpoint")
+        draft = self._saver.begin()
+        steps = state["steps_completed"]
         self._callbacks.call("on_checkpoint_save_start", dict(state))
-        path = self._store.begin(uuid)
+        # Engines fail on all ranks or on none. Where a trial's own save() fails on one, the others
+        # may still be writing: what is there is left to the sweep of the trial's next run.
+        self._trial.save(self._context, draft.path)
         try:
-            self._write(path, state)
+            with self._context.distributed.together("checkpoint: not stored"):
+                self._write(draft.path, state)
         except BaseException:
-            self._store.abort(uuid)
+            self._saver.abandon(draft)
             raise
-        self._unfinished = uuid, state["steps_completed"], path
+        self._unfinished = draft, steps
         if not any(engine.saves_in_background for engine in self._context.engines):
             self.finish()
 
@@ -115,21 +121,24 @@ class CheckpointKeeper:
 
         Raises:
             StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
+            StorageError: On all ranks, if the storage cannot take it.
         """
         if self._unfinished is None:
             return
-        (uuid, steps, path), self._unfinished = self._unfinished, None
-        distributed = self._context.distributed
+        (draft, steps), self._unfinished = self._unfinished, None
         for engine in self._context.engines:
             engine.wait_for_checkpoint()
-        self._callbacks.call("on_checkpoint_write_end", str(path))
-        distributed.barrier(f"finishing the checkpoint after batch {steps}")
-        stale = False
-        if distributed.is_chief:
-            stale = self._publish(uuid, steps)
-        if distributed.broadcast(stale, "publishing a checkpoint"):
-            raise StaleRunError("another run has taken this trial over; its checkpoint is dropped")
-        self._callbacks.call("on_checkpoint_upload_end", uuid)
+        self._callbacks.call("on_checkpoint_write_end", str(draft.path))
+        spec = self._context.spec
+        metadata = {
+            "steps_completed": steps,
+            "trial_id": spec.trial_id,
+            "run_id": spec.run_id,
+            "world_size": self._context.distributed.size,
+            "hparams": spec.hparams,
+        }
+        self._saver.publish(draft, steps, metadata)
+        self._callbacks.call("on_checkpoint_upload_end", draft.uuid)
 
     def load(self, ref: CheckpointRef) -> SavedState:
         """Put back the engines and the user's state. **Collective**.
@@ -170,7 +179,6 @@ class CheckpointKeeper:
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         context = self._context
         rank = context.distributed.rank
-        self._trial.save(context, path)
         _write(path / _TRIAL / f"rank_{rank}.pt", dict(state))
         user = {
             "callbacks": {
@@ -180,29 +188,6 @@ class CheckpointKeeper:
             "reducers": _checked(context.reducers.state_dict(), "reducers"),
         }
         _write(path / _USER / f"rank_{rank}.pt", user)
-
-    def _publish(self, uuid: str, steps: int) -> bool:
-        """Make the checkpoint appear, unless this run is stale.
-
-        Returns:
-            Whether it is.
-        """
-        if self._reporter is not None and self._reporter.stale.is_set():
-            self._store.abort(uuid)
-            return True
-        spec = self._context.spec
-        metadata = {
-            "steps_completed": steps,
-            "trial_id": spec.trial_id,
-            "run_id": spec.run_id,
-            "world_size": self._context.distributed.size,
-            "hparams": spec.hparams,
-        }
-        stored = self._store.commit(uuid, steps, metadata)
-        if self._reporter is not None:
-            self._reporter.report_checkpoint(uuid, steps, stored.resources, stored.metadata)
-        logger.info("checkpoint %s after batch %d", uuid, steps)
-        return False
 
 
 def _checked(state: Any, whose: str) -> Any:
@@ -224,7 +209,9 @@ def _checked(state: Any, whose: str) -> Any:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
-    torch.save(content, path)
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    path.write_bytes(buffer.getvalue())  # a full disk is then an OSError that says so
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
 from zerotrial.engine.checkpoint.load import Loader, Selection, find
+from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import BackgroundSave, SaveJob, save_now
 from zerotrial.engine.checkpoint.shards import ranges_of
 from zerotrial.engine.checkpoint.state import (
@@ -32,7 +33,6 @@ from zerotrial.engine.checkpoint.state import (
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.checkpoint.window import gradient_ranges
-from zerotrial.engine.comm.ranks import Ranks
 from zerotrial.engine.progress import WindowState
 
 __all__ = ["Checkpointer"]
@@ -57,7 +57,7 @@ class Checkpointer:
         in_background: bool = False,
     ) -> None:
         self._state = state
-        self._ranks = Ranks(state.mesh.data.group)
+        self._ranks = CheckpointRanks(state.mesh.data.group)
         self._tag_validation = tag_validation
         self._in_background = in_background
         self._pending: BackgroundSave | None = None
@@ -105,7 +105,7 @@ class Checkpointer:
                 temporary = create_temporary(final.parent, tag)
         job = SaveJob(
             ranks=self._ranks,
-            temporary=self._ranks.first(temporary),
+            temporary=self._ranks.broadcast(temporary),
             final=final,
             save_latest=save_latest,
             manifest=self._manifest(tag, exclude_frozen=exclude_frozen_parameters),
@@ -157,12 +157,12 @@ class Checkpointer:
         path = Path(directory)
         with self._ranks.together():
             path = find(path, tag)
-        path = self._ranks.first(path)
+        path = self._ranks.broadcast(path)
         loader = Loader(path, self._state, self._ranks, selection or Selection())
         return str(path), loader.load()
 
     def _agree_on(self, tag: str) -> str:
-        tags = self._ranks.gather(tag)
+        tags = self._ranks.allgather(tag)
         if len(set(tags)) > 1:
             msg = f"save_checkpoint: all ranks must save under one tag, got {tags}"
             if self._tag_validation == "Fail":
@@ -174,7 +174,7 @@ class Checkpointer:
     def _agree_on_window(self) -> WindowState:
         if self._state.progress.broken:
             self._state.forget_window()
-        windows = self._ranks.gather(self._state.window())
+        windows = self._ranks.allgather(self._state.window())
         if any(window != windows[0] for window in windows):
             at = [f"{window.ended} + {window.backwards}" for window in windows]
             msg = (
@@ -213,7 +213,7 @@ class Checkpointer:
         """Serialize what is no parameter. **Collective**."""
         state = self._state
         buffers = buffers_of(state.module)
-        first_digest = self._ranks.first(_digest(buffers))
+        first_digest = self._ranks.broadcast(_digest(buffers))
         objects: dict[str, bytes] = {}
         with self._ranks.together():
             own = {

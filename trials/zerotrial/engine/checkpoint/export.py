@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.files import CheckpointError
+from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.state import module_tensors
-from zerotrial.engine.comm.ranks import Ranks
 from zerotrial.engine.seams import Stage
 
 __all__ = ["export_weights"]
@@ -21,7 +21,7 @@ __all__ = ["export_weights"]
 def export_weights(
     module: nn.Module,
     stage: Stage,
-    ranks: Ranks,
+    ranks: CheckpointRanks,
     path: str | PathLike[str],
     dtype: torch.dtype | None = None,
     *,

@@ -20,6 +20,7 @@ from zerotrial.engine.checkpoint.files import (
     hash_file,
     read_latest,
 )
+from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.checkpoint.state import (
     CLIENT_STATE,
@@ -33,7 +34,6 @@ from zerotrial.engine.checkpoint.state import (
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.checkpoint.window import SavedGradients
-from zerotrial.engine.comm.ranks import Ranks
 from zerotrial.engine.lr_schedules import Schedule
 
 __all__ = ["Loader", "Selection", "find"]
@@ -117,7 +117,7 @@ class Loader:
     """
 
     def __init__(
-        self, path: Path, state: TrainingState, ranks: Ranks, selection: Selection
+        self, path: Path, state: TrainingState, ranks: CheckpointRanks, selection: Selection
     ) -> None:
         self._path = path
         self._state = state
@@ -149,7 +149,7 @@ class Loader:
                 gradients = self._gradients(manifest, engine_state, stack)
                 self._prepare(reader)
                 plan = self._plan()
-            kinds = set().union(*self._ranks.gather({k for wish in plan for k in wish.kinds}))
+            kinds = set().union(*self._ranks.allgather({k for wish in plan for k in wish.kinds}))
             with self._ranks.together():
                 problems = self._misfits(manifest, reader, whole, engine_state)
                 problems += self._unreadable(plan, kinds, manifest, reader)

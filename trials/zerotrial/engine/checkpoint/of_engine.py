@@ -14,8 +14,8 @@ from zerotrial.engine.checkpoint.checkpointer import Checkpointer
 from zerotrial.engine.checkpoint.export import export_weights
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.load import Selection
+from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.training_state import TrainingState
-from zerotrial.engine.comm.ranks import Ranks
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
@@ -50,7 +50,7 @@ class CheckpointCalls:
 
     def _training_state(self) -> TrainingState:
         trainable: dict[str, torch.Size] = {}
-        for names in Ranks(self.mesh.data.group).gather(
+        for names in CheckpointRanks(self.mesh.data.group).allgather(
             {piece.name: piece.shape for piece in self.stage.pieces()}
         ):
             trainable |= names  # a rank may own no element of some parameter
@@ -186,7 +186,7 @@ class CheckpointCalls:
         return export_weights(
             self.module,
             self.stage,
-            Ranks(self.mesh.data.group),
+            CheckpointRanks(self.mesh.data.group),
             path,
             dtype,
             exclude_frozen_parameters=exclude_frozen_parameters,

@@ -32,8 +32,8 @@ from zerotrial.engine.checkpoint.files import (
     replace_text,
     write_file,
 )
+from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import write_tensors
-from zerotrial.engine.comm.ranks import Ranks
 
 __all__ = ["BackgroundSave", "SaveJob", "save_now"]
 
@@ -49,7 +49,7 @@ _ORPHAN_PATIENCE_S = 30.0
 class SaveJob:
     """All that one rank needs to write its part; holds no reference to anything that trains."""
 
-    ranks: Ranks
+    ranks: CheckpointRanks
     temporary: Path
     final: Path
     save_latest: bool
@@ -111,7 +111,7 @@ def save_now(job: SaveJob) -> None:
         records: dict[str, FileRecord] = {}
         with ranks.together():
             records = job.write()
-        everyones = ranks.gather(records)
+        everyones = ranks.allgather(records)
         with ranks.together():
             if ranks.rank == 0:
                 job.commit(everyones)

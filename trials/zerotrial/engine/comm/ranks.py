@@ -1,20 +1,19 @@
-"""What the ranks of a checkpoint tell each other, and how one rank's error reaches all."""
+"""Small values between ranks, carried by a process group of ``torch.distributed``."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from zerotrial.engine.checkpoint.files import CheckpointError
+from zerolab.ranks import Ranks
 
-__all__ = ["Ranks"]
+__all__ = ["GroupRanks"]
 
 T = TypeVar("T")
 
 
-class Ranks:
-    """The data-parallel ranks; one process without torch.distributed is rank 0 of 1.
+class GroupRanks(Ranks):
+    """The ranks of a process group; one process without torch.distributed is rank 0 of 1.
 
     Args:
         group: Of the ranks; None for one process.
@@ -25,40 +24,33 @@ class Ranks:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
 
-    def gather(self, value: T) -> list[T]:
-        """Give every rank what each rank has, in rank order. **Collective**."""
+    def allgather(self, value: T, operation: str = "allgather") -> list[T]:
+        """Give every rank the values of all ranks, in the order of ranks. **Collective**."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
-        return cast("list[T]", values)
+        group = self._group
+        self._exchange(operation, lambda: dist.all_gather_object(values, value, group=group))
+        return values
 
-    def first(self, value: T) -> T:
-        """Give every rank what rank 0 has. **Collective**."""
+    def broadcast(self, value: T, operation: str = "broadcast", *, src: int = 0) -> T:
+        """Give every rank the value of one, by its rank in the group. **Collective**."""
         if self._group is None:
             return value
-        values: list[Any] = [value]
-        dist.broadcast_object_list(values, group=self._group, group_src=0)
-        return cast("T", values[0])
+        box: list[Any] = [value]
+        group = self._group
+        self._exchange(
+            operation, lambda: dist.broadcast_object_list(box, group=group, group_src=src)
+        )
+        received: T = box[0]
+        return received
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Fail on every rank if the block fails on any. **Collective** at the end of the block.
+    def barrier(self, operation: str = "barrier") -> None:
+        """Wait until every rank is here. **Collective**."""
+        if self._group is not None:
+            group = self._group
+            self._exchange(operation, lambda: dist.barrier(group=group))
 
-        The block itself must hold no collective.
-
-        Raises:
-            CheckpointError: On ranks whose own block was fine.
-        """
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as caught:  # noqa: BLE001 - raised again below, once all ranks know
-            error = caught
-        texts = self.gather(None if error is None else str(error) or repr(error))
-        if error is not None:
-            raise error
-        for rank, text in enumerate(texts):
-            if text is not None:
-                msg = f"rank {rank}: {text}"
-                raise CheckpointError(msg)
+    def _exchange(self, operation: str, run: Callable[[], Any]) -> None:
+        """Run a collective; a subclass may say more about its failure."""
+        run()

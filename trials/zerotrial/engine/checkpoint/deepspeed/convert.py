@@ -31,9 +31,9 @@ from zerotrial.engine.checkpoint.files import (
     check_tag,
     create_temporary,
 )
+from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import SaveJob, save_now
 from zerotrial.engine.checkpoint.state import CLIENT_STATE, ENGINE_STATE, to_bytes
-from zerotrial.engine.comm.ranks import Ranks
 
 __all__ = ["import_deepspeed"]
 
@@ -140,7 +140,7 @@ def _write(destination: Path, tag: str, found: Found, model: Mapping[str, Any]) 
         CLIENT_STATE: to_bytes("client_state", client),
     }
     job = SaveJob(
-        ranks=Ranks(None),
+        ranks=CheckpointRanks(None),
         temporary=create_temporary(destination, check_tag(tag)),
         final=destination / tag,
         save_latest=True,

@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from tests.waiting import DEADLINE_S
-from zerolab.core.distributed import Distributed
+from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, ZerolabError
 
 
@@ -22,13 +22,13 @@ def free_port() -> int:
 T = TypeVar("T")
 
 
-def on_ranks(size: int, work: Callable[[Distributed], T]) -> list[T]:
+def on_ranks(size: int, work: Callable[[SocketRanks], T]) -> list[T]:
     """Run ``work`` on ranks that are threads, each with sockets of its own."""
     with socket.create_server(("127.0.0.1", 0)) as agent:  # torchrun's own store
         port = agent.getsockname()[1]
 
         def rank(number: int) -> T:
-            ranks = Distributed(
+            ranks = SocketRanks(
                 number, size, number, size, port=port, secret="s", timeout_s=DEADLINE_S
             )
             try:
@@ -41,7 +41,7 @@ def on_ranks(size: int, work: Callable[[Distributed], T]) -> list[T]:
 
 
 def test_one_rank_needs_nobody() -> None:
-    ranks = Distributed.from_environment(environment={})
+    ranks = SocketRanks.from_environment(environment={})
     assert (ranks.rank, ranks.size, ranks.local_rank, ranks.is_chief) == (0, 1, 0, True)
     assert ranks.allgather({"a": [1, 2.5, None]}) == [{"a": [1, 2.5, None]}]
     assert ranks.broadcast("x") == "x"
@@ -49,7 +49,7 @@ def test_one_rank_needs_nobody() -> None:
 
 
 def test_collectives_of_three_ranks() -> None:
-    def work(ranks: Distributed) -> list[object]:
+    def work(ranks: SocketRanks) -> list[object]:
         found: list[object] = [ranks.allgather({"rank": ranks.rank, "x": [ranks.rank] * 2})]
         found.append(ranks.broadcast(f"from {ranks.rank}"))
         ranks.barrier()
@@ -73,7 +73,7 @@ def test_collectives_of_three_ranks() -> None:
 def test_a_rank_that_does_not_take_part_is_named() -> None:
     left = threading.Event()
 
-    def work(ranks: Distributed) -> str:
+    def work(ranks: SocketRanks) -> str:
         ranks.barrier()
         ranks.timeout_s = 4
         if ranks.rank == 2:
@@ -91,7 +91,7 @@ def test_a_rank_that_does_not_take_part_is_named() -> None:
 
 
 def test_a_rank_that_is_gone_is_named() -> None:
-    def work(ranks: Distributed) -> str:
+    def work(ranks: SocketRanks) -> str:
         if ranks.rank == 1:
             ranks.close()
             return ""
@@ -104,7 +104,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
 
 def test_what_messagepack_cannot_hold_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be made of numbers"):
-        Distributed().allgather(object())
+        SocketRanks().allgather(object())
 
 
 def test_strangers_are_turned_away_and_taken_ports_are_passed_by() -> None:
@@ -123,7 +123,7 @@ def test_strangers_are_turned_away_and_taken_ports_are_passed_by() -> None:
                 time.sleep(0.01)
 
         def rank(number: int) -> list[int]:
-            ranks = Distributed(number, 3, number, 3, port=port, secret="s", timeout_s=DEADLINE_S)
+            ranks = SocketRanks(number, 3, number, 3, port=port, secret="s", timeout_s=DEADLINE_S)
             result = ranks.allgather(number)
             ranks.close()
             return result
@@ -142,7 +142,7 @@ def test_ranks_with_another_secret_do_not_meet() -> None:
 
     def rank(number: int) -> str:
         with pytest.raises(ZerolabError) as caught:
-            Distributed(number, 2, number, 2, port=port, secret=str(number), timeout_s=2)
+            SocketRanks(number, 2, number, 2, port=port, secret=str(number), timeout_s=2)
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:
@@ -153,6 +153,6 @@ def test_ranks_with_another_secret_do_not_meet() -> None:
 
 def test_incomplete_variables_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        Distributed.from_environment(environment={"WORLD_SIZE": "2", "RANK": "x"})
+        SocketRanks.from_environment(environment={"WORLD_SIZE": "2", "RANK": "x"})
     assert len(caught.value.problems) == 4
     assert "torchrun" in str(caught.value)

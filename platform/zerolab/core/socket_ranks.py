@@ -12,13 +12,16 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from zerolab.errors import ConfigError, ZerolabError
+from zerolab.ranks import Ranks
 
-__all__ = ["Distributed"]
+__all__ = ["SocketRanks"]
+
+T = TypeVar("T")
 
 _LENGTH = struct.Struct("<Q")
 _HELLO = struct.Struct("<32sI")
@@ -29,7 +32,7 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
 
 
-class Distributed:
+class SocketRanks(Ranks):
     """This process's place among the ranks of its run, and their collectives.
 
     A collective must be called by every rank, in the same order, from one thread. If a rank dies
@@ -118,12 +121,7 @@ class Distributed:
             timeout_s=timeout_s,
         )
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether this is rank 0, which talks to the server."""
-        return self.rank == 0
-
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any, operation: str = "allgather") -> list[Any]:
         """Return every rank's value, in the order of ranks.
 
         **Collective**: every rank must call it.
@@ -136,17 +134,17 @@ class Distributed:
         if self.size == 1:
             return [msgspec.msgpack.decode(data)]
         if self.rank == 0:
-            parts = [data, *(self._receive(rank, "allgather") for rank in range(1, self.size))]
+            parts = [data, *(self._receive(rank, operation) for rank in range(1, self.size))]
             gathered = msgspec.msgpack.encode([msgspec.Raw(part) for part in parts])
             for rank in self._peers:
-                self._send(rank, gathered, "allgather")
+                self._send(rank, gathered, operation)
         else:
-            self._send(0, data, "allgather")
-            gathered = self._receive(0, "allgather")
+            self._send(0, data, operation)
+            gathered = self._receive(0, operation)
         values: list[Any] = msgspec.msgpack.decode(gathered)
         return values
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T, operation: str = "broadcast") -> T:
         """Return the chief's value; the others' values are ignored.
 
         **Collective**: every rank must call it.
@@ -158,20 +156,11 @@ class Distributed:
         if self.rank == 0:
             data = _encode(value)
             for rank in self._peers:
-                self._send(rank, data, "broadcast")
+                self._send(rank, data, operation)
         else:
-            data = self._receive(0, "broadcast")
-        return msgspec.msgpack.decode(data)
-
-    def barrier(self) -> None:
-        """Wait until every rank is here.
-
-        **Collective**: every rank must call it.
-
-        Raises:
-            ZerolabError: If a rank dies, or does not take part in time.
-        """
-        self.allgather(None)
+            data = self._receive(0, operation)
+        received: T = msgspec.msgpack.decode(data)
+        return received
 
     def close(self) -> None:
         """Close the connections; no collective may follow."""
