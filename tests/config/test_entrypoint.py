@@ -8,7 +8,8 @@ import pytest
 
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment
-from zerolab.config.experiment.entrypoint import Command, TrialClass, parse_entrypoint
+from zerolab.config.experiment.entrypoint import parse_entrypoint
+from zerolab.contract.spec import Command, TrialClass
 from zerolab.errors import ConfigError
 
 MODEL = """

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
-from zerolab.config.experiment.environment import variables_of
+from zerolab.config.experiment.for_runs import sections_of
 from zerolab.config.experiment.hyperparameters import extremes
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.errors import ConfigError
@@ -32,7 +32,7 @@ def problems(content: dict[str, Any]) -> list[str]:
 
 def test_defaults_are_those_of_determined() -> None:
     config = load_experiment(MINIMAL)
-    assert config.trial_class == ("model_def", "DigitsTrial")
+    assert str(config.trial_class) == "model_def:DigitsTrial"
     assert config.max_restarts == 5
     assert config.scheduling_unit == 100
     assert config.checkpoint_policy == "best"
@@ -79,7 +79,7 @@ workspace: ""
     assert config.min_validation_period.in_batches(20) == 40
     assert config.hyperparameters["decay"] == 0.001
     assert config.data == {"url": "x", "nothing": None}
-    assert variables_of(config.to_dict(), "cuda:0 H100") == {"A": "1", "B": "x=y"}
+    assert sections_of(config)["variables"]["cuda"] == {"A": "1", "B": "x=y"}
     assert [policy.name for policy in config.policies()] == ["stuck", "ECC Error"]
     assert config.log_policies[1].action == "cancel_retries"
     assert load_experiment(config.to_dict()) == config
@@ -237,20 +237,19 @@ def test_a_searcher_that_does_not_exist_here_is_refused_by_one_line(name: str) -
 
 def test_variables_may_differ_by_kind_of_slot() -> None:
     both = {"environment_variables": {"cpu": ["A=1"], "cuda": ["A=2", "B="]}}
-    config = load_experiment(with_values(environment=both)).to_dict()
-    assert variables_of(config, "cpu") == {"A": "1"}
-    assert variables_of(config, "cuda:1") == {"A": "2", "B": ""}
-    assert variables_of({"environment": {"environment_variables": ["A=3"]}}, "cpu") == {"A": "3"}
-    assert variables_of({}, "cpu") == {}
+    config = load_experiment(with_values(environment=both))
+    assert sections_of(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2", "B": ""}}
+    one = load_experiment(with_values(environment={"environment_variables": ["A=3"]}))
+    assert sections_of(one)["variables"] == {"cpu": {"A": "3"}, "cuda": {"A": "3"}}
+    assert sections_of(load_experiment(with_values()))["variables"] == {"cpu": {}, "cuda": {}}
 
 
 def test_variables_under_gpu_are_those_of_cuda_and_those_under_rocm_are_refused() -> None:
     def variables(**lists: Any) -> dict[str, Any]:
         return with_values(environment={"environment_variables": lists})
 
-    config = load_experiment(variables(cpu=["A=1"], gpu=["A=2"], rocm=[])).to_dict()
-    assert variables_of(config, "cuda") == {"A": "2"}
-    assert variables_of(config, "cpu") == {"A": "1"}
+    config = load_experiment(variables(cpu=["A=1"], gpu=["A=2"], rocm=[]))
+    assert sections_of(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2"}}
     (line,) = problems(variables(cuda=["A=1"], gpu=["A=2"]))
     assert "gpu is another name for cuda, got both" in line
     (line,) = problems(variables(rocm=["A=1"]))

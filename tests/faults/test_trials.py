@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.launcher.helpers import end_of
+from tests.specs import sections
 from tests.trial.helpers import last_checkpoint, metrics
 from tests.waiting import until
 from zerolab.contract.run_folder import RunFolder
@@ -41,13 +42,15 @@ def make_run(
         experiment_id=1,
         trial_id=1,
         run_id=1,
-        config={
-            "entrypoint": "trial_model:AccidentTrial",
-            "searcher": {"metric": "validation_loss", "max_length": {"batches": length}},
-            "scheduling_unit": 5,
-            "min_checkpoint_period": {"batches": 3},
-            "min_validation_period": {"batches": 4},
-        },
+        **sections(
+            {
+                "entrypoint": "trial_model:AccidentTrial",
+                "searcher": {"max_length": {"batches": length}},
+                "scheduling_unit": 5,
+                "min_checkpoint_period": {"batches": 3},
+                "min_validation_period": {"batches": 4},
+            }
+        ),
         hparams={"accident": accident, "at_batch": at_batch, **hparams},
         trial_seed=3,
         slots=2,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.specs import sections
 from tests.waiting import until
 from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.run_folder import RunFolder
@@ -22,11 +23,9 @@ def make_run(
         experiment_id=1,
         trial_id=1,
         run_id=1,
-        config={
-            "entrypoint": entrypoint,
-            "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}},
-            **config,
-        },
+        **sections(
+            {"entrypoint": entrypoint, "searcher": {"max_length": {"batches": 1}}, **config}
+        ),
         hparams={},
         trial_seed=1,
         slots=slots,

@@ -284,9 +284,7 @@ sys.exit(66)
 
 
 def test_an_entrypoint_that_cannot_be_started_is_named(server: ForkServer, tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "", slots=1)
-    text = folder.spec.read_text().replace("python script.py", "pyhton script.py")
-    folder.spec.write_text(text)
+    folder = make_run(tmp_path / "run", "", slots=1, entrypoint="pyhton script.py")
     outcome = end_of(server.start(folder, ENVIRONMENT), folder)
     assert outcome.exit_code == 1
     assert "'pyhton' cannot be started: No such file or directory" in (outcome.reason or "")

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import zerotrial
+from tests.specs import sections
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.controller import Controller, Ending
@@ -160,13 +161,12 @@ def make_spec(
     """A run without a server, in ``path``."""
     model = path / "model"
     model.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {"searcher": {"metric": "validation_loss"}}
     return RunSpec(
         **{
+            **sections(fields.pop("config", {})),
             "experiment_id": 1,
             "trial_id": 1,
             "run_id": 1,
-            "config": config,
             "hparams": hparams or {},
             "trial_seed": 7,
             "slots": 1,

@@ -8,10 +8,13 @@ from hypothesis import strategies as st
 
 import zerotrial
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec, metrics
+from zerolab.config import load_experiment
+from zerolab.config.experiment.for_runs import sections_of
+from zerolab.contract.spec import FitSpec
 from zerolab.errors import ConfigError
 from zerotrial import Batch, Epoch
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.units import Period, Schedule, parse_unit
+from zerotrial.loop.units import Period, Schedule
 
 TABLE = [
     # epoch, max_length, validation period, reporting period, trained, validations
@@ -134,29 +137,31 @@ def test_test_mode_is_one_batch_one_validation_and_one_checkpoint(tmp_path: Path
 
 def test_a_configuration_says_how_far_and_how_often() -> None:
     config = {
-        "searcher": {"max_length": {"epochs": 3}, "metric": "error", "smaller_is_better": False},
+        "entrypoint": "m:T",
+        "searcher": {
+            "name": "single", "max_length": {"epochs": 3}, "metric": "error",
+            "smaller_is_better": False,
+        },
         "min_validation_period": {"batches": 0},
         "min_checkpoint_period": {"epochs": 1},
         "scheduling_unit": 7,
         "checkpoint_policy": "all",
         "profiling": {"enabled": True, "begin_on_batch": 2, "end_after_batch": 3},
-    }
-    settings = FitSettings.from_config(config)
+    }  # fmt: skip
+    settings = FitSettings.from_spec(sections_of(load_experiment(config))["fit"])
+    assert (settings.metric, settings.smaller_is_better) == ("error", False)
+    assert settings.checkpoint_policy == "all"
     schedule = settings.schedule(10)
     assert schedule.max_steps == 30
     assert [n for n in range(1, 31) if schedule.checkpoint_due(n)] == [10, 20, 30]
     assert [n for n in range(1, 31) if schedule.validation_due(n)] == [30]
     assert [n for n in range(1, 31) if schedule.report_due(n)] == [7, 14, 21, 28, 30]
     assert [n for n in range(6) if settings.profiling.covers(n)] == [2, 3]
-    asha = {"searcher": {"max_time": 9, "time_metric": "epochs"}}
-    assert FitSettings.from_config(asha).schedule(4).max_steps == 36
 
 
 def test_what_is_no_length_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"searcher\.max_length: is missing"):
-        FitSettings.from_config({"searcher": {}})
-    with pytest.raises(ConfigError, match=r"min_checkpoint_period: must be .* got 'often'"):
-        parse_unit("often", "min_checkpoint_period")
+        FitSettings.from_spec(FitSpec(max_length=None, metric="loss"))
     with pytest.raises(ConfigError, match="Batch: must hold whole numbers >= 1, got 0"):
         Batch(0)
     with pytest.raises(ConfigError, match=r"has no length.*records_per_epoch"):

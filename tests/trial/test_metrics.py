@@ -19,6 +19,7 @@ from tests.trial.helpers import (
     metrics,
     records,
 )
+from zerolab.contract.spec import ProfilingSpec
 from zerolab.errors import TrialError
 from zerotrial import Batch, Reducer
 from zerotrial.loop.metrics import TrainingWindow, average_by_batch, to_numbers
@@ -314,9 +315,7 @@ def test_gpus_are_watched_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_profiling_block_times_the_batches_it_names(tmp_path: Path) -> None:
-    profiling = zerotrial.loop.settings.ProfilingSettings(
-        enabled=True, begin_on_batch=2, end_after_batch=3
-    )
+    profiling = ProfilingSpec(enabled=True, begin_on_batch=2, end_after_batch=3)
     settings = make_settings(6, profiling=profiling)
     fit(make_spec(tmp_path), settings=settings)
     timed = [v for v in metrics(tmp_path, "system").values() if "profile_batch_seconds" in v]

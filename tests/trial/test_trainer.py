@@ -103,6 +103,7 @@ def test_inside_an_experiment_the_experiment_decides(
 
 
 SCRIPT = """
+import sys
 import zerotrial
 from tests.trial.helpers import LineTrial
 
@@ -111,7 +112,8 @@ with zerotrial.init(hparams={"stage": 1, "samples": 20}) as context:
     zerotrial.Trainer(trial, context).fit(
         max_length=zerotrial.Batch(5), reporting_period=zerotrial.Batch(5)
     )
-    print("rank", context.distributed.rank, "of", context.distributed.size, len(trial.seen))
+    ranks = context.distributed
+    sys.stdout.write(f"rank {ranks.rank} of {ranks.size} {len(trial.seen)}\\n")
 """
 
 

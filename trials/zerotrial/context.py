@@ -186,7 +186,7 @@ class ZeroTrialContext:
 
     def get_data_config(self) -> dict[str, Any]:
         """The ``data`` section of the experiment's configuration."""
-        return self.spec.config.get("data") or {}
+        return self.spec.data
 
     def get_experiment_id(self) -> int:
         """The experiment's number; 0 outside the platform."""

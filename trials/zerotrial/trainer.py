@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from zerolab.config import load_experiment
+from zerolab.config.experiment.for_runs import sections_of
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
 from zerolab.core.store import CheckpointStore
 from zerolab.errors import ConfigError
@@ -46,7 +49,9 @@ def init(
 
     Args:
         hparams: Hyperparameters; those of the experiment win inside one.
-        exp_conf: What ``context.get_experiment_config()`` gives outside an experiment.
+        exp_conf: What ``context.get_experiment_config()`` gives outside an experiment. With a
+            ``searcher`` it is read as an experiment file, and says how far to train and when to do
+            what.
         distributed: The ranks, where the script has joined them itself.
         enable_tensorboard_logging: Whether metrics go to a writer that the trial asks for.
         seed: Of everything, outside an experiment.
@@ -54,6 +59,9 @@ def init(
 
     Yields:
         The context, to be given to the trial's class.
+
+    Raises:
+        ConfigError: If ``exp_conf`` is no experiment file though it has a searcher.
     """
     if distributed is None:
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
@@ -130,7 +138,7 @@ class Trainer:
         given = {name: value for name, value in given.items() if value is not None}
         settings = _settings(spec, given)
         if profiling_enabled is not None:
-            profiling = dataclasses.replace(settings.profiling, enabled=profiling_enabled)
+            profiling = msgspec.structs.replace(settings.profiling, enabled=profiling_enabled)
             settings = dataclasses.replace(settings, profiling=profiling)
         if test_mode or spec.test_mode:
             settings = dataclasses.replace(settings, test_mode=True)
@@ -160,11 +168,15 @@ def _run_spec(
     if path:
         return read_run_spec(Path(path))
     run_dir = run_dir.absolute()
+    sections: dict[str, Any] = {}
+    if exp_conf and "searcher" in exp_conf:
+        sections = sections_of(load_experiment({"entrypoint": "python", **exp_conf}))
     return RunSpec(
+        **sections,
+        config=dict(exp_conf or {}),
         experiment_id=0,
         trial_id=0,
         run_id=0,
-        config=dict(exp_conf or {}),
         hparams=dict(hparams or {}),
         trial_seed=seed,
         slots=slots,
@@ -175,15 +187,12 @@ def _run_spec(
 
 
 def _settings(spec: RunSpec, given: dict[str, Any]) -> FitSettings:
-    if not spec.config.get("searcher"):
-        if "max_length" not in given:
-            problem = "max_length: is missing; say how far to train, e.g. Batch(1000) or Epoch(3)"
-            raise ConfigError("fit", [problem])
-        return FitSettings(**given)
-    config = dict(spec.config)
-    if "max_length" in given:
-        config["searcher"] = dict(config["searcher"]) | {"max_length": given["max_length"]}
-    return dataclasses.replace(FitSettings.from_config(config), **given)
+    if spec.fit is not None:
+        return FitSettings.from_spec(spec.fit, **given)
+    if "max_length" not in given:
+        problem = "max_length: is missing; say how far to train, e.g. Batch(1000) or Epoch(3)"
+        raise ConfigError("fit", [problem])
+    return FitSettings(**given)
 
 
 def _go_on_from(context: ZeroTrialContext, checkpoint: str | Path) -> None:

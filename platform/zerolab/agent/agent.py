@@ -14,7 +14,6 @@ import filelock
 from zerolab.agent.run import Run, finish_run, leftover_runs
 from zerolab.agent.slots import run_environment
 from zerolab.client.http import Client
-from zerolab.config.experiment.environment import variables_of
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.wire import AgentRegistration, SlotInfo, Work, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
@@ -183,7 +182,6 @@ class Agent:
         if folder.path.exists() and not _put_away(folder, asked):
             return
         environment = run_environment(self._slots, item.slot_ids)
-        environment |= variables_of(item.spec.config, self._slots[0].device)
         run = Run(
             item,
             folder,

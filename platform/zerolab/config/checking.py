@@ -8,8 +8,8 @@ from typing import Any
 from zerolab.config.engine.engine_config import EngineConfig, EngineFile, parse_engine_config
 from zerolab.config.engine.resolved import format_entries, resolve
 from zerolab.config.experiment.entrypoint import parse_entrypoint
-from zerolab.config.experiment.environment import variables_of
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
+from zerolab.config.experiment.for_runs import variables_of
 from zerolab.config.experiment.hyperparameters import extremes, space_problems
 from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
 from zerolab.config.files import experiment_file, parse_json, read_json, read_yaml
@@ -63,8 +63,8 @@ def check_experiment(
 
 
 def _entrypoint_problems(config: ExperimentConfig, model: ModelFiles) -> list[str]:
-    plain = config.to_dict()
-    environment = variables_of(plain, "cpu") | variables_of(plain, "cuda")
+    variables = variables_of(config)
+    environment = variables["cpu"] | variables["cuda"]
     problem = entrypoint_problem(parse_entrypoint(config.entrypoint), model, environment)
     return [f"entrypoint: {problem}"] if problem else []
 

@@ -5,8 +5,9 @@ it. torch's own variables (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_AD
 ``MASTER_PORT``, ...) are set by the elastic agent and mean what they mean everywhere.
 """
 
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,7 +23,12 @@ __all__ = [
     "EXIT_STALE",
     "EXIT_USER_ERROR",
     "CheckpointRef",
+    "Command",
+    "FitSpec",
+    "LengthSpec",
+    "ProfilingSpec",
     "RunSpec",
+    "TrialClass",
     "read_run_spec",
     "write_run_spec",
 ]
@@ -67,6 +73,71 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     """Batches (optimizer steps) that it holds."""
 
 
+class TrialClass(msgspec.Struct, frozen=True, tag="class"):
+    """``module:Class`` of a ZeroTrial."""
+
+    module: str
+    """As in an import: ``package.module``."""
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+class Command(msgspec.Struct, frozen=True, tag="command"):
+    """A program to run on every rank; no shell reads it."""
+
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+class LengthSpec(msgspec.Struct, frozen=True):
+    """So many batches (optimizer steps) or epochs; at least one."""
+
+    unit: Literal["batches", "epochs"]
+    count: int
+
+
+class ProfilingSpec(msgspec.Struct, frozen=True):
+    """Timings of the training loop, reported as system metrics."""
+
+    enabled: bool = False
+    begin_on_batch: int = 0
+    """First batch (counted from 0) that is timed."""
+    end_after_batch: int | None = None
+    """Last batch that is timed; None for the end of training."""
+    sync_timings: bool = True
+    """Wait for the GPU before reading the clock."""
+
+    def covers(self, batch: int) -> bool:
+        """Whether a batch, counted from 0, is timed."""
+        if not self.enabled or batch < self.begin_on_batch:
+            return False
+        return self.end_after_batch is None or batch <= self.end_after_batch
+
+
+class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a trial trains and when it does what, as its experiment says."""
+
+    max_length: LengthSpec | None
+    """None where the script decides."""
+    metric: str
+    """Validation metric that tells which checkpoint is best."""
+    smaller_is_better: bool = True
+    scheduling_unit: int = 100
+    """Batches between reports of training metrics."""
+    validation_period: LengthSpec | None = None
+    """None: only at the end."""
+    checkpoint_period: LengthSpec | None = None
+    checkpoint_policy: Literal["best", "all", "none"] = "best"
+    initial_validation: bool = False
+    records_per_epoch: int = 0
+    """Samples in one epoch where the loader has no length; 0 when unknown."""
+    profiling: ProfilingSpec = ProfilingSpec()
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that the ranks of one run need to know."""
 
@@ -74,9 +145,17 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     trial_id: int
     run_id: int
     config: dict[str, Any]
-    """The experiment's whole configuration, defaults filled in."""
+    """The experiment's whole configuration, for the user's code alone: we read what follows."""
     hparams: dict[str, Any]
     """This trial's hyperparameters, nested as in the experiment file."""
+    entrypoint: TrialClass | Command | None = None
+    """What every rank runs; None outside an experiment."""
+    fit: FitSpec | None = None
+    """None outside an experiment."""
+    variables: dict[str, dict[str, str]] = {}
+    """Environment variables of the ranks, by kind of slot: ``cpu`` and ``cuda``."""
+    data: dict[str, Any] = {}
+    """The experiment's ``data`` block."""
     trial_seed: int
     slots: int
     """Ranks of this run, over all machines."""

@@ -70,12 +70,15 @@ def assign(
         "spec": "",
         "created_at": now,
     }
+    from zerolab.config.experiment.for_runs import sections_of  # pydantic, not before it is needed
+
     made = transaction.connection.execute(runs.insert().values(row).returning(runs.c.id))
     run_id = int(made.scalar_one())
     spec = RunSpec(
         experiment_id=experiment["id"],
         trial_id=trial["id"],
         run_id=run_id,
+        **sections_of(world.config(transaction, experiment["id"])),
         config=msgspec.json.decode(experiment["config"]),
         hparams=msgspec.json.decode(trial["hparams"]),
         trial_seed=trial["seed"],

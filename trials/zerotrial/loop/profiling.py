@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from zerotrial.loop.settings import ProfilingSettings
+from zerolab.contract.spec import ProfilingSpec
 
 __all__ = ["LoopTimings"]
 
@@ -19,7 +19,7 @@ class LoopTimings:
         device: Waited for before the clock is read, if the settings say so.
     """
 
-    def __init__(self, settings: ProfilingSettings, device: torch.device) -> None:
+    def __init__(self, settings: ProfilingSpec, device: torch.device) -> None:
         self._settings = settings
         self._sync = settings.sync_timings and device.type == "cuda"
         self._batches = 0

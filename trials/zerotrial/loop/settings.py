@@ -1,9 +1,9 @@
 """How far a trial trains and when it does what, read from an experiment's configuration."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from zerolab.contract.spec import FitSpec, LengthSpec, ProfilingSpec
 from zerolab.errors import ConfigError
 from zerotrial.loop.units import (
     Batch,
@@ -12,33 +12,14 @@ from zerotrial.loop.units import (
     Schedule,
     TrainUnit,
     length_in_batches,
-    parse_unit,
 )
 
-__all__ = ["FitSettings", "ProfilingSettings"]
+__all__ = ["FitSettings"]
 
 Policy = Literal["best", "all", "none"]
 
 _HUNDRED_BATCHES = Batch(100)
-
-
-@dataclass(frozen=True)
-class ProfilingSettings:
-    """The ``profiling`` block: timings of the training loop, reported as system metrics."""
-
-    enabled: bool = False
-    begin_on_batch: int = 0
-    """First batch (counted from 0) that is timed."""
-    end_after_batch: int | None = None
-    """Last batch that is timed; ``None`` for the end of training."""
-    sync_timings: bool = True
-    """Wait for the GPU before reading the clock."""
-
-    def covers(self, batch: int) -> bool:
-        """Whether a batch, counted from 0, is timed."""
-        if not self.enabled or batch < self.begin_on_batch:
-            return False
-        return self.end_after_batch is None or batch <= self.end_after_batch
+_NO_PROFILING = ProfilingSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +37,7 @@ class FitSettings:
     smaller_is_better: bool = True
     records_per_epoch: int = 0
     """Samples in one epoch where the loader has no length; 0 when unknown."""
-    profiling: ProfilingSettings = ProfilingSettings()
+    profiling: ProfilingSpec = _NO_PROFILING
     test_mode: bool = False
     """One batch, one validation batch, one checkpoint."""
 
@@ -66,30 +47,36 @@ class FitSettings:
             raise ConfigError("fit", [f"checkpoint_policy: {found}"])
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, test_mode: bool = False) -> "FitSettings":
-        """Read the configuration that a :class:`zerolab.contract.spec.RunSpec` carries.
+    def from_spec(cls, fit: FitSpec, *, test_mode: bool = False, **given: Any) -> "FitSettings":
+        """Read what the experiment says.
+
+        Args:
+            fit: Of the run.
+            test_mode: One batch, one validation batch, one checkpoint.
+            given: Fields that take the place of the experiment's.
 
         Raises:
-            ConfigError: If a length is missing or malformed.
+            ConfigError: If nobody says how far to train.
         """
-        searcher = config.get("searcher") or {}
-        return cls(
-            max_length=Batch(1) if test_mode else _max_length(searcher),
-            report_period=Batch(config.get("scheduling_unit") or 100),
-            validation_period=parse_unit(
-                config.get("min_validation_period"), "min_validation_period"
-            ),
-            checkpoint_period=parse_unit(
-                config.get("min_checkpoint_period"), "min_checkpoint_period"
-            ),
-            checkpoint_policy=config.get("checkpoint_policy") or "best",
-            initial_validation=bool(config.get("perform_initial_validation")),
-            metric=searcher.get("metric"),
-            smaller_is_better=searcher.get("smaller_is_better", True),
-            records_per_epoch=config.get("records_per_epoch") or 0,
-            profiling=ProfilingSettings(**(config.get("profiling") or {})),
-            test_mode=test_mode,
-        )
+        if test_mode:
+            given["max_length"] = Batch(1)
+        if "max_length" not in given and fit.max_length is None:
+            problem = "searcher.max_length: is missing; set it to {batches: n} or {epochs: n}"
+            raise ConfigError("experiment", [problem])
+        fields = {
+            "max_length": _unit(fit.max_length),
+            "report_period": Batch(fit.scheduling_unit),
+            "validation_period": _unit(fit.validation_period),
+            "checkpoint_period": _unit(fit.checkpoint_period),
+            "checkpoint_policy": fit.checkpoint_policy,
+            "initial_validation": fit.initial_validation,
+            "metric": fit.metric,
+            "smaller_is_better": fit.smaller_is_better,
+            "records_per_epoch": fit.records_per_epoch,
+            "profiling": fit.profiling,
+            "test_mode": test_mode,
+        }
+        return cls(**fields | given)
 
     def schedule(self, epoch_length: int | None) -> Schedule:
         """Turn all lengths into batches.
@@ -119,12 +106,7 @@ class FitSettings:
         return value < best if self.smaller_is_better else value > best
 
 
-def _max_length(searcher: Mapping[str, Any]) -> TrainUnit:
-    length = parse_unit(searcher.get("max_length"), "searcher.max_length")
-    if length is not None:
-        return length
-    unit, number = searcher.get("time_metric") or "batches", searcher.get("max_time")
-    if number is None or unit not in ("batches", "epochs"):
-        problem = "searcher.max_length: is missing; set it to {batches: n} or {epochs: n}"
-        raise ConfigError("experiment", [problem])
-    return Batch(number) if unit == "batches" else Epoch(number)
+def _unit(length: LengthSpec | None) -> TrainUnit | None:
+    if length is None:
+        return None
+    return Batch(length.count) if length.unit == "batches" else Epoch(length.count)

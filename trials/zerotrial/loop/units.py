@@ -4,13 +4,12 @@ Everything here counts *batches* (optimizer steps) from the start of the trial. 
 through reports, validations, checkpoints and restarts, so what is due depends on the count alone.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Batch", "Epoch", "Period", "Schedule", "TrainUnit", "length_in_batches", "parse_unit"]
+__all__ = ["Batch", "Epoch", "Period", "Schedule", "TrainUnit", "length_in_batches"]
 
 
 @dataclass(frozen=True)
@@ -151,26 +150,6 @@ def length_in_batches(unit: TrainUnit, epoch_length: int | None) -> int:
     if not isinstance(unit.value, int):
         raise ConfigError("max_length", [f"must be one number, got {unit!r}"])
     return unit.value * _batches_per_unit(unit, epoch_length)
-
-
-def parse_unit(value: Any, key: str) -> TrainUnit | None:
-    """Read ``{batches: n}``, ``{epochs: n}`` or a bare number of batches; 0 means never.
-
-    Raises:
-        ConfigError: If it is none of these.
-    """
-    if value is None or isinstance(value, TrainUnit):
-        return value
-    kind, number = "batches", value
-    if isinstance(value, Mapping) and len(value) == 1:
-        kind, number = next(iter(value.items()))
-    whole = isinstance(number, int) and not isinstance(number, bool) and number >= 0
-    if kind not in ("batches", "epochs") or not whole:
-        found = f"must be {{batches: n}}, {{epochs: n}} or a number of batches, got {value!r}"
-        raise ConfigError("experiment", [f"{key}: {found}"])
-    if number == 0:
-        return None
-    return Batch(number) if kind == "batches" else Epoch(number)
 
 
 def _batches_per_unit(unit: TrainUnit, epoch_length: int | None) -> int:

@@ -42,7 +42,6 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.multiprocessing.spawn import ProcessContext
 
-from zerolab.config.experiment.entrypoint import Command, parse_entrypoint
 from zerolab.contract.outcome import (
     DELIBERATE,
     Outcome,
@@ -52,7 +51,7 @@ from zerolab.contract.outcome import (
     write_reason,
 )
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_PREEMPTED, RunSpec, read_run_spec
+from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_PREEMPTED, Command, RunSpec, read_run_spec
 from zerolab.launcher.rank import announce_rank
 
 __all__ = ["launch", "run_launcher", "run_rank"]
@@ -177,7 +176,8 @@ def launch(spec_file: Path) -> Outcome:
     os.environ["PYTHONUNBUFFERED"] = "1"
     # `python` in a command is the Python that runs us, whether its environment is active or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    os.environ.update(_variables(spec))
+    kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
+    os.environ.update(spec.variables.get(kind, {}))
     os.chdir(spec.model_dir)
     try:
         result = _elastic(spec, folder)
@@ -191,17 +191,9 @@ def launch(spec_file: Path) -> Outcome:
     return read_reason(folder.path) or Outcome(0)
 
 
-def _variables(spec: RunSpec) -> dict[str, str]:
-    """Return what ``environment.environment_variables`` of the experiment sets."""
-    named = spec.config.get("environment", {}).get("environment_variables") or {}
-    kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
-    lines = named.get(kind) or () if isinstance(named, dict) else named
-    return dict(line.partition("=")[::2] for line in lines)
-
-
 def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
     parent = str(os.getpid())
-    meant = parse_entrypoint(spec.config["entrypoint"])
+    meant = spec.entrypoint
     entrypoint: str | Callable[[str], None] = sys.executable
     if isinstance(meant, Command):
         words = ["-P", "-m", "zerolab.launcher.rank", parent, "--", *meant.words]

@@ -5,7 +5,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from zerolab.config.experiment.entrypoint import TrialClass
+from zerolab.contract.spec import TrialClass
 from zerolab.errors import TrialError
 from zerotrial.trial import ZeroTrial
 
@@ -23,7 +23,7 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
         TrialError: If there is no such module or class, or it is not a :class:`ZeroTrial`.
         Exception: Whatever the user's module raises while it is imported.
     """
-    module_name, class_name = entrypoint
+    module_name, class_name = entrypoint.module, entrypoint.name
     named = f"entrypoint {str(entrypoint)!r}"
     if str(model_dir) not in sys.path:
         sys.path.insert(0, str(model_dir))

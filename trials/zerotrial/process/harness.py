@@ -14,9 +14,8 @@ from pathlib import Path
 
 import torch
 
-from zerolab.config.experiment.entrypoint import TrialClass, parse_entrypoint
 from zerolab.contract.outcome import write_reason
-from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, read_run_spec
+from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
 from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.controller import Ending
@@ -81,11 +80,10 @@ class _Rank:
 
     def run(self) -> Ending:
         spec = self._spec
-        settings = FitSettings.from_config(spec.config, test_mode=spec.test_mode)
-        entrypoint = parse_entrypoint(spec.config["entrypoint"])
-        if not isinstance(entrypoint, TrialClass):
-            raise TrialError(f"entrypoint: must be module:Class, got {entrypoint.words}")
-        trial_class = load_trial_class(entrypoint, Path(spec.model_dir))
+        if spec.fit is None or not isinstance(spec.entrypoint, TrialClass):
+            raise TrialError(f"entrypoint: must be module:Class, got {spec.entrypoint}")
+        settings = FitSettings.from_spec(spec.fit, test_mode=spec.test_mode)
+        trial_class = load_trial_class(spec.entrypoint, Path(spec.model_dir))
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
         session = Session(ZeroTrialContext(spec, distributed))
         ending = None

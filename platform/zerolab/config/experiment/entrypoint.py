@@ -2,32 +2,14 @@
 
 import re
 import shlex
-from dataclasses import dataclass
-from typing import NamedTuple
 
-__all__ = ["Command", "TrialClass", "parse_entrypoint"]
+from zerolab.contract.spec import Command, TrialClass
+
+__all__ = ["parse_entrypoint"]
 
 _NAME = r"[A-Za-z_]\w*"
 _CLASS = re.compile(rf"({_NAME}(?:\.{_NAME})*):({_NAME})")
 _DOTTED_CLASS = re.compile(rf"({_NAME}(?:\.{_NAME})*)\.([A-Z]\w*)")
-
-
-class TrialClass(NamedTuple):
-    """``module:Class`` of a ZeroTrial."""
-
-    module: str
-    """As in an import: ``package.module``."""
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.name}"
-
-
-@dataclass(frozen=True)
-class Command:
-    """A program to run on every rank; no shell reads it."""
-
-    words: tuple[str, ...]
 
 
 def parse_entrypoint(value: object) -> TrialClass | Command:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from zerolab.config.experiment.entrypoint import TrialClass, parse_entrypoint
+from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.hyperparameters import space_problems
 from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
@@ -33,6 +33,7 @@ from zerolab.config.section import (
     without_nulls,
 )
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
+from zerolab.contract.spec import TrialClass
 from zerolab.errors import ConfigError
 from zerolab.searcher.registered import SEARCHERS
 from zerolab.searcher.section import SearcherConfig

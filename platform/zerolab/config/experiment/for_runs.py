@@ -1,0 +1,61 @@
+"""What of an experiment's configuration a run needs, in the words of the contract."""
+
+from typing import Any
+
+from zerolab.config.experiment.entrypoint import parse_entrypoint
+from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.experiment.lengths import Length
+from zerolab.contract.spec import FitSpec, LengthSpec, ProfilingSpec
+
+__all__ = ["sections_of", "variables_of"]
+
+
+def sections_of(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the sections of a :class:`~zerolab.contract.spec.RunSpec` that a configuration fills.
+
+    Args:
+        config: Of the experiment.
+    """
+    return {
+        "entrypoint": parse_entrypoint(config.entrypoint),
+        "fit": _fit(config),
+        "variables": variables_of(config),
+        "data": config.data,
+    }
+
+
+def _fit(config: ExperimentConfig) -> FitSpec:
+    searcher, profiling = config.searcher, config.profiling
+    return FitSpec(
+        max_length=_length(searcher.max_length),
+        metric=searcher.metric,
+        smaller_is_better=searcher.smaller_is_better,
+        scheduling_unit=config.scheduling_unit,
+        validation_period=_length(config.min_validation_period),
+        checkpoint_period=_length(config.min_checkpoint_period),
+        checkpoint_policy=config.checkpoint_policy,
+        initial_validation=config.perform_initial_validation,
+        records_per_epoch=config.records_per_epoch,
+        profiling=ProfilingSpec(
+            enabled=profiling.enabled,
+            begin_on_batch=profiling.begin_on_batch,
+            end_after_batch=profiling.end_after_batch,
+            sync_timings=profiling.sync_timings,
+        ),
+    )
+
+
+def _length(length: Length | None) -> LengthSpec | None:
+    """Zero means never."""
+    return LengthSpec(length.unit, length.count) if length and length.count else None
+
+
+def variables_of(config: ExperimentConfig) -> dict[str, dict[str, str]]:
+    """Return the variables that an experiment gives its ranks, by kind of slot.
+
+    Args:
+        config: Of the experiment.
+    """
+    named = config.environment.environment_variables
+    lines = {"cpu": named.cpu, "cuda": named.cuda}
+    return {kind: dict(line.split("=", 1) for line in found) for kind, found in lines.items()}
