@@ -27,7 +27,8 @@ from zeroserver.orchestrator.retention import leftovers
 from zeroserver.orchestrator.scheduling import tick
 from zeroserver.services import Services
 from zeroserver.settings import Settings
-from zeroserver.store.database import Change, Database, sqlite_url
+from zeroserver.store.database import Change, Database
+from zeroserver.store.engines import sqlite_url
 from zeroserver.store.migrate import migrate
 
 __all__ = ["STATIC", "create_app"]

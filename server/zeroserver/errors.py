@@ -23,6 +23,7 @@ from zerolab.errors import (
 )
 
 __all__ = [
+    "BusyError",
     "StorageError",
     "TooLargeError",
     "UnauthorizedError",
@@ -64,6 +65,10 @@ class TooLargeError(ZerolabError):
     """A request is larger than this server accepts."""
 
 
+class BusyError(ZerolabError):
+    """As many of a kind of request are going on as this server takes at a time."""
+
+
 class UnauthorizedError(ForbiddenError):
     """No token, or one that this server does not know."""
 
@@ -77,10 +82,12 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (UnauthorizedError, 401, "unauthorized"),
     (ForbiddenError, 403, "forbidden"),
     (TooLargeError, 413, "too_large"),
+    (BusyError, 429, "busy"),
     (StorageError, 503, "storage"),
     (ZerolabError, 400, "invalid"),
 )
 
+_HINTS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}}
 _TYPES = {400: "invalid", 401: "unauthorized", 404: "not_found", 405: "method", 413: "too_large"}
 
 
@@ -92,7 +99,7 @@ def error_response(error: Exception) -> JSONResponse:
             if isinstance(error, StorageError):
                 code = 507 if error.disk_full else status
                 return _answer(code, name, str(error), problems, {"Retry-After": "2"})
-            headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+            headers = _HINTS.get(status)
             return _answer(status, name, str(error), problems, headers)
     raise error
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
 from zeroserver.access.keys import Keys
+from zeroserver.errors import StorageError
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.settings import Settings
@@ -18,6 +19,10 @@ from zeroserver.store.database import Database, Transaction
 __all__ = ["ReadDep", "Services", "ServicesDep", "services_of"]
 
 T = TypeVar("T")
+
+_PROBE_S = 5.0
+_EXPORTS = 16
+"""Each has a page of points in memory, and its reader may take its time."""
 
 
 @dataclass
@@ -34,6 +39,9 @@ class Services:
     """Address at which agents on this machine reach the server; known once it listens."""
     started_at: float = 0.0
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
+    exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
+    """Held by each export that is on its way."""
+    _probing: asyncio.Task[None] | None = field(default=None, repr=False)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Answer a question to the database without blocking the event loop."""
@@ -47,9 +55,23 @@ class Services:
         """Run a job of the orchestrator and wait for its commit."""
         return await self.database.write(lambda transaction: job(self.world, transaction))
 
-    def write_now(self, job: Callable[[World, Transaction], T]) -> T:
-        """As :meth:`write`, on a thread that may block."""
-        return self.database.write_now(lambda transaction: job(self.world, transaction))
+    async def probe(self) -> None:
+        """See whether the database can be read, whoever else reads and writes.
+
+        Raises:
+            StorageError: If it cannot, or does not answer soon.
+        """
+        if self._probing is None or self._probing.done():  # those who ask together share one
+            self._probing = asyncio.create_task(asyncio.to_thread(self._probe_now))
+        await asyncio.wait((self._probing,), timeout=_PROBE_S)
+        if not self._probing.done():
+            msg = f"the database has not answered within {_PROBE_S:g} s; try again"
+            raise StorageError(msg)
+        self._probing.result()
+
+    def _probe_now(self) -> None:
+        with self.database.probe() as connection:
+            connection.execute(text("SELECT 1"))
 
 
 def services_of(request: Request) -> Services:
@@ -66,4 +88,5 @@ def _connection(services: ServicesDep) -> Iterator[Connection]:
         yield connection
 
 
-ReadDep = Annotated[Connection, Depends(_connection)]
+ReadDep = Annotated[Connection, Depends(_connection, scope="function")]
+"""A connection for one request, given back before the answer is sent: nobody need read it."""

@@ -33,6 +33,7 @@ from zerolab.contract.wire import (
     WorkItem,
 )
 from zeroserver.app import create_app
+from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import tick
 from zeroserver.services import Services
 from zeroserver.settings import Settings, Timings
@@ -185,7 +186,12 @@ class Server:
     def tick(self, seconds: float = 0.0) -> None:
         """Let time pass, and the clock do its work."""
         self.clock.now += seconds
-        self.services.write_now(tick)
+        self.write(tick)
+
+    def write(self, job: Callable[[World, Transaction], Any]) -> Any:
+        """Run a job of the orchestrator."""
+        world = self.services.world
+        return self.services.database.write_now(lambda transaction: job(world, transaction))
 
     @contextmanager
     def writer_held(self) -> Iterator[Callable[[], int]]:
@@ -206,7 +212,7 @@ class Server:
 
     def execute(self, statement: str, **values: Any) -> None:
         """Change rows behind the server's back."""
-        self.services.write_now(lambda _, tx: tx.connection.execute(text(statement), values))
+        self.write(lambda _, tx: tx.connection.execute(text(statement), values))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with self.services.database.read() as connection:

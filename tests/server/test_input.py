@@ -104,7 +104,7 @@ def test_a_trial_that_has_failed_a_thousand_times_is_started_again(sqlite_server
     server = sqlite_server
     server.submit(max_restarts=1_000_000)
     server.add_agent()
-    server.services.write_now(lambda _, tx: tx.run("UPDATE trials SET restarts = 5000"))
+    server.write(lambda _, tx: tx.run("UPDATE trials SET restarts = 5000"))
     server.exit(server.begin().run_id, 1)
     assert (server.trial()["state"], server.trial()["restarts"]) == ("QUEUED", 5001)
 
@@ -128,7 +128,7 @@ def test_an_export_is_json_whatever_an_older_server_has_stored(server: Server) -
     server.submit()
     server.add_agent()
     server.report(server.begin().run_id, metrics("training", 1, loss=1.0))
-    server.services.write_now(
+    server.write(
         lambda world, tx: store_points(
             tx, 1, [(world.keys.find(tx, "training", "loss"), 2, math.inf, math.inf)]
         )

@@ -102,7 +102,7 @@ def test_what_an_earlier_version_left_goes_at_the_end_of_the_experiment(server: 
     def put_back(_world: Any, transaction: Any) -> None:
         transaction.run("UPDATE checkpoints SET state = ? WHERE trial_id = ?", ("COMPLETED", 1))
 
-    server.services.write_now(put_back)
+    server.write(put_back)
     train(server, 3, 0.5)
     assert server.experiment()["state"] == "COMPLETED"
     assert kept(server) == {1: [], 2: [1], 3: []}

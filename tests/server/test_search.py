@@ -150,7 +150,7 @@ def test_a_trial_waits_at_its_rung_until_the_searcher_lets_it_go_on(server: Serv
     searcher = {**SEARCHER, "max_trials": 2, "max_concurrent_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher)
     server.services.world.searchers[1] = Rungs()  # type: ignore[assignment]
-    server.services.write_now(
+    server.write(
         lambda world, transaction: carry_out(
             world, transaction, 1, [Continue(1, 10), Continue(2, 10)]
         )

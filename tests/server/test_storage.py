@@ -23,7 +23,8 @@ from tests.waiting import DEADLINE_S, until
 from zerolab.contract.wire import AgentRegistration, ReportBatch, SlotInfo
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zeroserver.store import migrations
-from zeroserver.store.database import Database, Transaction, sqlite_url
+from zeroserver.store.database import Database, Transaction
+from zeroserver.store.engines import sqlite_url
 from zeroserver.store.migrate import migrate, upgrade
 from zeroserver.store.schema import HEAD, metadata
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
 from zerolab import __version__
 from zerolab.errors import ForbiddenError
@@ -89,9 +89,9 @@ def renew_token(services: ServicesDep, principal: PrincipalDep) -> Response:
 
 
 @router.get("/healthz", responses=answer(Health))
-def get_health(connection: ReadDep) -> Response:
+async def get_health(services: ServicesDep) -> Response:
     """Answer if the server is up and its database can be read."""
-    connection.execute(text("SELECT 1"))
+    await services.probe()
     return respond(Health(status="ok"))
 
 

@@ -58,6 +58,7 @@ _MEANINGS = {
     404: "There is no such thing.",
     409: "Its state does not allow it.",
     413: "Too large.",
+    429: "As many of these are going on as the server takes at a time; try again.",
     422: "Something in the request does not hold; `problems` lists all of it.",
     503: "The database cannot take it now; try again.",
 }

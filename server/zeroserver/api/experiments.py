@@ -163,7 +163,7 @@ class ExperimentPatch(BaseModel):
 
 
 @router.patch("/{experiment_id}", responses=answer(ExperimentAnswer))
-def patch_experiment(
+async def patch_experiment(
     services: ServicesDep, experiment_id: IdPath, patch: ExperimentPatch
 ) -> Response:
     """Change an experiment's name, description, labels or notes, or archive it."""
@@ -184,15 +184,14 @@ def patch_experiment(
             control.act(world, transaction, experiment_id, action)
         touch(transaction, "experiment", experiment_id, experiment_id)
 
-    services.write_now(job)
-    with services.database.read() as connection:
-        return _answer(services, connection, experiment_id)
+    await services.write(job)
+    return await services.read(lambda found: _answer(services, found, experiment_id))
 
 
 @router.delete("/{experiment_id}", status_code=204)
-def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
+async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
     """Delete an experiment that has ended, its checkpoints and its archive."""
-    paths = services.write_now(
+    paths = await services.write(
         lambda world, transaction: control.remove(world, transaction, experiment_id)
     )
     for path in paths:
@@ -280,10 +279,11 @@ Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 
 
 @router.post("/{experiment_id}/{action}", responses=answer(ExperimentAnswer))
-def act_on_experiment(services: ServicesDep, experiment_id: IdPath, action: Action) -> Response:
+async def act_on_experiment(
+    services: ServicesDep, experiment_id: IdPath, action: Action
+) -> Response:
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
-    services.write_now(
+    await services.write(
         lambda world, transaction: control.act(world, transaction, experiment_id, action)
     )
-    with services.database.read() as connection:
-        return _answer(services, connection, experiment_id)
+    return await services.read(lambda found: _answer(services, found, experiment_id))

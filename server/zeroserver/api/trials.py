@@ -1,6 +1,5 @@
 """Trials, their metrics, checkpoints and logs."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -18,7 +17,7 @@ from zeroserver.api.common import (
     Tail,
     answer,
 )
-from zeroserver.api.export import export_csv, export_ndjson
+from zeroserver.api.export import ExportResponse, export_csv, export_ndjson
 from zeroserver.api.queries import Window
 from zeroserver.api.resources import (
     CheckpointAnswer,
@@ -78,11 +77,12 @@ def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> R
 
 
 @router.post("/trials/{trial_id}/kill", responses=answer(TrialAnswer))
-def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
+async def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Stop one trial now; one that has ended stays as it is."""
-    services.write_now(lambda world, transaction: control.kill_trial(world, transaction, trial_id))
-    with services.database.read() as connection:
-        return get_trial(services, connection, trial_id)
+    await services.write(
+        lambda world, transaction: control.kill_trial(world, transaction, trial_id)
+    )
+    return await services.read(lambda found: get_trial(services, found, trial_id))
 
 
 Group = Annotated[str | None, Query(max_length=200, description="training, validation, system.")]
@@ -127,24 +127,20 @@ _EXPORT: dict[int | str, dict[str, Any]] = {
     response_class=StreamingResponse,
     responses=_EXPORT,
 )
-def export_metrics(
+async def export_metrics(
     services: ServicesDep,
-    connection: ReadDep,
     experiment_id: IdPath,
     format: Literal["ndjson", "csv"] = "ndjson",  # noqa: A002 - name of the query parameter
     group: Group = None,
 ) -> StreamingResponse:
     """Stream every metric point of an experiment."""
-    queries.one(connection, experiments, experiment_id)
+    await services.read(lambda connection: queries.one(connection, experiments, experiment_id))
     write = export_ndjson if format == "ndjson" else export_csv
-
-    def rows() -> Iterator[bytes]:
-        with services.database.read() as reading:
-            yield from write(reading, experiment_id, group)
-
+    rows = write(services.database, experiment_id, group)
     media = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format]
     name = f'attachment; filename="experiment-{experiment_id}.{format}"'
-    return StreamingResponse(rows(), media_type=media, headers={"Content-Disposition": name})
+    headers = {"Content-Disposition": name}
+    return ExportResponse(services.exports, rows, media_type=media, headers=headers)
 
 
 CheckpointState = Literal["COMPLETED", "DELETED", "ERROR"]

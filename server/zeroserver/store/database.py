@@ -10,27 +10,32 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from zerolab.errors import ConfigError
 from zeroserver.errors import StorageError
+from zeroserver.store.engines import open_engine, with_driver
 
-__all__ = ["Change", "Database", "Job", "Transaction", "raw_rows", "sqlite_url"]
+__all__ = ["Change", "Database", "Job", "Transaction", "raw_rows"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _GROUP = 256
-_BUSY_TIMEOUT_S = 30
+_PATIENCE_S = 10.0
+"""A change that could not begin within it is refused, so that its sender may try again."""
+_SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+_POSTGRESQL_LOCKED = "55P03"
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,14 @@ class _Pending:
     future: Future[Any]
     changes: list[Change] = field(default_factory=list)
     then: list[Callable[[], None]] = field(default_factory=list)
+    deadline: float = field(default_factory=lambda: time.monotonic() + _PATIENCE_S)
+    begun: bool = False
+
+    def begin(self) -> bool:
+        """Return whether it may run; from then on its caller cannot give up."""
+        if not self.begun and not self.future.cancelled():
+            self.begun = self.future.set_running_or_notify_cancel()
+        return self.begun
 
 
 class Database:
@@ -126,15 +139,17 @@ class Database:
     def __init__(
         self, url: str, on_commit: Callable[[list[Change]], None], synchronous: str = "full"
     ) -> None:
-        self.url = _with_driver(make_url(url))
+        self.url = with_driver(make_url(url))
         self.sqlite = self.url.get_backend_name() == "sqlite"
         self._on_commit = on_commit
-        self._readers = _engine(self.url, "BEGIN", 8, synchronous)
-        self._writers = _engine(self.url, "BEGIN IMMEDIATE", 1, synchronous)
+        self._readers = open_engine(self.url, "BEGIN", 8, synchronous)
+        self._writers = open_engine(self.url, "BEGIN IMMEDIATE", 1, synchronous, 0)
+        self._probes = open_engine(self.url, "BEGIN", 1, synchronous, 0)
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_loop, name="writer", daemon=True)
         self._closed = False
+        self._ending = False
         self.groups = 0
         self.jobs = 0
 
@@ -160,16 +175,24 @@ class Database:
             self._thread.join()
         self._readers.dispose()
         self._writers.dispose()
+        self._probes.dispose()
 
-    @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> AbstractContextManager[Connection]:
         """A connection with one consistent view, for reading.
 
         Raises:
             StorageError: If the database cannot be read now.
         """
+        return self._reading(self._readers)
+
+    def probe(self) -> AbstractContextManager[Connection]:
+        """As :meth:`read`, with a connection of its own that no other reader can have taken."""
+        return self._reading(self._probes)
+
+    @contextmanager
+    def _reading(self, engine: Engine) -> Iterator[Connection]:
         try:
-            with self._readers.begin() as connection:
+            with engine.begin() as connection:
                 yield connection
         except Exception as error:
             told = self._told(error)
@@ -191,53 +214,76 @@ class Database:
         return future
 
     async def write(self, job: Job[T]) -> T:
-        """Run a job and wait for its commit, without blocking the event loop."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(job)))
+        """Run a job and wait for its commit, without blocking the event loop.
+
+        Raises:
+            StorageError: If it could not begin soon; it has not run then, and will not.
+        """
+        future = self.submit(job)
+        answer = asyncio.wrap_future(future)
+        await asyncio.wait((answer,), timeout=_PATIENCE_S)
+        if not answer.done() and future.cancel():
+            raise _busy()
+        return await asyncio.shield(answer)
 
     def write_now(self, job: Job[T]) -> T:
         """Run a job and wait for its commit, on a thread that may block."""
         return self.submit(job).result()
 
     def _write_loop(self) -> None:
-        while True:
-            first = self._queue.get()
-            if first is None:
-                return
-            group, last = [first], False
-            while len(group) < _GROUP and not self._queue.empty():
-                pending = self._queue.get()
-                if pending is None:
-                    last = True
-                    break
+        waiting: list[_Pending] = []
+        while self._take(waiting):
+            waiting = self._answer(waiting)
+
+    def _take(self, group: list[_Pending]) -> bool:
+        """Fill a group with what waits; return False when there is nothing and the end has come."""
+        while len(group) < _GROUP and not self._ending:
+            if group and self._queue.empty():
+                break
+            pending = self._queue.get()
+            if pending is None:
+                self._ending = True
+            else:
                 group.append(pending)
-            if not self._commit(group):
-                for pending in group:
-                    self._commit([pending])
-            if last:
-                return
+        return bool(group)
+
+    def _answer(self, group: list[_Pending]) -> list[_Pending]:
+        """Run a group, or its jobs one by one; return those that could not begin yet."""
+        try:
+            if self._commit(group):
+                return []
+            while group:
+                self._commit(group[:1])
+                group = group[1:]
+        except _LockedError as error:
+            logger.warning("the database is locked: %s", error)
+        return [pending for pending in group if not _given_up(pending)]
 
     def _commit(self, group: list[_Pending]) -> bool:
-        """Run the jobs in one transaction; return whether every future has its answer."""
+        """Run the jobs in one transaction; return whether every future has its answer.
+
+        Raises:
+            _LockedError: If another process keeps the database; nothing has been done.
+        """
         alone = len(group) == 1
         undo: list[Callable[[], None]] = []
         try:
             with self._writers.begin() as connection:
-                answers = [self._run(connection, each, undo, alone=alone) for each in group]
-        except BaseException as error:  # noqa: BLE001 - the caller of the job gets it
+                running = [pending for pending in group if pending.begin()]
+                answers = [self._run(connection, each, undo, alone=alone) for each in running]
+        except BaseException as error:
             for step in undo:
                 step()
+            if _is_locked(error):
+                raise _LockedError(str(error)) from error
             if not alone:
                 return False
-            group[0].future.set_exception(self._told(error))
+            if group[0].begin():
+                group[0].future.set_exception(self._told(error))
             return True
         self.groups += 1
-        self.jobs += len(group)
-        changes = [change for pending in group for change in pending.changes]
-        for pending in group:
-            for step in pending.then:
-                step()
-        if changes:
-            self._on_commit(changes)
+        self.jobs += len(answers)
+        self._follow_up([pending for pending, _, _ in answers])
         for pending, result, failed in answers:
             if failed is None:
                 pending.future.set_result(result)
@@ -245,11 +291,21 @@ class Database:
                 pending.future.set_exception(failed)
         return True
 
+    def _follow_up(self, done: list[_Pending]) -> None:
+        for pending in done:
+            for step in pending.then:
+                step()
+        changes = [change for pending in done for change in pending.changes]
+        if changes:
+            self._on_commit(changes)
+
     def _told(self, error: BaseException) -> BaseException:
         """Turn an error of the database into one for the one who asked."""
         found = error.orig if isinstance(error, DBAPIError) else error
         told = error
-        if isinstance(found, self._driver.OperationalError | self._driver.InterfaceError):
+        if isinstance(found, PoolTimeoutError):
+            told = StorageError("too many ask at once; try again")
+        elif isinstance(found, self._driver.OperationalError | self._driver.InterfaceError):
             logger.warning("the database failed: %s", found)
             told = StorageError.of(str(found))
         elif isinstance(found, self._driver.DataError | OverflowError):
@@ -290,42 +346,27 @@ class Database:
         return pending, result, None
 
 
-def sqlite_url(path: Path) -> str:
-    """Return the URL of a SQLite file."""
-    return URL.create("sqlite", database=str(path)).render_as_string()
+class _LockedError(Exception):
+    """Another process keeps the database locked."""
 
 
-def _with_driver(url: URL) -> URL:
-    if url.get_backend_name() == "postgresql":
-        return url.set(drivername="postgresql+psycopg")
-    return url
+def _is_locked(error: BaseException) -> bool:
+    found = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(found, "sqlite_errorcode", 0) & 0xFF
+    locked = getattr(found, "sqlstate", None) == _POSTGRESQL_LOCKED
+    return locked or code in {_SQLITE_BUSY, _SQLITE_LOCKED}
 
 
-def _engine(url: URL, begin: str, size: int, synchronous: str) -> Engine:
-    if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_size=size, max_overflow=size, pool_pre_ping=True)
-    engine = create_engine(
-        url,
-        pool_size=size,
-        max_overflow=32,
-        connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
-    )
+def _given_up(pending: _Pending) -> bool:
+    """Whether nobody waits for a job any more, which is told so if need be."""
+    if pending.future.cancelled():
+        return True
+    if time.monotonic() < pending.deadline:
+        return False
+    if pending.begin():
+        pending.future.set_exception(_busy())
+    return True
 
-    @event.listens_for(engine, "connect")
-    def _on_connect(connection: Any, _record: Any) -> None:
-        # The driver must not begin transactions by itself: it does so too late, and not for reads.
-        connection.isolation_level = None
-        for pragma in (
-            "journal_mode=WAL",
-            f"synchronous={synchronous.upper()}",
-            "foreign_keys=ON",
-            "temp_store=MEMORY",
-            "cache_size=-65536",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
 
-    @event.listens_for(engine, "begin")
-    def _on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine
+def _busy() -> StorageError:
+    return StorageError(f"the database has been busy for {_PATIENCE_S:g} s; try again")

@@ -1,0 +1,71 @@
+"""How the database is opened: addresses, pools, and what each connection is told first."""
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+
+__all__ = ["open_engine", "sqlite_url", "with_driver"]
+
+_BUSY_TIMEOUT_S = 5
+"""Longest wait for a lock that another process holds; who needs it longer asks again."""
+_POOL_TIMEOUT_S = 5
+"""Longest wait for a connection that others of this process have."""
+
+
+def sqlite_url(path: Path) -> str:
+    """Return the URL of a SQLite file."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
+def with_driver(url: URL) -> URL:
+    """Name the driver that this project comes with."""
+    if url.get_backend_name() == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    return url
+
+
+def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int = 32) -> Engine:
+    """Make a pool of connections; none is opened before it is used.
+
+    Args:
+        url: With its driver.
+        begin: How a transaction begins, in SQLite's words.
+        size: Connections that stay open.
+        synchronous: SQLite's; ``full`` or ``normal``.
+        overflow: Further ones for a rush.
+    """
+    pool = {"pool_size": size, "max_overflow": overflow, "pool_timeout": _POOL_TIMEOUT_S}
+    if url.get_backend_name() != "sqlite":
+        engine = create_engine(
+            url, pool_pre_ping=True, connect_args={"connect_timeout": _BUSY_TIMEOUT_S}, **pool
+        )
+
+        @event.listens_for(engine, "connect")
+        def _limit_waits(connection: Any, _record: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET lock_timeout = '{_BUSY_TIMEOUT_S}s'")
+            connection.commit()
+
+        return engine
+    connect = {"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False}
+    engine = create_engine(url, connect_args=connect, **pool)
+
+    @event.listens_for(engine, "connect")
+    def _on_connect(connection: Any, _record: Any) -> None:
+        # The driver must not begin transactions by itself: it does so too late, and not for reads.
+        connection.isolation_level = None
+        for pragma in (
+            "journal_mode=WAL",
+            f"synchronous={synchronous.upper()}",
+            "foreign_keys=ON",
+            "temp_store=MEMORY",
+            "cache_size=-65536",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine

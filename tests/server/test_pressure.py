@@ -1,0 +1,148 @@
+"""A server whose database is held, or whose clients read nothing, goes on answering the others."""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.server.helpers import Server, training
+from tests.waiting import until
+
+WRITERS = 45
+"""More than the server has threads."""
+
+
+@contextmanager
+def locked(server: Server) -> Iterator[None]:
+    """Keep another process's lock on the database: nothing of an experiment can be changed."""
+    if server.services.database.sqlite:
+        holder: Any = sqlite3.connect(server.services.world.home.database, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+    else:
+        url = server.services.settings.database_url
+        holder = psycopg.connect(url)
+        holder.execute("LOCK TABLE experiments IN EXCLUSIVE MODE")
+    try:
+        yield
+    finally:
+        holder.rollback()
+        holder.close()
+
+
+def test_a_database_that_another_process_keeps_locked_stops_no_reader(server: Server) -> None:
+    server.submit()
+    before = server.services.database.jobs
+
+    def rename() -> Any:
+        return server.http.patch("/api/v1/experiments/1", json={"name": "new"})
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        with locked(server):
+            answers = [pool.submit(rename) for _ in range(WRITERS)]
+            until("changes wait", lambda: server.services.database.waiting or before)
+            for path in ("/healthz", "/api/v1/experiments", "/api/v1/agents", "/metrics"):
+                assert server.http.get(path).status_code == 200
+            refused = [answer.result() for answer in answers]
+        assert {answer.status_code for answer in refused} == {503}
+        assert {answer.headers["Retry-After"] for answer in refused} == {"2"}
+        assert "the database has been busy for 10 s; try again" in refused[0].text
+        assert server.experiment()["name"] == "digits"
+        again = [pool.submit(rename) for _ in range(WRITERS)]
+        assert {answer.result().status_code for answer in again} == {200}
+    assert server.experiment()["name"] == "new"
+
+
+def test_a_change_that_was_refused_is_never_made(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    with ThreadPoolExecutor() as pool, server.writer_held():
+        path = "/api/v1/experiments/1"
+        refused = pool.submit(server.http.patch, path, json={"name": "too late"}).result()
+        behind = pool.submit(server.http.patch, path, json={"notes": "in time"})
+        until("the next change waits", lambda: server.services.database.waiting == 2)
+    assert (refused.status_code, behind.result().status_code) == (503, 200)
+    assert (server.experiment()["name"], server.experiment()["notes"]) == ("digits", "in time")
+
+
+def test_exports_that_nobody_reads_hold_no_connection(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    server.report(spec.run_id, *(training(step, 0.5) for step in range(1, 4)))
+    pool: Any = server.services.database._readers.pool
+    export = server.services.exports
+    release = threading.Event()
+    with ThreadPoolExecutor(30) as readers:
+        stalled = [readers.submit(_read_nothing, server, release) for _ in range(30)]
+        until("as many as may are on their way", export.locked)
+        until("the others are refused", lambda: sum(each.done() for each in stalled) == 14)
+        until("no connection is held", lambda: pool.checkedout() == 0)
+        for path in ("/healthz", "/api/v1/experiments", "/api/v1/trials/1/metrics"):
+            assert server.http.get(path).status_code == 200
+        answer = server.http.get("/api/v1/experiments/1/metrics/export")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
+        release.set()
+        statuses = [each.result() for each in stalled]
+    assert sorted(statuses) == [200] * 16 + [429] * 14
+    assert len(server.http.get("/api/v1/experiments/1/metrics/export").text.splitlines()) == 3
+
+
+def _read_nothing(server: Server, release: threading.Event) -> int:
+    """Ask for an export as a client that takes what it is sent only when it is let go."""
+    status = 0
+
+    async def ask() -> None:
+        async def receive() -> dict[str, Any]:
+            await _wait(release)
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            if status == 200:
+                await _wait(release)
+
+        headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {server.token}".encode())]
+        path = "/api/v1/experiments/1/metrics/export"
+        scope = {
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(),
+            "query_string": b"", "headers": headers, "http_version": "1.1", "root_path": "",
+            "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+            "state": {},
+        }  # fmt: skip
+        await server.app(scope, receive, send)
+
+    portal = server.http.portal
+    assert portal is not None
+    portal.call(ask)
+    return status
+
+
+async def _wait(release: threading.Event) -> None:
+    import anyio
+
+    while not release.is_set():
+        await anyio.sleep(0.01)
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+def test_an_export_of_many_pages_has_every_point_once(sqlite_server: Server, form: str) -> None:
+    server = sqlite_server
+    searcher = {"name": "random", "metric": "loss", "max_trials": 3, "max_length": 100}
+    server.submit(searcher=searcher)
+    server.add_agent(slots=3)
+    expected = set()
+    for trial_id in (1, 2, 3):
+        spec = server.begin(trial_id)
+        steps = range(1, 20_000 * trial_id // 2 + 1)
+        server.send(spec.run_id, 1, [training(step, step / 2) for step in steps])
+        expected |= {(trial_id, step) for step in steps}
+    path = "/api/v1/experiments/1/metrics/export"
+    lines = server.http.get(path, params={"format": form}).text.splitlines()
+    assert len(lines) == len(expected) + (form == "csv")
+    assert len(set(lines)) == len(lines)
