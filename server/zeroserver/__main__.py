@@ -13,16 +13,18 @@ from types import FrameType
 
 import filelock
 import uvicorn
+from fastapi import FastAPI
 
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
 from zerolab.paths import Home
+from zeroserver.access.connections import Patience, protocol_of, raise_file_limit
 from zeroserver.app import create_app
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 from zeroserver.store.migrate import migrate
 
-__all__ = ["main"]
+__all__ = ["main", "serving"]
 
 logger = logging.getLogger("zeroserver")
 
@@ -68,6 +70,20 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
+def serving(app: FastAPI, patience: Patience) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=protocol_of(patience),
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=10,
+        timeout_keep_alive=75,
+        server_header=False,
+    )
+
+
 def _serve(options: argparse.Namespace) -> int:
     home = Home(Path(options.home).absolute() if options.home else Home.default().path).create()
     _check_host(options.host, allow_remote=options.allow_remote)
@@ -92,17 +108,8 @@ def _serve(options: argparse.Namespace) -> int:
         services: Services = app.state.services
         migrate(services.database)
         services.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        config = uvicorn.Config(
-            app,
-            loop="uvloop",
-            http="httptools",
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=10,
-            timeout_keep_alive=75,
-            server_header=False,
-        )
-        server = _Server(config, services, home)
+        patience = Patience(most_of_peer=max(64, raise_file_limit() // 2))
+        server = _Server(serving(app, patience), services, home)
         try:
             server.run(sockets=[listening])
         finally:

@@ -1,0 +1,172 @@
+"""Who says nothing, or reads nothing, is cut off, and takes no place of those who do."""
+
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from tests.client.helpers import make_spec
+from tests.server.helpers import metrics
+from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S, until
+from zerolab.client.http import Client
+from zerolab.reports.file import MetricsFile
+from zeroserver.__main__ import serving
+from zeroserver.access.connections import Patience
+from zeroserver.app import create_app
+from zeroserver.services import Services
+from zeroserver.settings import Settings
+
+HALF = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-More: "
+WHOLE = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+UNWANTED = (
+    b"POST /api/v1/experiments HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\nx"
+)
+
+
+class Listening:
+    """A server on a port, in a thread of this process."""
+
+    def __init__(self, services: Services, port: int) -> None:
+        self.services = services
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def connect(self, say: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        connection.sendall(say)
+        return connection
+
+
+@contextmanager
+def listening(home: Path, patience: Patience) -> Iterator[Listening]:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        app = create_app(Settings(home=home))
+        server = uvicorn.Server(serving(app, patience))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
+        thread.start()
+        until("the server listens", lambda: server.started)
+        try:
+            yield Listening(app.state.services, place.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE_S)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed it, once all that it sent has been read."""
+    connection.settimeout(0.01)
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def keeps_talking(connection: socket.socket) -> Callable[[], bool]:
+    """Send a byte more at each look; true when nobody takes it any more."""
+
+    def look() -> bool:
+        try:
+            connection.sendall(b"x")
+        except OSError:
+            return True
+        return is_closed(connection)
+
+    return look
+
+
+@pytest.mark.parametrize("said", [b"", HALF, WHOLE + HALF, UNWANTED])
+def test_a_connection_that_owes_something_is_closed(tmp_path: Path, said: bytes) -> None:
+    patience = Patience(header_s=0.2)
+    with listening(tmp_path / "home", patience) as server, server.connect(said) as connection:
+        until("it is closed", lambda: is_closed(connection))
+        assert patience.closed == 1
+
+
+@pytest.mark.parametrize("said", [HALF, UNWANTED])
+def test_a_byte_now_and_then_does_not_keep_it_open(tmp_path: Path, said: bytes) -> None:
+    with (
+        listening(tmp_path / "home", Patience(header_s=0.2)) as server,
+        server.connect(said) as connection,
+    ):
+        until("it is closed", keeps_talking(connection))
+
+
+def test_a_header_without_end_is_cut_off_by_its_length(tmp_path: Path) -> None:
+    with (
+        listening(tmp_path / "home", Patience(header_s=DEADLINE_S)) as server,
+        server.connect(HALF) as connection,
+        pytest.raises(ConnectionError),
+    ):
+        connection.sendall(b"x" * 100_000_000)
+
+
+def test_the_silent_connections_of_a_peer_make_room_for_one_that_speaks(tmp_path: Path) -> None:
+    patience = Patience(header_s=DEADLINE_S, most_of_peer=20)
+    with listening(tmp_path / "home", patience) as server:
+        silent = [server.connect(HALF) for _ in range(30)]
+        until("the oldest have gone", lambda: all(is_closed(each) for each in silent[:10]))
+        for _ in range(3):
+            assert httpx.get(f"{server.url}/healthz", timeout=DEADLINE_S).status_code == 200
+        assert not is_closed(silent[-1])
+        for each in silent:
+            each.close()
+
+
+def test_a_connection_that_is_used_again_and_again_stays(tmp_path: Path) -> None:
+    patience = Patience(header_s=0.2)
+    with listening(tmp_path / "home", patience) as server, server.connect(HALF) as silent:
+        with httpx.Client(base_url=server.url, timeout=DEADLINE_S) as http:
+            address = _address(http.get("/healthz"))
+            until("a silent one is closed meanwhile", lambda: is_closed(silent))
+            assert _address(http.get("/healthz")) == address
+        assert patience.closed == 1
+
+
+def _address(answer: httpx.Response) -> object:
+    return answer.extensions["network_stream"].get_extra_info("client_addr")
+
+
+def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", make_spec(tmp_path))
+    for step in range(60_000):
+        file.append(file.encode(metrics("training", step, loss=0.5)))
+    file.close()
+    patience = Patience(stalled_s=0.2)
+    with listening(tmp_path / "home", patience) as server:
+        token = server.services.keys.token
+        Client(server.url, token).import_metrics((tmp_path / "metrics.jsonl").read_bytes())
+        request = (
+            "GET /api/v1/experiments/1/metrics/export HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Authorization: Bearer {token}\r\n\r\n"
+        )
+        readers = [server.connect(request.encode()) for _ in range(16)]
+        until("all have been cut off", lambda: patience.closed == 16)
+        until("their turns are free", lambda: not server.services.exports.locked())
+        found = b"".join(Client(server.url, token).export_metrics(1))
+        assert len(found.splitlines()) == 60_000
+        for reader in readers:
+            reader.close()
+
+
+@pytest.mark.processes
+def test_a_server_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "home")
+    server.start()
+    try:
+        process = server._process
+        assert process is not None
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert soft >= min(hard, 65_536)
+    finally:
+        server.close()
