@@ -12,6 +12,7 @@ from torch import nn
 from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
+from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
@@ -140,6 +141,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             mesh=mesh,
             observer=inputs.observer,
             taken=taken,
+            attendance=Attendance.of(mesh),
         )
     )
     if isinstance(inputs.observer, Reporter):

@@ -5,7 +5,7 @@ The parts are chosen in :mod:`zerotrial.engine.build`; nothing here asks for sta
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
+from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.taken import Taken
@@ -42,6 +43,7 @@ class EngineParts:
     mesh: Mesh
     observer: Observer
     taken: Taken
+    attendance: Attendance
 
 
 class Engine(CheckpointCalls):
@@ -65,6 +67,13 @@ class Engine(CheckpointCalls):
         self.local_rank = parts.local_rank
         self.mesh = parts.mesh
         self._taken = parts.taken
+        # the calls that all ranks must make
+        self.attendance = parts.attendance
+        self._forward_call: AbstractContextManager[None] = nullcontext()
+        if parts.stage.gathers:
+            self._forward_call = self.attendance.call("forward")
+        self._backward_call = self.attendance.call("backward")
+        self._step_call = self.attendance.call("step")
         # state
         managed = parts.config.managed_gradient_accumulation
         self.progress = Progress(parts.batch, managed=managed)
@@ -77,7 +86,7 @@ class Engine(CheckpointCalls):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
         self.recover()
-        with self.observer.phase("forward"):
+        with self._forward_call, self.observer.phase("forward"):
             return self.module(*args, **kwargs)
 
     forward = __call__
@@ -109,7 +118,7 @@ class Engine(CheckpointCalls):
         self.recover()
         boundary = self.progress.at_last_backward and self._syncing
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
-        with self.observer.phase("backward"):
+        with self._backward_call, self.observer.phase("backward"):
             self.progress.broken = True
             self.stage.before_backward(boundary=boundary)
             torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
@@ -144,7 +153,11 @@ class Engine(CheckpointCalls):
             raise EngineError(f"{msg}(not loss.backward()) before each engine.step()")
         boundary = self.progress.at_boundary
         self.progress.end_micro_batch()
-        self._last = self._update(lr_kwargs or {}) if boundary else StepResult(updated=False)
+        if boundary:
+            with self._step_call:
+                self._last = self._update(lr_kwargs or {})
+        else:
+            self._last = StepResult(updated=False)
         return self._last
 
     def _update(self, lr_kwargs: dict[str, Any]) -> StepResult:
@@ -176,7 +189,8 @@ class Engine(CheckpointCalls):
         **Collective** where some have been averaged already.
         """
         if self.progress.broken or self.progress.waiting:
-            self.stage.cancel_backward()
+            with self.attendance.call("zero_grad"):
+                self.stage.cancel_backward()
         self.progress.forget_backwards()
         self.module.zero_grad(set_to_none)
 
@@ -363,7 +377,9 @@ class Engine(CheckpointCalls):
         if isinstance(self.stage, _ClosedStage):
             return
         stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, how))
-        stage.close(give_back=give_back)
+        with self.attendance.call("close"):
+            stage.close(give_back=give_back)
+        self.attendance.close()
         self._taken.give_back()
 
 

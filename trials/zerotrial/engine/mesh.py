@@ -131,16 +131,25 @@ class Mesh:
 
     def gather_over_model(self, value: T) -> list[T]:
         """Return what each rank of this model replica has. **Collective**."""
-        found = [value]
-        for axis in self._model_axes():
-            parts: list[Any] = [None] * axis.size
-            dist.all_gather_object(parts, found, group=axis.group)
-            found = [one for part in parts for one in part]
-        return found
+        return _gather(value, self._model_axes())
+
+    def gather(self, value: T) -> list[T]:
+        """Return what each rank of the mesh has. **Collective**."""
+        return _gather(value, [*self._model_axes(), self.data])
 
     def _model_axes(self) -> list[Axis]:
         axes = [self.tensor, self.pipe] if self.model is None else [self.model]
         return [axis for axis in axes if axis.size > 1]
+
+
+def _gather(value: T, axes: Iterable[Axis]) -> list[T]:
+    found = [value]
+    for axis in axes:
+        if axis.size > 1:
+            parts: list[Any] = [None] * axis.size
+            dist.all_gather_object(parts, found, group=axis.group)
+            found = [one for part in parts for one in part]
+    return found
 
 
 def _ask(mpu: Any, names: Iterable[str]) -> Axis | None:

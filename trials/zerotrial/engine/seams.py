@@ -197,6 +197,9 @@ class Stage(Protocol):
     optimizer: torch.optim.Optimizer
     """The one whose ``param_groups`` schedules and users touch."""
 
+    gathers: bool
+    """Whether a forward pass is **Collective**: it gathers weights."""
+
     @property
     def share_factor(self) -> float | None:
         """Turns the sum over ranks of unaveraged gradients into their average; None: none wait."""

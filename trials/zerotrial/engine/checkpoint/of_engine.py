@@ -16,6 +16,7 @@ from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.load import Selection
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.training_state import TrainingState
+from zerotrial.engine.comm.attendance import Attendance, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
@@ -37,6 +38,7 @@ class CheckpointCalls:
     config: EngineConfig
     progress: Progress
     mesh: Mesh
+    attendance: Attendance
 
     @cached_property
     def checkpointer(self) -> Checkpointer:
@@ -71,6 +73,7 @@ class CheckpointCalls:
             stateful={name: part for name, part in stateful.items() if hasattr(part, "state_dict")},
         )
 
+    @collective
     def save_checkpoint(
         self,
         save_dir: str | PathLike[str],
@@ -110,6 +113,7 @@ class CheckpointCalls:
             in_background=async_save,
         )
 
+    @collective
     def load_checkpoint(  # noqa: PLR0917 - DeepSpeed's signature
         self,
         load_dir: str | PathLike[str],
@@ -150,6 +154,7 @@ class CheckpointCalls:
         tag = None if tag is None else str(tag)
         return self.checkpointer.load(_given("load_dir", load_dir), tag, selection)
 
+    @collective
     def wait_for_checkpoint(self) -> None:
         """Return when an asynchronous save is valid. **Collective**.
 
@@ -159,6 +164,7 @@ class CheckpointCalls:
         if "checkpointer" in vars(self):
             self.checkpointer.wait()
 
+    @collective
     def export(
         self,
         path: str | PathLike[str],
@@ -192,6 +198,7 @@ class CheckpointCalls:
             exclude_frozen_parameters=exclude_frozen_parameters,
         )
 
+    @collective
     def save_16bit_model(
         self,
         save_dir: str | PathLike[str],

@@ -46,6 +46,8 @@ class FlatStage:
     shards_states: ClassVar[bool]
     """Whether a rank updates only its shard."""
 
+    gathers = False
+
     def __init__(
         self, inputs: StageInputs, comm: Communicator, updater_factory: UpdaterFactory | None
     ) -> None:

@@ -53,6 +53,8 @@ class Stage3:
         leave: Called when the stage is closed.
     """
 
+    gathers = True
+
     def __init__(  # noqa: PLR0917 - as above
         self,
         inputs: StageInputs,
