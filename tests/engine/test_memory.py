@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
@@ -60,15 +61,34 @@ def test_offloading_moves_bytes_and_does_not_lose_any() -> None:
 
 
 def test_the_working_set_is_two_buckets_or_two_blocks() -> None:
-    assert estimate(P, 0, 4, 1).working == 0  # gradients are reduced where they lie
-    assert estimate(P, 0, 4, 1, communication_data_type="fp32").working == 4 * P
-    assert estimate(P, 0, 4, 2, bucket_numel=1000).working == 2 * 2 * 1000
-    assert estimate(P, 0, 4, 2).working == 2 * 2 * P
+    fp32: dict[str, Any] = {"precision": "fp32"}
+    assert estimate(P, 0, 4, 1, **fp32).working == 0  # gradients are reduced where they lie
+    assert estimate(P, 0, 4, 1, **fp32, communication_data_type="bf16").working == 2 * P
+    assert estimate(P, 0, 4, 2, **fp32, bucket_numel=1000).working == 2 * 4 * 1000
+    assert estimate(P, 0, 4, 2).working == 2 * P + 4 * P / 4  # one bucket has one buffer
     assert estimate(P, 1000, 4, 3).working == 1000 * (2 + 2 + 2 + 4)
     found = estimate(P, 1000, 4, 3)
     assert found.peak_device == found.device + found.working
     shared = estimate(P, 1000, 4, 3, device="cpu")
     assert shared.working == 1000 * (2 + 2 + 2 + 3 * 2) + 2 * P / 4
+
+
+def test_gradients_of_16_bits_are_widened_a_bucket_at_a_time() -> None:
+    """Where the optimizer updates: in the host's memory when its states are there."""
+    for stage, share in ((0, 1000), (1, 250), (2, 250)):
+        plain = estimate(P, 0, 4, stage, bucket_numel=1000, grad_accum_dtype="fp32")
+        widened = estimate(P, 0, 4, stage, bucket_numel=1000)
+        assert widened.working - plain.working == 4 * share
+    away = estimate(P, 0, 4, 1, "cpu", bucket_numel=1000)
+    assert (away.working, away.host_working) == (0, (2 + 2) * P / 4 + 4 * 250)
+    assert estimate(P, 0, 4, 1, optimizer="muon").working == 4 * P / 4
+
+
+def test_blocks_that_stage_3_keeps_whole_count_in_the_type_of_forward() -> None:
+    plain, kept = (estimate(P, 1000, 4, 3, kept_whole=numel) for numel in (0, 7000))
+    assert kept.working - plain.working == 2 * 7000
+    assert kept.device == plain.device
+    assert estimate(P, 1000, 4, 2, kept_whole=7000) == estimate(P, 1000, 4, 2)
 
 
 def test_what_is_under_way_in_the_hosts_memory_counts_beside_the_states() -> None:
@@ -258,5 +278,82 @@ def test_ranks_hold_what_the_formula_says_in_every_combination(
             assert least <= sum(found.values()) <= most, case
         else:
             assert sum(found.values()) == pytest.approx(in_memory, rel=0.02), case
-        assert kinds.get("buckets", 0) <= 1.1 * wanted.working, case
+        room = wanted.working + wanted.host_working
+        assert kinds.get("buckets", 0) <= 1.1 * room, case
         assert kinds[OTHER] <= 12_000, case
+
+
+WIDTH = 256
+LAYER = WIDTH * WIDTH
+
+
+def wide_model() -> torch.nn.Sequential:
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8)))
+
+
+def measure_working_sets() -> dict[Any, int]:
+    """Bytes of kind ``buckets`` after a step, by stage, precision and bucket size."""
+    found = {}
+    for stage, precision, bucket in itertools.product((0, 1, 2), ("fp32", "bf16"), (1, 3, 8)):
+        zero = {"stage": stage, "reduce_bucket_size": bucket * LAYER}
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW"},
+            "zero_optimization": zero,
+        }
+        if precision == "bf16":
+            config["bf16"] = {"enabled": True}
+        engine, *_ = initialize(model=wide_model(), config=config)
+        engine.backward(engine(torch.ones(2, WIDTH)).float().mean())
+        engine.step()
+        found[stage, precision, bucket] = storage_bytes(engine.stage.held()["buckets"])
+        engine.close()
+    return found
+
+
+def measure_whole_blocks() -> dict[int, int]:
+    """Bytes of weights that are whole after backward at stage 3, by persistence threshold."""
+    found = {}
+    for threshold in (0, LAYER + 1):
+        zero = {"stage": 3, "stage3_param_persistence_threshold": threshold}
+        engine, *_ = initialize(
+            model=wide_model(),
+            config={
+                "train_micro_batch_size_per_gpu": 2,
+                "optimizer": {"type": "AdamW"},
+                "bf16": {"enabled": True},
+                "zero_optimization": zero,
+            },
+        )
+        engine.backward(engine(torch.ones(2, WIDTH)).float().mean())
+        whole = [p for p in engine.module.parameters() if not isinstance(p, DTensor)]
+        found[threshold] = storage_bytes(whole)
+        engine.close()
+    return found
+
+
+def measure_what_is_under_way() -> tuple[dict[Any, int], dict[int, int]]:
+    return measure_working_sets(), measure_whole_blocks()
+
+
+@pytest.mark.processes
+def test_the_working_set_of_ranks_is_the_estimate() -> None:
+    for buckets, whole in run_on_ranks(measure_what_is_under_way, 2):
+        for (stage, precision, bucket), found in buckets.items():
+            wanted = estimate(
+                8 * LAYER,
+                LAYER,
+                2,
+                stage,
+                precision=precision,
+                bucket_numel=bucket * LAYER,
+                device="cpu",
+            )
+            case = (stage, precision, bucket, found, wanted.working)
+            assert found == pytest.approx(wanted.working, rel=0.02), case
+        kept = [
+            estimate(8 * LAYER, LAYER, 2, 3, kept_whole=numel, device="cpu").working
+            for numel in (0, 8 * LAYER)
+        ]
+        measured = whole[LAYER + 1] - whole[0]
+        assert measured == pytest.approx(kept[1] - kept[0], rel=0.02)

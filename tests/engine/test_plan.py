@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import zerotrial
 from tests.waiting import DEADLINE_S
+from zerolab.config.engine.engine_config import load_engine_config
+from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine import build
+from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import estimate
-from zerotrial.plan.plan import Devices, find_devices, fits, main
+from zerotrial.plan.noting import _note
+from zerotrial.plan.plan import Devices, _largest_bucket, find_devices, fits, main
 
 TRIAL = '''
 import torch
@@ -189,7 +194,7 @@ def test_what_is_configured_is_found_among_the_choices(
 
 def test_a_fifth_is_left_to_activations_and_a_cpu_has_one_memory() -> None:
     needs = estimate(1000, 0, 1, 1, offload_optimizer="cpu", precision="bf16")
-    device, host = needs.peak_device, needs.host
+    device, host = needs.peak_device, needs.peak_host
     cpu = Devices("cpu", "CPU", 4, 2 * (device + host), 0, 0)
     assert fits(needs, cpu)
     assert not fits(needs, replace(cpu, device_bytes=device + host))
@@ -201,3 +206,65 @@ def test_a_fifth_is_left_to_activations_and_a_cpu_has_one_memory() -> None:
     in_files = estimate(1000, 0, 1, 1, offload_optimizer="nvme")
     assert not fits(in_files, gpu)
     assert fits(in_files, replace(gpu, disk_bytes=in_files.disk))
+
+
+@pytest.mark.parametrize(
+    ("numel", "stage", "states", "device", "expected"),
+    [
+        (7_000_000_000, 2, "none", "cuda", 1 << 27),
+        (7_000_000_000, 2, "cpu", "cuda", 1 << 24),
+        (7_000_000_000, 2, "none", "cpu", 1 << 24),
+        (100_000_000, 1, "none", "cuda", 12_500_000),
+        (3_000_000, 0, "none", "cpu", 1 << 20),
+        (1000, 0, "none", "cpu", 1000),
+    ],
+)
+def test_a_file_that_names_no_bucket_gets_a_part_of_the_model(
+    numel: int, stage: int, states: Any, device: str, expected: int
+) -> None:
+    found = choose_bucket_numel(
+        ZeroConfig(), numel, stage=stage, offload_optimizer=states, device=device
+    )
+    assert found == expected
+    given = ZeroConfig(reduce_bucket_size=500, allgather_bucket_size=300)
+    for at, limit in ((0, 500), (1, 300)):
+        chosen = choose_bucket_numel(
+            given, numel, stage=at, offload_optimizer="none", device=device
+        )
+        assert chosen == limit
+
+
+@pytest.mark.parametrize("zero", [{}, {"reduce_bucket_size": 3000}, {"overlap_comm": False}])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
+def test_the_plan_states_the_buckets_that_the_engine_cuts(
+    stage: int, zero: dict[str, Any], optimizer: str
+) -> None:
+    config = {
+        "train_batch_size": 2,
+        "optimizer": {"type": optimizer},
+        "zero_optimization": {"stage": stage, **zero},
+    }
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(40, 50 - 10 * i) for i in range(3)))
+    model.append(torch.nn.Linear(1500, 1500))
+    read = load_engine_config(config)
+    noted = _note(model, read, None)
+    engine, *_ = zerotrial.initialize(model=model, config=config)
+    cut = max(bucket.numel for bucket in engine.stage.buckets)
+    engine.close()
+    assert _largest_bucket(noted, 1, "cpu", stage, "none") == cut
+
+
+def test_blocks_kept_whole_by_the_file_are_noted() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(10, 10) for _ in range(4)))
+
+    def kept(**zero: Any) -> int:
+        content = {"train_batch_size": 2, "zero_optimization": {"stage": 3, **zero}}
+        return _note(model, load_engine_config(content), None).kept_whole
+
+    assert kept() == 0
+    assert kept(stage3_param_persistence_threshold=101) == 4 * 110
+    assert kept(stage3_param_persistence_threshold=100) == 0
+    assert kept(stage3_max_live_parameters=1e9) == 4 * 110
+    assert kept(stage3_max_live_parameters=250) == 2 * 110

@@ -17,6 +17,11 @@ from zerotrial import engine as engine_package
 from zerotrial.engine import build
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import plan_units
+from zerotrial.engine.stage3.gather import (
+    in_forward_order,
+    kept_between_steps,
+    kept_to_backward,
+)
 
 __all__ = ["Noted", "note_engines"]
 
@@ -31,6 +36,10 @@ class Noted:
     """Elements."""
     largest_block: int
     """Elements that stage 3 gathers at once, at most."""
+    sizes: tuple[int, ...]
+    """Elements of each trainable parameter, in the order of the module."""
+    kept_whole: int
+    """Elements that stage 3 keeps gathered beyond a block's forward or backward."""
     config: EngineConfig
     optimizer: str
     """A key of :data:`zerotrial.engine.memory.MOMENTS`."""
@@ -152,10 +161,15 @@ def _note(model: nn.Module, config: EngineConfig, optimizer: Any) -> Noted:
     trainable = [p for p in model.parameters() if p.requires_grad]
     units = plan_units(model, leaves=config.zero_optimization.leaf_module.classes)
     numel = sum(p.numel() for p in trainable)
+    order = in_forward_order(model, units)
+    zero = config.zero_optimization
+    kept = kept_to_backward(order, zero) | kept_between_steps(order, zero)
     return Noted(
         parameters=numel,
         frozen=sum(p.numel() for p in model.parameters()) - numel,
         largest_block=max(unit.numel for unit in units),
+        sizes=tuple(p.numel() for p in trainable),
+        kept_whole=sum(unit.numel for unit in kept),
         config=config,
         optimizer=_kind_of_optimizer(config, optimizer),
     )

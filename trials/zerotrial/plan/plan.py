@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,7 +33,15 @@ from zerolab.config.files import read_yaml
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
 from zerotrial.context import ZeroTrialContext
-from zerotrial.engine.memory import Device, MemoryEstimate, Precision, every_choice
+from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucket
+from zerotrial.engine.memory import (
+    WHOLE,
+    Device,
+    MemoryEstimate,
+    Place,
+    Precision,
+    every_choice,
+)
 from zerotrial.plan.noting import Noted, note_engines
 from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import Distributed
@@ -45,8 +54,6 @@ HEADROOM = 0.8
 _CHOSEN = ("stage", "world_size", "offload_optimizer", "offload_param")
 _BYTES = tuple(f.name for f in fields(MemoryEstimate) if f.name not in _CHOSEN)
 """What adds up over the engines of a trial."""
-
-_SMALLEST_BUCKET, _LARGEST_BUCKET, _BUCKETS = 1 << 20, 1 << 24, 8  # as the engine chooses them
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,8 @@ def _of_engine(noted: Noted, ranks: int, device: Device) -> Iterator[MemoryEstim
         optimizer=noted.optimizer,
         grad_accum_dtype=accumulate,
         communication_data_type=config.communication_data_type,
-        bucket_numel=_bucket(config, noted.parameters),
+        bucket_numel=partial(_largest_bucket, noted, ranks, device),
+        kept_whole=noted.kept_whole,
         device=device,
     ):
         frozen = width * noted.frozen // (ranks if found.stage == 3 else 1)
@@ -193,11 +201,16 @@ def _accumulation(config: EngineConfig, ranks: int) -> int:
     return 1 if config.batch_problem(ranks) else config.batch_sizes(ranks).accumulation_steps
 
 
-def _bucket(config: EngineConfig, numel: int) -> int:
-    zero = config.zero_optimization
-    if "reduce_bucket_size" in zero.model_fields_set or zero.overlap_comm is False:
-        return min(zero.reduce_bucket_size, zero.allgather_bucket_size, numel)
-    return min(max(numel // _BUCKETS, _SMALLEST_BUCKET), _LARGEST_BUCKET, numel)
+def _largest_bucket(
+    noted: Noted, ranks: int, device: Device, stage: int, offload_optimizer: Place
+) -> int:
+    """As the engine would cut them; stage 3 has none."""
+    zero = noted.config.zero_optimization
+    limit = choose_bucket_numel(
+        zero, noted.parameters, stage=stage, offload_optimizer=offload_optimizer, device=device
+    )
+    whole = stage > 0 and noted.optimizer in WHOLE
+    return largest_bucket(noted.sizes, limit, ranks, whole_parameters=whole)
 
 
 def find_devices(ranks: int, files: Path) -> Devices:

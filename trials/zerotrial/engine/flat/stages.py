@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.flat.gradients import Averaging, Gradients
 from zerotrial.engine.flat.hooks import GradientHooks
 from zerotrial.engine.flat.layout import Bucket, allocate_for, cut_into_buckets
@@ -24,12 +25,6 @@ from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.norm import squared_norm
 
 __all__ = ["FlatStage", "Stage0", "Stage1", "Stage2"]
-
-_OVERLAP_PARTS = 8  # buckets of a model whose file names no size
-_SMALLEST_BUCKET = 1 << 20  # elements; below, a collective costs more than it hides
-_LARGEST_BUCKET = 1 << 24  # elements, updated by the CPU; larger ones fall out of the cache
-_LARGEST_ON_GPU = 1 << 27  # elements; their update keeps a GPU busy while the host starts the next
-
 
 UpdaterFactory = Callable[[UpdaterInputs], Updater]
 
@@ -245,7 +240,8 @@ class FlatStage:
         kinds = {"parameters": [*weights, *frozen], **self.gradients.held()}
         known = {tensor.untyped_storage().data_ptr() for tensor in weights}
         for kind, tensors in self._updater.held().items():
-            kinds[kind] = [t for t in tensors if t.untyped_storage().data_ptr() not in known]
+            own = [t for t in tensors if t.untyped_storage().data_ptr() not in known]
+            kinds[kind] = kinds.get(kind, []) + own
         return kinds
 
     # -- parts that differ between stages -------------------------------------------------------
@@ -278,19 +274,15 @@ class FlatStage:
     # -- construction ---------------------------------------------------------------------------
 
     def _bucket_numel(self) -> int:
-        """Elements in a bucket: what the file says, else a part of the model."""
+        """Elements in a bucket, at most."""
         zero = self._inputs.config.zero_optimization
-        total = sum(n.parameter.numel() for g in self._inputs.groups for n in g.parameters)
-        limit = zero.reduce_bucket_size
-        if self.shards_states:
-            limit = min(limit, zero.allgather_bucket_size)
-        if zero.overlap_comm is not False and "reduce_bucket_size" not in zero.model_fields_set:
-            part = max(total // _OVERLAP_PARTS, _SMALLEST_BUCKET)
-            on_host = self._inputs.device.type == "cpu" or zero.offload_optimizer.device != "none"
-            limit = min(limit, part, _LARGEST_BUCKET if on_host else _LARGEST_ON_GPU)
-        if zero.offload_optimizer.device == "nvme":
-            limit = min(limit, _LARGEST_BUCKET)  # three buckets of states are in memory at a time
-        return max(1, min(limit, total))
+        return choose_bucket_numel(
+            zero,
+            sum(n.parameter.numel() for g in self._inputs.groups for n in g.parameters),
+            stage=zero.stage,
+            offload_optimizer=zero.offload_optimizer.device,
+            device=self._inputs.device.type,
+        )
 
     def _flatten_parameters(self) -> list[Buffer]:
         """Lay the parameters into buffers, from rank 0's values; keep fp32 masters of the rest."""

@@ -118,7 +118,8 @@ class CpuUpdater:
     def held(self) -> dict[str, list[Tensor]]:
         """See :class:`~zerotrial.engine.seams.Updater`; buckets are what travels."""
         buckets = [t for pair in self._transfers.values() for t in (pair.gradient, pair.weights)]
-        return {**self._inner.held(), "buckets": buckets}
+        inner = self._inner.held()
+        return {**inner, "buckets": inner.get("buckets", []) + buckets}
 
     def close(self) -> None:
         """End the thread."""

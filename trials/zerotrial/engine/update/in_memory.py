@@ -125,6 +125,11 @@ class ElementwiseUpdater(_InMemory):
     def finish(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
 
+    def held(self) -> dict[str, list[Tensor]]:
+        """See :class:`~zerotrial.engine.seams.Updater`; gradients are widened in a bucket."""
+        wide = [] if self._wide is None else [self._wide]
+        return {**super().held(), "buckets": wide}
+
     def _widened(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
         """Cast a gradient, on CPU into memory that is used again.
 
