@@ -74,6 +74,13 @@ def test_a_line_waits_for_its_end_unless_the_run_is_over(folder: RunFolder) -> N
     assert store.texts(0, "stdout") == ["first", "second", "third"]
 
 
+def test_codes_for_a_terminal_are_left_out(folder: RunFolder) -> None:
+    store = Store()
+    write(folder.stdout(0), "\x1b[1;31mloss\x1b[0m 0.5\x1b[K\n\x1b]0;title\x07[1] a plain line\n")
+    LogShipper(folder, 7, store).ship()
+    assert store.texts(0, "stdout") == ["loss 0.5", "[1] a plain line"]
+
+
 def test_a_progress_bar_is_shipped_as_it_stood_last(folder: RunFolder) -> None:
     store = Store()
     write(folder.stderr(0), "10 %\r50 %\r100 %\nwindows line\r\n")

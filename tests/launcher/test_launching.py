@@ -97,7 +97,12 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     process = server.start(folder, ENVIRONMENT)
     ranks = wait_for_ranks(folder)
     os.kill(ranks[1], signal.SIGKILL)
-    assert end_of(process, folder) == Outcome(-9, "rank 1 was killed by SIGKILL", 1)
+    end = end_of(process, folder)
+    assert (end.exit_code, end.rank) == (-9, 1)
+    assert end.reason is not None
+    assert end.reason.startswith("rank 1 was killed by SIGKILL, as the system does when memory has")
+    assert "`zerolab plan` says what a rank needs" in end.reason
+    assert "offload_optimizer" in end.reason
     assert not alive(ranks[0])
 
 
@@ -126,7 +131,9 @@ sys.exit("rank 1 has ended")
     wait_for_ranks(folder, 1)
     gone(*folder.rank_pids().values())
     os.kill(process.pid, signal.SIGCONT)
-    assert end_of(process, folder) == Outcome(-9, "rank 1 was killed by SIGKILL", 1)
+    end = end_of(process, folder)
+    assert (end.exit_code, end.rank) == (-9, 1)
+    assert str(end.reason).startswith("rank 1 was killed by SIGKILL")
 
 
 def test_what_a_rank_says_on_purpose_is_the_reason(server: ForkServer, tmp_path: Path) -> None:

@@ -432,3 +432,19 @@ def test_a_trial_without_epochs_counts_records_or_says_so(tmp_path: Path) -> Non
     assert len(trial.seen) == 6
     with pytest.raises(TrialError, match="no length, so there are no epochs"):
         fit(make_spec(tmp_path), Trial, make_settings(5))[1].context.is_epoch_end()
+
+
+@pytest.mark.parametrize(("draws", "warned"), [(1, 0), (2, 1)])
+def test_a_trial_that_draws_more_than_it_trains_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, draws: int, warned: int
+) -> None:
+    class Trial(LineTrial):
+        def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+            for _ in range(draws - 1):
+                next(dataloader_iter)
+            return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+    fit(make_spec(tmp_path), Trial, make_settings(6))
+    told = [r.getMessage() for r in caplog.records if "micro-batches" in r.getMessage()]
+    assert len(told) == warned
+    assert all("call next(dataloader_iter) once for each engine.step()" in line for line in told)

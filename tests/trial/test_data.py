@@ -214,6 +214,10 @@ def test_a_plain_torch_loader_is_refused_with_the_way_out() -> None:
     assert draw(plain, 1, checked=False)[0] == [[0]]
     with pytest.raises(TrialError, match=r"must return a zerotrial.DataLoader, got builtins.int"):
         draw(3, 1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    for checked in (True, False):
+        with pytest.raises(TrialError, match=r"build_training_data_loader: must return .*StepLR"):
+            draw(torch.optim.lr_scheduler.StepLR(optimizer, 1), 1, checked=checked)
 
 
 def test_a_loader_that_gives_nothing_is_refused() -> None:

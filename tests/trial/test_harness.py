@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.trial.helpers import last_checkpoint, make_spec, metrics
+from zerolab.contract.outcome import read_reason
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT, RunSpec
 from zerotrial.process import harness
 from zerotrial.process.failures import exit_code_of
@@ -107,6 +108,10 @@ MISTAKES = [
     ("pass", "raise zerotrial.InvalidHP('too deep')", {}, 65, [".py:15: too deep"]),
     ("pass", "torch.zeros(2) @ torch.zeros(3)", {}, 1,
      [".py:15: RuntimeError: ", "(in: torch.zeros(2) @ torch.zeros(3))"]),
+    ("pass", "raise torch.OutOfMemoryError('CUDA out of memory')", {}, 1,
+     ["OutOfMemoryError: CUDA out of memory", "; `zerolab plan` says", "offload_optimizer"]),
+    ("pass", "raise MemoryError", {}, 1,
+     [": MemoryError (in: raise MemoryError)", "; `zerolab plan` says"]),
     ("pass", "pass", {"entrypoint": "MODULE:MyTrail"}, 64,
      ["has no class 'MyTrail'; did you mean 'MyTrial'?"]),
     ("pass", "pass", {"entrypoint": "MODULE:NotATrial"}, 64,
@@ -129,6 +134,18 @@ def test_a_mistake_is_told_once_with_the_users_own_line(
         assert told.count(piece) == 1, told
     assert "\n" not in told or "problem(s)" in told
     assert [r for r in caplog.records if r.exc_info]  # the traceback is in the logs
+
+
+def test_of_several_ranks_the_one_that_failed_is_named_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_run(tmp_path, "raise ValueError('not here')")
+    monkeypatch.setenv("RANK", "1")
+    assert harness.run(msgspec.structs.replace(spec, slots=2)) == 64
+    assert reason(spec)[1].startswith("rank 1: model_")
+    said = read_reason(Path(spec.run_dir))
+    assert said is not None
+    assert said.rank == 1
 
 
 def test_a_module_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) -> None:

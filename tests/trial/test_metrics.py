@@ -24,6 +24,7 @@ from zerolab.errors import TrialError
 from zerotrial import Batch, Reducer
 from zerotrial.loop.metrics import TrainingWindow, average_by_batch, to_numbers
 from zerotrial.loop.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
+from zerotrial.process.failures import reason_of
 from zerotrial.reducers import reduce_values
 
 
@@ -219,6 +220,30 @@ def test_functions_and_reducers_see_the_values_of_all_batches(tmp_path: Path) ->
     settings = make_settings(6, report_period=Batch(6), validation_period=Batch(2))
     fit(make_spec(tmp_path / "between"), Trial, settings)
     assert metrics(tmp_path / "between", "training")[6]["middle"] == 3
+
+
+@pytest.mark.parametrize("method", ["per_slot_reduce", "cross_slot_reduce"])
+def test_a_reducer_of_the_users_that_raises_is_named(tmp_path: Path, method: str) -> None:
+    class Broken(zerotrial.MetricReducer):
+        def reset(self):
+            pass
+
+        def per_slot_reduce(self):
+            return 1 / 0 if method == "per_slot_reduce" else 1
+
+        def cross_slot_reduce(self, per_slot_metrics):
+            return 1 / 0
+
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.wrap_reducer(Broken(), name="f1")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(make_spec(tmp_path), Trial, make_settings(1))
+    told = reason_of(caught.value, Path(__file__).parent)
+    assert told.startswith("test_metrics.py:")
+    assert told.endswith(f"; raised by {method} of reducer 'f1'")
 
 
 def test_mistakes_with_reducers_are_told(tmp_path: Path) -> None:

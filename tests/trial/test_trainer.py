@@ -1,5 +1,6 @@
 """Training from a script of one's own: alone, under torchrun, and inside the platform."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import zerotrial
 from tests.trial.helpers import LineTrial, last_checkpoint, make_spec, metrics, records
 from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import ENV_RUN_SPEC, write_run_spec
+from zerolab.core.store import CheckpointStore, new_uuid
 from zerolab.errors import ConfigError, NotFoundError
 from zerotrial import Batch, Ending, Epoch, Trainer
+from zerotrial.loop.console import Console
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +59,64 @@ def test_a_script_goes_on_from_a_checkpoint_at_the_exact_sample(tmp_path: Path, 
         whole.engine.module.parameters(), second.engine.module.parameters(), strict=True
     ):
         assert torch.equal(a, b)
+
+
+def test_a_plain_script_says_how_far_it_is_and_where_its_results_lie(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run = tmp_path / "zerolab_run"
+    told = done.stderr
+    assert f"training begins: 5 batches in all; metrics and checkpoints go to {run}" in told
+    assert "batch 5 of 5  loss " in told
+    assert "validation after batch 5: " in told
+    assert f"metrics     {run}/metrics.jsonl" in told
+    assert f"checkpoint  {run}/checkpoints/{last_checkpoint(run).uuid}" in told
+    assert f"zerolab up && zerolab import {run}/metrics.jsonl" in told
+    assert done.stdout.splitlines() == ["rank 0 of 1 5"]
+
+
+def test_progress_is_a_line_each_ten_seconds_and_the_last_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    console = Console(tmp_path, 100, lambda: now[0])
+    with caplog.at_level("INFO", logger="zerotrial.progress"):
+        for step in range(1, 101):
+            now[0] = step * 0.5
+            console.training(step, {"loss": 1.0, "a": 2.0})
+    shown = [int(record.getMessage().split()[1]) for record in caplog.records]
+    assert shown == [1, 21, 41, 61, 81, 100]
+    assert caplog.records[0].getMessage() == "batch 1 of 100  loss 1  a 2"
+
+
+def test_what_a_killed_script_left_half_written_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "zerolab_run" / "checkpoints"
+    left = CheckpointStore(checkpoints, owner="trial-0").begin(new_uuid())
+    (left / "model0").mkdir()
+    other = CheckpointStore(checkpoints, owner="trial-7").begin(new_uuid())
+    fit(max_length=Batch(1))
+    assert not left.exists()
+    assert other.exists()
+
+
+def test_a_script_leaves_alone_what_another_one_is_writing_beside_it(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "zerolab_run" / "checkpoints"
+    left = CheckpointStore(checkpoints, owner="trial-0").begin(new_uuid())
+    with (checkpoints / ".writing").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fit(max_length=Batch(1))
+        assert left.exists()
+    fit(max_length=Batch(2))
+    assert not left.exists()
 
 
 def test_mistakes_in_a_script_are_told(tmp_path: Path) -> None:

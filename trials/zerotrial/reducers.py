@@ -130,9 +130,30 @@ class _Wrapped:
         self.training = training
         self.validation = validation
 
+    @property
+    def who(self) -> str:
+        """As messages call it."""
+        return f"reducer {self.name or type(self.reducer).__name__!r}"
+
+    def begin(self) -> Any:
+        """Reduce what this rank has seen."""
+        with self._named("per_slot_reduce"):
+            return self.reducer.per_slot_reduce()
+
+    @contextmanager
+    def _named(self, method: str) -> Iterator[None]:
+        """Have an error that the user's code raises say in which reducer it was."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"raised by {method} of {self.who}")
+            raise
+
     def finish(self, per_slot: list[Any]) -> ReducedMetrics:
-        who = f"reducer {self.name or type(self.reducer).__name__!r}"
-        result = self.reducer.cross_slot_reduce(per_slot)
+        """Reduce the values of all ranks to metrics."""
+        who = self.who
+        with self._named("cross_slot_reduce"):
+            result = self.reducer.cross_slot_reduce(per_slot)
         if self.name is not None and isinstance(result, Mapping):
             raise TrialError(
                 f"{who}: has a name and must give one value, got a dict; drop the name"
@@ -223,7 +244,7 @@ class ReducerSet:
         active = self.active(training=training)
         if not active:
             return {}
-        mine = [one.reducer.per_slot_reduce() for one in active]
+        mine = [one.begin() for one in active]
         per_rank = distributed.allgather(mine, "reducing metrics")
         metrics: ReducedMetrics = {}
         for one, values in zip(active, zip(*per_rank, strict=True), strict=True):

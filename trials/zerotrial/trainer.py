@@ -104,7 +104,9 @@ class Trainer:
     ) -> Ending:
         """Train, validate, checkpoint and report until ``max_length``. **Collective**.
 
-        What is left out is taken from the experiment's configuration where there is one.
+        What is left out is taken from the experiment's configuration where there is one. A script
+        without a platform shows its progress through the logger ``zerotrial.progress``, which
+        writes to standard error where the script has set up no logging.
 
         Args:
             checkpoint_period: How often to save; always at the end.
@@ -147,7 +149,12 @@ class Trainer:
         session = Session(context)
         ending = None
         try:
-            ending = session.control(self._trial, settings).run()
+            controller = session.control(self._trial, settings)
+            alone = not os.environ.get(ENV_RUN_SPEC) and context.distributed.is_chief
+            console = controller.show_progress() if alone else None
+            ending = controller.run()
+            if console is not None:
+                console.end(controller.steps, _last_checkpoint(spec))
         finally:
             session.close(ending)
         if os.environ.get(ENV_RUN_SPEC) and ending in (Ending.PREEMPTED, Ending.STALE):
@@ -155,6 +162,11 @@ class Trainer:
                 context.distributed.close()
             raise SystemExit(ending.exit_code)
         return ending
+
+
+def _last_checkpoint(spec: RunSpec) -> Path | None:
+    found = CheckpointStore(spec.checkpoint_dir).latest()
+    return None if found is None else Path(spec.checkpoint_dir) / found.uuid
 
 
 def _run_spec(

@@ -22,6 +22,7 @@ _FILE_BYTES = 256 * 1024
 """Most that one batch takes from one file."""
 _LINE_CHARS = 16_000
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_TERMINAL_CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _LEVEL_CHARS = 80
 """A level stands at the head of a line, or it is a word of the message."""
 _RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
@@ -143,9 +144,13 @@ def _read(path: Path, start: int, size: int) -> bytes:
 
 
 def _lines(text: str) -> list[str]:
-    r"""Split at line ends; of a line that was redrawn with ``\r``, the last state counts."""
+    r"""Split at line ends; of a line that was redrawn with ``\r``, the last state counts.
+
+    Codes for a terminal (colours, movements) are left out: a reader of logs has another one.
+    """
     lines = text.removesuffix("\n").split("\n")
-    return [line.rstrip("\r").rpartition("\r")[2][:_LINE_CHARS] for line in lines]
+    shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
+    return [_TERMINAL_CODE.sub("", line)[:_LINE_CHARS] for line in shown]
 
 
 def _level(line: str) -> str | None:

@@ -17,6 +17,7 @@ from zerolab.files import create_private, read_json, write_json
 
 __all__ = [
     "DELIBERATE",
+    "LESS_MEMORY",
     "Outcome",
     "failure",
     "read_outcome",
@@ -46,15 +47,24 @@ class Outcome(msgspec.Struct, frozen=True):
     """The rank that decided it, where it was one."""
 
 
-def write_reason(run_dir: Path | str, exit_code: int, reason: str) -> None:
+LESS_MEMORY = (
+    "`zerolab plan` says what a rank needs; a higher ZeRO stage, offload_optimizer or a smaller "
+    "micro-batch needs less"
+)
+"""What to do where memory has run out."""
+
+
+def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | None = None) -> None:
     """Say why this rank ends on purpose; of several ranks, the first one is believed.
 
     Args:
         run_dir: ``RunSpec.run_dir``.
         exit_code: The code with which the process is about to exit.
         reason: One line for the user.
+        rank: Which rank says so, where there are several; its name stands before the reason.
     """
-    content = msgspec.json.encode({"exit_code": exit_code, "reason": reason})
+    text = reason if rank is None else f"rank {rank}: {reason}"
+    content = msgspec.json.encode({"exit_code": exit_code, "reason": text, "rank": rank})
     create_private(RunFolder(Path(run_dir)).reason, content)
 
 
@@ -63,7 +73,9 @@ def read_reason(run_dir: Path) -> Outcome | None:
     said = read_json(RunFolder(run_dir).reason)
     if said is None or not isinstance(said.get("exit_code"), int):
         return None
-    return Outcome(said["exit_code"], str(said["reason"]) if said.get("reason") else None)
+    rank = said.get("rank")
+    reason = str(said["reason"]) if said.get("reason") else None
+    return Outcome(said["exit_code"], reason, rank if isinstance(rank, int) else None)
 
 
 def write_outcome(run_dir: Path, outcome: Outcome) -> None:
@@ -90,7 +102,7 @@ def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
     """
     said = read_reason(run_dir)
     if exit_code < 0 and (said is None or said.exit_code not in DELIBERATE):
-        return Outcome(exit_code, f"rank {rank} was killed by {_signal_name(-exit_code)}", rank)
+        return Outcome(exit_code, f"rank {rank} was killed by {_signal(-exit_code)}", rank)
     if said is not None:
         return said
     lines = [line for line in tail(RunFolder(run_dir).stderr(rank)).splitlines() if line.strip()]
@@ -110,7 +122,9 @@ def tail(path: Path, max_lines: int = 100) -> str:
     return "\n".join(content.decode(errors="replace").splitlines()[-max_lines:])
 
 
-def _signal_name(number: int) -> str:
+def _signal(number: int) -> str:
+    if number == signal.SIGKILL:
+        return f"SIGKILL, as the system does when memory has run out: {LESS_MEMORY}"
     try:
         return signal.Signals(number).name
     except ValueError:

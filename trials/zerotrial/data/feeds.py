@@ -277,9 +277,9 @@ def make_feed(
         return ShardedFeed(
             loader, seed=seed, rank=rank, replicas=replicas, accumulation=accumulation
         )
+    check_loader(loader, "build_training_data_loader", checked=checked)
     if keeps_position(loader):
         return StatefulFeed(loader, seed=seed, accumulation=accumulation, replicas=replicas)
-    check_loader(loader, "build_training_data_loader", checked=checked)
     return IterableFeed(loader, seed=seed, accumulation=accumulation)
 
 

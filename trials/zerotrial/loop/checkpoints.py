@@ -10,9 +10,11 @@
 All ``.pt`` files load under ``torch.load(..., weights_only=True)``.
 """
 
+import fcntl
 import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ __all__ = ["CheckpointKeeper", "SavedState"]
 logger = logging.getLogger(__name__)
 
 _TRIAL, _USER = "trial", "user"
+_LOCK = ".writing"
 
 
 class SavedState:
@@ -171,10 +174,28 @@ class CheckpointKeeper:
                 logger.warning("callback %r: the checkpoint holds no state of it", name)
         return saved
 
-    def sweep(self) -> None:
-        """Remove what an earlier run of this trial began to write and never finished."""
-        if self._context.distributed.is_chief and self._context.spec.trial_id:
+    @contextmanager
+    def swept(self) -> Iterator[None]:
+        """Remove what an earlier run of this trial began to write and never finished.
+
+        A run without a platform holds a lock meanwhile: of two in one directory, the second leaves
+        alone what the first is writing.
+        """
+        if not self._context.distributed.is_chief:
+            yield
+        elif self._context.spec.trial_id:
             self._store.sweep()
+            yield
+        else:
+            with _only_writer(Path(self._context.spec.checkpoint_dir)) as alone:
+                if alone:
+                    self._store.sweep()
+                else:
+                    logger.warning(
+                        "another process saves checkpoints in %s; give each a run_dir of its own",
+                        self._context.spec.checkpoint_dir,
+                    )
+                yield
 
     def _write(self, path: Path, state: Mapping[str, Any]) -> None:
         context = self._context
@@ -224,3 +245,18 @@ def _read(path: Path) -> dict[str, Any]:
             f"checkpoint: {path} is damaged ({error}); go on from an earlier one"
         ) from error
     return content
+
+
+@contextmanager
+def _only_writer(directory: Path) -> Iterator[bool]:
+    """Hold a lock on a directory until the block ends, or the process does, if nobody has it."""
+    with ExitStack() as closing:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            file = closing.enter_context((directory / _LOCK).open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            alone = False
+        else:
+            alone = True
+        yield alone

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_STALE
@@ -22,6 +23,7 @@ from zerotrial.data import random_state
 from zerotrial.data.feeds import EmptyFeed, Feed, make_feed
 from zerotrial.data.samplers import derive_seed
 from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
+from zerotrial.loop.console import Console
 from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
@@ -121,7 +123,14 @@ class Controller:
         self._pipeline = context.use_pipeline_parallel
         self._manual = self._pipeline or not context.auto_grad_accumulation
         self._accumulation = context.get_num_micro_batches_per_slot()
+        self._said_drawn = False
         self._calls_per_batch = 1 if self._manual else self._accumulation
+
+    def show_progress(self) -> Console:
+        """Have the console told what is reported; for a script without a platform."""
+        run_dir = Path(self._context.spec.run_dir)
+        self._recorder.console = Console(run_dir, self._schedule.max_steps)
+        return self._recorder.console
 
     def run(self) -> Ending:
         """Train to the end, or until told to stop. **Collective**.
@@ -138,10 +147,11 @@ class Controller:
             if self._distributed.is_local_chief:
                 self._system = SystemMetrics(self._machine_prefix())
                 closing.callback(self._system.close)
-            self._keeper.sweep()
+            closing.enter_context(self._keeper.swept())
             if ref is not None:
                 self._recorder.state("restoring")
                 self._restore(self._keeper.load(ref))
+            self._recorder.begin(self.steps)
             for model in self._context.models:
                 model.train()
             self._callbacks.call("on_training_start")
@@ -180,7 +190,7 @@ class Controller:
         first = step = self.steps
         epoch = schedule.epoch(step)
         calls = range(self._calls_per_batch)
-        counted = self._micro_steps()
+        counted, drawn = self._micro_steps(), self._feed.drawn
         if schedule.epoch_ends(step) or step == 0:
             self._callbacks.call("on_training_epoch_start", epoch)
         started = time.perf_counter()
@@ -198,6 +208,7 @@ class Controller:
                 profiler.step()
         self._recorder.trained_s += time.perf_counter() - started
         self._check_micro_steps(counted, stop - first)
+        self._check_drawn(self._feed.drawn - drawn, stop - first)
         if schedule.epoch_ends(step):
             self._callbacks.call("on_training_epoch_end", epoch)
 
@@ -319,7 +330,6 @@ class Controller:
         shared = saved.shared
         self.steps = shared["steps_completed"]
         self._agree_at = self.steps + 1
-        self._recorder.begin(self.steps)
         self._reported_at = shared["reported_at"]
         self._validated_at = shared["validated_at"]
         self._checkpointed_at = self.steps
@@ -403,6 +413,20 @@ class Controller:
         raise TrialError(
             f"train_batch: must train {self._accumulation} micro-batch(es) a batch "
             f"(gradient_accumulation_steps): {found}; {remedy}"
+        )
+
+    def _check_drawn(self, drawn: int, batches: int) -> None:
+        """Say once when the trial draws more than it trains: an epoch then skips data."""
+        due = batches * self._accumulation
+        if drawn <= due or self._said_drawn:
+            return
+        self._said_drawn = True
+        logger.warning(
+            "train_batch drew %d micro-batches in %d batch(es), where %d are trained: an epoch is "
+            "over before its samples are; call next(dataloader_iter) once for each engine.step()",
+            drawn,
+            batches,
+            due,
         )
 
     def _machine_prefix(self) -> str:

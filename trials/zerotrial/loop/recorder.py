@@ -8,6 +8,7 @@ import logging
 from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
+from zerotrial.loop.console import Console
 from zerotrial.loop.metrics import TrainingWindow, average_by_batch, to_numbers
 from zerotrial.loop.profiling import LoopTimings
 
@@ -40,6 +41,8 @@ class Recorder:
         """What ``train_batch`` returned since the last report."""
         self.trained_s = 0.0
         """Seconds of training in this run, without validations and checkpoints."""
+        self.console: Console | None = None
+        """Told as well, where a script runs without a platform."""
         self.batch_s = 0.0
         """Seconds of training in one batch, when it was last measured."""
         self._context = context
@@ -53,6 +56,8 @@ class Recorder:
     def begin(self, steps: int) -> None:
         """Measure from ``steps`` batches on."""
         self._measured_steps = steps
+        if self.console is not None:
+            self.console.begin(steps)
 
     def training(self, steps: int, of_steps: int) -> None:
         """Average training metrics over batches and ranks, and report them. **Collective**.
@@ -78,6 +83,8 @@ class Recorder:
             metrics = self._engine_numbers() | averages  # the user's names win
             self._reporter.report_metrics("training", steps, metrics)
             self._context.log_to_tensorboard("training", steps, metrics)
+        if self.console is not None:
+            self.console.training(steps, averages)
         if self.trained_s - self._measured_s >= _SPEED_EVERY_S:
             self.speed(steps, of_steps)
 
@@ -97,6 +104,8 @@ class Recorder:
                 "samples_per_second": rate * self._context.get_global_batch_size(),
             }
             self._reporter.report_metrics("system", steps, speed | self._timings.take())
+            if self.console is not None:
+                self.console.speed(speed["samples_per_second"])
 
     def validation(self, steps: int, epochs: float | None, metrics: dict[str, float]) -> None:
         """Report validation metrics, with the lengths that searchers count in."""
@@ -109,6 +118,8 @@ class Recorder:
         self._context.log_to_tensorboard("validation", steps, metrics)
         values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
         logger.info("validation after batch %d: %s", steps, values or "no metrics")
+        if self.console is not None:
+            self.console.validation(steps, metrics)
 
     def machines(self, steps: int, samples: tuple[dict[str, float] | None, ...]) -> None:
         """Report what the machines did; one sample, or none, of each rank."""

@@ -4,6 +4,7 @@ import linecache
 import traceback
 from pathlib import Path
 
+from zerolab.contract.outcome import LESS_MEMORY
 from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_STALE, EXIT_USER_ERROR
 from zerolab.errors import (
     InvalidHyperparametersError,
@@ -50,12 +51,25 @@ def reason_of(error: BaseException, model_dir: Path) -> str:
         what = text or what
     place = _users_line(error, model_dir)
     if place is None:
-        return what
+        return what + _hints(error)
     file, line, source = place
     if isinstance(error, SyntaxError):
         what = f"{type(error).__name__}: {error.msg}"
     where = f"{file}:{line}"
-    return f"{where}: {what} (in: {source})" if source else f"{where}: {what}"
+    told = f"{where}: {what} (in: {source})" if source else f"{where}: {what}"
+    return told + _hints(error)
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory")
+
+
+def _hints(error: BaseException) -> str:
+    """What was being done, as our notes say, and what helps where memory has run out."""
+    hints = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(word in text for word in _NO_MEMORY):
+        hints.append(LESS_MEMORY)
+    return "".join(f"; {hint}" for hint in hints)
 
 
 def _users_line(error: BaseException, model_dir: Path) -> tuple[str, int, str] | None:

@@ -67,7 +67,8 @@ def run(spec: RunSpec) -> int:
     except Exception as error:
         code = exit_code_of(error, building=rank.building)
         logger.exception("the trial ends with code %d", code)
-        write_reason(spec.run_dir, code, reason_of(error, Path(spec.model_dir)))
+        number = int(os.environ.get("RANK", "0")) if spec.slots > 1 else None
+        write_reason(spec.run_dir, code, reason_of(error, Path(spec.model_dir)), number)
         return code
 
 
