@@ -23,10 +23,10 @@ from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.errors import StorageError, install_error_handlers
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
-from zeroserver.orchestrator.retention import leftovers
 from zeroserver.orchestrator.scheduling import tick
 from zeroserver.services import Services
 from zeroserver.settings import Settings
+from zeroserver.store.archives import sweep_archives
 from zeroserver.store.database import Change, Database
 from zeroserver.store.engines import sqlite_url
 from zeroserver.store.migrate import migrate
@@ -100,10 +100,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.started_at = time.time()
     migrate(services.database)
     services.database.start()
-    with services.database.read() as connection:
-        for path in leftovers(connection):
-            services.world.janitor.remove(path)
-    services.world.janitor.start()
+    sweep_archives(services.database, services.world.home.archives)
+    services.world.janitor.start(services.database)
     ticking = asyncio.create_task(_tick_forever(services))
     try:
         yield
@@ -113,8 +111,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await ticking
         services.loop = None
-        await asyncio.to_thread(services.database.close)
         await asyncio.to_thread(services.world.janitor.close)
+        await asyncio.to_thread(services.database.close)
 
 
 async def _tick_forever(services: Services) -> None:

@@ -1,8 +1,12 @@
 """Which checkpoints an experiment keeps, over all of its trials."""
 
+from pathlib import Path
 from typing import Any
 
-from tests.server.helpers import Server, checkpoint, validation
+import pytest
+
+from tests.server.helpers import Server, checkpoint, serve, validation
+from tests.waiting import until
 
 GRID: dict[str, Any] = {
     "hyperparameters": {
@@ -55,6 +59,74 @@ def test_the_best_of_an_experiment_replaces_one_of_a_trial_that_has_ended(server
     assert kept(server) == {1: [], 2: [1], 3: []}
     server.services.world.janitor.close()
     assert [path.name for path in root.iterdir()] == [checkpoint(1, "trial 2").uuid]
+
+
+@pytest.mark.parametrize("how", ["deleted", "displaced"])
+def test_files_that_a_dead_server_had_still_to_remove_go_at_the_next_start(
+    tmp_path: Path, how: str
+) -> None:
+    with serve(tmp_path) as server:
+        root = server.services.world.home.checkpoints
+        server.submit(checkpoint_storage=policy(0, 0, 1))
+        server.add_agent()
+        spec = server.begin()
+        for steps in (1, 2):
+            (root / checkpoint(steps).uuid).mkdir()
+            (root / checkpoint(steps).uuid / "weights").write_bytes(b"x")
+        server.report(spec.run_id, checkpoint(1))
+        server.services.world.janitor.close()  # as if it died: what is committed is not carried out
+        server.report(spec.run_id, checkpoint(2))
+        server.exit(spec.run_id, 0)
+        if how == "deleted":
+            server.request("DELETE", "/experiments/1")
+        assert len(list(root.iterdir())) == 2
+    with serve(tmp_path) as server:
+        left = set() if how == "deleted" else {checkpoint(2).uuid}
+        until("the files go", lambda: {path.name for path in root.iterdir()} == left)
+        until("no mark is left", lambda: server.sql("SELECT * FROM discarded") == [])
+
+
+def test_what_cannot_be_removed_stays_marked_and_holds_nothing_up(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        root = server.services.world.home.checkpoints
+        server.submit(checkpoint_storage=policy(0, 0, 1))
+        server.add_agent()
+        spec = server.begin()
+        (root / checkpoint(1).uuid).write_bytes(b"no directory")
+        (root / checkpoint(2).uuid).mkdir()
+        for steps in (1, 2, 3):
+            server.report(spec.run_id, checkpoint(steps))
+        until("the other one goes", lambda: not (root / checkpoint(2).uuid).exists())
+        marked = [(str(root / checkpoint(1).uuid),)]
+        until("one mark stays", lambda: server.sql("SELECT path FROM discarded") == marked)
+    (root / checkpoint(1).uuid).unlink()
+    with serve(tmp_path) as server:
+        until("no mark is left", lambda: server.sql("SELECT * FROM discarded") == [])
+
+
+def test_an_archive_that_no_experiment_has_does_not_stay(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        archives = server.services.world.home.archives
+        server.submit()
+        kept = {path.name for path in archives.iterdir()}
+        (archives / f"{'0' * 64}.tar.gz").write_bytes(b"of a submission that was cut off")
+        (archives / f".{'1' * 64}.tar.gz.abc").write_bytes(b"half of one")
+    with serve(tmp_path):
+        assert {path.name for path in archives.iterdir()} == kept
+
+
+def test_the_archive_of_a_submission_that_fails_in_the_database_goes(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        archives = server.services.world.home.archives
+        server.services.write_now(
+            lambda _world, tx: tx.run(
+                "CREATE TRIGGER full BEFORE INSERT ON experiments "
+                "BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        )
+        with pytest.raises(AssertionError, match="a bug of its own"):
+            server.submit()
+        assert list(archives.iterdir()) == []
 
 
 def test_a_validation_that_comes_after_its_checkpoint_displaces_as_well(server: Server) -> None:

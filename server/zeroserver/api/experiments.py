@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ from zeroserver.api.queries import Window
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import PlainText, StrictRoute
+from zeroserver.errors import StorageError
 from zeroserver.orchestrator import experiments as control
 from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.experiments import Submission
@@ -99,6 +101,14 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
             break
         except ArchiveGoneError:  # it was there, and went with an experiment deleted meanwhile
             await run_in_threadpool(store_archive, archives, content)
+        except Exception:
+            with suppress(StorageError):  # the next start removes it
+                await services.write(
+                    lambda world, transaction: control.let_archive_go(
+                        world, transaction, submission.archive
+                    )
+                )
+            raise
     return await services.read(lambda found: _answer(services, found, experiment_id, 201))
 
 
@@ -191,11 +201,9 @@ async def patch_experiment(
 @router.delete("/{experiment_id}", status_code=204)
 async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
     """Delete an experiment that has ended, its checkpoints and its archive."""
-    paths = await services.write(
+    await services.write(
         lambda world, transaction: control.remove(world, transaction, experiment_id)
     )
-    for path in paths:
-        services.world.janitor.remove(path)
     return Response(status_code=204)
 
 

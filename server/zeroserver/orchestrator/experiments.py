@@ -37,7 +37,7 @@ from zeroserver.store.schema import (
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
 
-__all__ = ["Submission", "act", "create", "kill_trial", "remove"]
+__all__ = ["Submission", "act", "create", "kill_trial", "let_archive_go", "remove"]
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,8 @@ def kill_trial(world: World, transaction: Transaction, trial_id: int) -> None:
         schedule(world, transaction)
 
 
-def remove(world: World, transaction: Transaction, experiment_id: int) -> list[str]:
-    """Delete an experiment that has ended, with all its rows, and its archive if no other has it.
-
-    Returns:
-        Paths of its checkpoints.
+def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """Delete an experiment that has ended, with its rows and files, and an archive of its own.
 
     Raises:
         NotFoundError: If there is no such experiment.
@@ -219,7 +216,9 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> list[s
     _must_have_ended(experiment, "deleted")
     connection = transaction.connection
     mine = checkpoints.c.experiment_id == experiment_id
-    paths = list(connection.scalars(select(checkpoints.c.path).where(mine)))
+    there = select(checkpoints.c.path).where(mine, checkpoints.c.state != "DELETED")
+    for path in connection.scalars(there).all():
+        world.janitor.discard(transaction, path)
     ids = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
     for table in (points, rollups):
         connection.execute(delete(table).where(table.c.trial_id.in_(ids)))
@@ -227,11 +226,10 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> list[s
         connection.execute(delete(table).where(table.c.experiment_id == experiment_id))
     connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
     touch(transaction, "experiment", experiment_id, experiment_id)
-    _let_archive_go(world, transaction, experiment["archive"])
-    return paths
+    let_archive_go(world, transaction, experiment["archive"])
 
 
-def _let_archive_go(world: World, transaction: Transaction, archive: str | None) -> None:
+def let_archive_go(world: World, transaction: Transaction, archive: str | None) -> None:
     """Have an archive that no experiment uses removed after the commit.
 
     Until then no submission may count on it: :func:`create` refuses.

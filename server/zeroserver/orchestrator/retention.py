@@ -5,16 +5,11 @@ experiment; and the latest checkpoint of a trial that has not ended is always ke
 not. What a trial reports moves its own checkpoints alone, unless one of them enters the best of
 the experiment: then one of any other trial, ended or not, may have lost its place.
 
-A row is marked first and its files go after the commit; what a crash in between leaves is swept up
-at the next start.
+The files go after the commit (:mod:`zeroserver.store.janitor`).
 """
-
-from functools import partial
-from pathlib import Path
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     RowMapping,
     ScalarSelect,
     Select,
@@ -29,13 +24,7 @@ from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import checkpoints, experiments, metric_keys, points, trials
 
-__all__ = ["apply_after_report", "apply_to_experiment", "apply_to_trial", "leftovers"]
-
-
-def leftovers(connection: Connection) -> list[str]:
-    """Return the paths of deleted checkpoints, whose files may still be there."""
-    deleted = select(checkpoints.c.path).where(checkpoints.c.state == "DELETED")
-    return [path for path in connection.scalars(deleted) if Path(path).exists()]
+__all__ = ["apply_after_report", "apply_to_experiment", "apply_to_trial"]
 
 
 def apply_to_trial(world: World, transaction: Transaction, trial_id: int) -> None:
@@ -101,7 +90,7 @@ def _apply(
     )
     for row in gone:
         touch(transaction, "checkpoint", experiment["id"], row.uuid)
-        transaction.then.append(partial(world.janitor.remove, row.path))
+        world.janitor.discard(transaction, row.path)
     _forget_names(transaction, experiment["id"], [row.uuid for row in gone])
 
 

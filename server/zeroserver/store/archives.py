@@ -5,8 +5,13 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import select
+
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
+from zeroserver.errors import StorageError
+from zeroserver.store.database import Database
+from zeroserver.store.schema import experiments
 
 __all__ = [
     "ArchiveFiles",
@@ -16,6 +21,7 @@ __all__ = [
     "reader",
     "remove_archive",
     "store_archive",
+    "sweep_archives",
 ]
 
 logger = logging.getLogger(__name__)
@@ -26,11 +32,27 @@ class ArchiveGoneError(NotFoundError):
 
 
 def store_archive(directory: Path, content: bytes) -> str:
-    """Keep an archive; return its SHA-256, which is its name."""
+    """Keep an archive; return its SHA-256, which is its name.
+
+    Raises:
+        StorageError: If its disk takes no more.
+    """
     digest = hashlib.sha256(content).hexdigest()
     if not has_archive(directory, digest):
-        write_atomic(_path(directory, digest), content)
+        try:
+            write_atomic(_path(directory, digest), content)
+        except OSError as error:
+            raise StorageError.of_file(error, directory) from error
     return digest
+
+
+def sweep_archives(database: Database, directory: Path) -> None:
+    """Remove what no experiment has; only while nothing is submitted, at a start."""
+    with database.read() as connection:
+        used = set(connection.scalars(select(experiments.c.archive)))
+    for file in directory.iterdir():
+        if file.name.partition(".")[0] not in used:
+            file.unlink(missing_ok=True)
 
 
 def has_archive(directory: Path, digest: str) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "HEAD",
     "agents",
     "checkpoints",
+    "discarded",
     "experiments",
     "logs",
     "metadata",
@@ -36,7 +37,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0001"
+HEAD = "0002"
 
 metadata = MetaData(
     naming_convention={
@@ -233,6 +234,12 @@ checkpoints = Table(
     Index("ix_checkpoints_trial", "trial_id", "steps_completed"),
     Index("ix_checkpoints_experiment", "experiment_id", "id"),
     sqlite_autoincrement=True,
+)
+
+discarded = Table(  # directories that nothing names any more; a row goes when its files have gone
+    "discarded",
+    metadata,
+    Column("path", Text, primary_key=True),
 )
 
 searcher_events = Table(

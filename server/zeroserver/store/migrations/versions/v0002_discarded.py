@@ -1,0 +1,26 @@
+"""Directories to remove are marked in a table of their own, until they are gone."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Make the table; checkpoints that were deleted may still have files."""
+    op.create_table(
+        "discarded",
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("path", name=op.f("pk_discarded")),
+    )
+    op.execute(
+        "INSERT INTO discarded (path) SELECT DISTINCT path FROM checkpoints WHERE state = 'DELETED'"
+    )
+
+
+def downgrade() -> None:
+    """Forget what is to be removed."""
+    op.drop_table("discarded")
