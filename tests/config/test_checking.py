@@ -59,7 +59,6 @@ def test_problems_of_both_files_come_together() -> None:
         ({"deepspeed_config": "../ds.json"}, "must be a path inside the model directory"),
         ({"deepspeed_config": "/etc/passwd"}, "must be a path inside the model directory"),
         ({"deepspeed_config": 3}, "must be the path of a JSON file or its content, got 3"),
-        ({"deepspeed_config": None}, "overwrite_deepspeed_args: needs"),
         (
             {"deepspeed_config": {"train_batch_size": 3}, "overwrite_deepspeed_args": {}},
             "hyperparameters.deepspeed_config.train_batch_size: must be a multiple of",
@@ -80,6 +79,10 @@ def test_what_hyperparameters_say_of_the_engine_is_checked(
 ) -> None:
     lines = check(changed(**hyperparameters), ENGINE)
     assert any(problem in line for line in lines), lines
+
+
+def test_a_trial_may_name_its_engine_file_in_its_own_code() -> None:
+    assert check(changed(deepspeed_config=None), ENGINE) == []
 
 
 def test_searched_values_are_tried_at_their_ends() -> None:

@@ -514,6 +514,15 @@ def test_comments_and_duplicate_keys_are_refused(tmp_path: Path) -> None:
         load_engine_config(tmp_path / "absent.json")
 
 
+def test_what_is_no_mapping_cannot_be_merged() -> None:
+    with pytest.raises(ConfigError) as caught:
+        overwrite_deepspeed_config([{"a": 1}], None)  # type: ignore[arg-type]
+    assert caught.value.problems == [
+        "base: must be the path of a JSON file or a mapping, got a list",
+        "overrides: must be a mapping, got a NoneType",
+    ]
+
+
 @pytest.mark.parametrize(
     ("base", "overrides", "merged"),
     [

@@ -197,11 +197,12 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"checkpoint_storage": {"type": "s3", "bucket": "b"}},
-        "checkpoint_storage.type: must be shared_fs or directory; mount the bucket",
+        "checkpoint_storage.type: must be shared_fs or directory; mount the bucket on every "
+        "machine and name the directory: {type: shared_fs, host_path: /mnt/bucket}, got 's3'",
     ),
     (
         {"checkpoint_storage": {"type": "shared_fs", "host_path": "/a", "storage_path": "../b"}},
-        "checkpoint_storage.storage_path: must be a relative path inside host_path",
+        "checkpoint_storage.storage_path: must be a path inside host_path",
     ),
     (
         {"profiling": {"begin_on_batch": 5, "end_after_batch": 3}},
@@ -242,6 +243,17 @@ def test_variables_may_differ_by_kind_of_slot() -> None:
     one = load_experiment(with_values(environment={"environment_variables": ["A=3"]}))
     assert sections_of(one)["variables"] == {"cpu": {"A": "3"}, "cuda": {"A": "3"}}
     assert sections_of(load_experiment(with_values()))["variables"] == {"cpu": {}, "cuda": {}}
+
+
+@pytest.mark.parametrize(
+    ("path", "good"),
+    [("/a/b", True), ("b", True), ("/ab", False), ("/a/../c", False), ("/", False)],
+)
+def test_a_storage_path_may_be_whole_where_it_lies_inside(path: str, good: bool) -> None:
+    storage = {"type": "shared_fs", "host_path": "/a", "storage_path": path}
+    told = problems(with_values(checkpoint_storage=storage))
+    assert (told == []) is good
+    assert good or "must be a path inside host_path, relative to it or whole, got" in told[0]
 
 
 def test_variables_under_gpu_are_those_of_cuda_and_those_under_rocm_are_refused() -> None:

@@ -100,13 +100,7 @@ def engine_files(space: Mapping[str, Any], model: ModelFiles) -> Iterator[tuple[
         base = sample.get("deepspeed_config")
         overrides = sample.get("overwrite_deepspeed_args") or {}
         if base is None:
-            if overrides:
-                text = (
-                    "hyperparameters.overwrite_deepspeed_args: needs "
-                    "hyperparameters.deepspeed_config, got none"
-                )
-                yield "", EngineFile(None, [text], frozenset())
-            continue
+            continue  # the trial names its engine file in its own code
         if not isinstance(overrides, Mapping):
             text = f"must be a mapping of keys to values, got {overrides!r}"
             problem = f"hyperparameters.overwrite_deepspeed_args: {text}"

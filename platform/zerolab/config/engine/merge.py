@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Any
 
 from zerolab.config.files import read_json
+from zerolab.errors import ConfigError
 
 __all__ = ["overwrite_deepspeed_config"]
 
@@ -26,8 +27,16 @@ def overwrite_deepspeed_config(
         A new mapping.
 
     Raises:
-        ConfigError: If ``base`` is a path that cannot be read as JSON.
+        ConfigError: If ``base`` is a path that cannot be read as JSON, or an argument is neither.
     """
+    problems: list[str] = []
+    if not isinstance(base, str | PathLike | Mapping):
+        found = type(base).__name__
+        problems.append(f"base: must be the path of a JSON file or a mapping, got a {found}")
+    if not isinstance(overrides, Mapping):
+        problems.append(f"overrides: must be a mapping, got a {type(overrides).__name__}")
+    if problems:
+        raise ConfigError("overwrite_deepspeed_config", problems)
     content = base if isinstance(base, Mapping) else read_json(base)
     return _merge(content, overrides)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -255,8 +256,15 @@ def _storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
     if path and not path.startswith("/"):
         yield f"checkpoint_storage.{field}: must be an absolute path, got {path!r}"
     inside = storage.storage_path
-    if inside and (".." in inside.split("/") or inside.startswith("/")):
+    if inside and not _lies_inside(inside, storage.host_path or ""):
         yield (
-            "checkpoint_storage.storage_path: must be a relative path inside host_path, "
-            f"got {inside!r}"
+            "checkpoint_storage.storage_path: must be a path inside host_path, relative to it or "
+            f"whole, got {inside!r}"
         )
+
+
+def _lies_inside(path: str, root: str) -> bool:
+    """Whether a relative path, or a whole one below ``root``, leads nowhere else."""
+    if ".." in path.split("/"):
+        return False
+    return not path.startswith("/") or bool(root and PurePosixPath(path).is_relative_to(root))

@@ -66,7 +66,8 @@ OTHER_SEARCHERS: dict[str, str] = dict.fromkeys(
 
 OTHER_STORAGES: dict[str, str] = dict.fromkeys(
     ("s3", "gcs", "azure"),
-    "must be shared_fs or directory; mount the bucket and name the directory",
+    "must be shared_fs or directory; mount the bucket on every machine and name the directory: "
+    "{type: shared_fs, host_path: /mnt/bucket}",
 )
 """Checkpoint storages that do not exist here."""
 
