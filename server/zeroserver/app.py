@@ -117,6 +117,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _tick_forever(services: Services) -> None:
     while True:
+        services.journal.tidy()
         try:
             await services.write(tick)
         except StorageError as error:

@@ -6,18 +6,25 @@ Everything here lives on the event loop's thread; the writer hands its changes o
 import asyncio
 import itertools
 import secrets
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from zeroserver.store.database import Change
 
-__all__ = ["ALL", "Entry", "Hub", "Journal"]
+__all__ = ["ALL", "LISTED_KINDS", "Entry", "Hub", "Journal"]
 
 ALL = 0
 """Stands for every experiment, in the stream of the list."""
+
+LISTED_KINDS = frozenset({"experiment", "trial"})
+"""Events of that stream."""
+
+_ENTRY_BYTES = 400
+"""What an event takes beside its data."""
 
 
 class Hub:
@@ -63,41 +70,77 @@ class Entry:
     kind: str
     resource: Any
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        return _ENTRY_BYTES + (len(self.resource) if isinstance(self.resource, bytes) else 0)
+
 
 @dataclass
 class Journal:
     """The last events, so that a stream that was cut goes on where it was.
 
-    Events of an experiment are kept from the first reader on; a reader whose cursor lies before
-    what is kept is told so and reads everything again. Cursors are ``boot-number``: those of an
-    earlier start of the server are never taken for ours.
+    Events of an experiment are kept from the first reader on until the last one has been gone for
+    a minute; a reader whose cursor lies before what is kept is told so and reads everything again.
+    Cursors are ``boot-number``: those of an earlier start of the server are never taken for ours.
     """
 
     hub: Hub
     size: int = 20_000
+    """Most events that are kept."""
+    most_bytes: int = 16 * 1024**2
+    """Most that they take together."""
+    linger_s: float = 60.0
+    """For how long a reader that has gone may come back to its cursor."""
+    held_bytes: int = 0
     boot: str = field(default_factory=lambda: secrets.token_hex(4))
     _entries: deque[Entry] = field(default_factory=deque)
-    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _last: int = 0
     _kept_after: dict[int, int] = field(default_factory=dict)
-    """Experiment (or :data:`ALL`) that has had a reader to the number before its first event."""
+    """Experiment (or :data:`ALL`) that has a reader to the number before its first event."""
+    _forgotten: int = 0
+    """Number of the last event that had to make room."""
+    _readers: Counter[int] = field(default_factory=Counter)
+    _left: dict[int, float] = field(default_factory=dict)
+    """When the last reader of an experiment went, in monotonic seconds."""
 
     def wanted(self, experiment_id: int) -> bool:
-        """Whether anyone has asked for the events of this experiment."""
+        """Whether anyone reads the experiment and trial events of this experiment."""
         return experiment_id in self._kept_after or ALL in self._kept_after
+
+    def followed(self, experiment_id: int) -> bool:
+        """Whether anyone reads all events of this experiment: its metrics and logs too."""
+        return experiment_id in self._kept_after
+
+    def tidy(self) -> None:
+        """Forget the events of experiments that nobody has read for a while."""
+        end = time.monotonic() - self.linger_s
+        gone = [experiment_id for experiment_id, left in self._left.items() if left <= end]
+        for experiment_id in gone:
+            del self._left[experiment_id], self._kept_after[experiment_id]
+        if gone:
+            self._last += 1  # whoever comes back now has a cursor before what is kept
+            self._entries = deque(entry for entry in self._entries if self._keeps(entry))
+            self.held_bytes = sum(entry.size for entry in self._entries)
+
+    def _keeps(self, entry: Entry) -> bool:
+        listed = entry.kind in LISTED_KINDS
+        return (self.wanted if listed else self.followed)(entry.experiment_id)
 
     def publish(self, changes: list[Change]) -> None:
         """Keep the events among ``changes`` and wake the readers; once each for a batch."""
         topics = {change.topic for change in changes if change.topic}
         for change in changes:
-            if change.kind and self.wanted(change.experiment_id):
-                self._last = next(self._count)
-                self._entries.append(
-                    Entry(self._last, change.experiment_id, change.kind, change.resource)
-                )
+            entry = Entry(self._last + 1, change.experiment_id, change.kind, change.resource)
+            if change.kind and self._keeps(entry):
+                self._last = entry.number
+                self._entries.append(entry)
+                self.held_bytes += entry.size
                 topics |= {_topic(change.experiment_id), _topic(ALL)}
-        while len(self._entries) > self.size:
-            self._entries.popleft()
+        while len(self._entries) > self.size or self.held_bytes > self.most_bytes:
+            oldest = self._entries.popleft()
+            self.held_bytes -= oldest.size
+            self._forgotten = oldest.number
         for topic in topics:
             self.hub.ring(topic)
 
@@ -107,7 +150,7 @@ class Journal:
 
     async def follow(
         self, experiment_id: int, last_event_id: str | None, pause_s: float
-    ) -> AsyncIterator[list[Entry] | None]:
+    ) -> AsyncGenerator[list[Entry] | None, None]:
         """Yield the events of an experiment as they come, in groups.
 
         Yields:
@@ -115,10 +158,10 @@ class Journal:
             then lists of events; an empty list every ``pause_s`` seconds of silence.
         """
         after = self._resume(experiment_id, last_event_id)
-        if after is None:
-            after = self._last
-            yield None
-        with self.hub.listen(_topic(experiment_id)) as bell:
+        with self._reading(experiment_id), self.hub.listen(_topic(experiment_id)) as bell:
+            if after is None:
+                after = self._last
+                yield None
             while not self.hub.closed:
                 bell.clear()
                 if self._dropped(after):
@@ -132,12 +175,24 @@ class Journal:
                 except TimeoutError:
                     continue
 
+    @contextmanager
+    def _reading(self, experiment_id: int) -> Iterator[None]:
+        self._readers[experiment_id] += 1
+        self._left.pop(experiment_id, None)
+        try:
+            yield
+        finally:
+            self._readers[experiment_id] -= 1
+            if not self._readers[experiment_id]:
+                del self._readers[experiment_id]
+                self._left[experiment_id] = time.monotonic()
+
     def _after(self, number: int, experiment_id: int) -> list[Entry]:
         fresh = itertools.takewhile(lambda entry: entry.number > number, reversed(self._entries))
         return [e for e in fresh if experiment_id in {ALL, e.experiment_id}][::-1]
 
     def _dropped(self, after: int) -> bool:
-        return bool(self._entries) and self._entries[0].number > after + 1
+        return after < self._forgotten
 
     def _resume(self, experiment_id: int, last_event_id: str | None) -> int | None:
         kept_after = self._kept_after.setdefault(experiment_id, self._last)

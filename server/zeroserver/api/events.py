@@ -1,6 +1,7 @@
 """Event streams: what changes, as it changes, with a cursor (server-sent events)."""
 
 from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, RowMapping, select
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Log
-from zeroserver.live import ALL, Entry
+from zeroserver.live import ALL, LISTED_KINDS, Entry
 from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, experiments, logs, trials
@@ -62,24 +63,25 @@ def _stream(services: Services, experiment_id: int, cursor: str | None) -> Strea
 async def _text(services: Services, experiment_id: int, cursor: str | None) -> AsyncIterator[bytes]:
     journal = services.journal
     yield b"retry: 1000\n\n"
-    async for entries in journal.follow(experiment_id, cursor, _PAUSE_S):
-        if entries is None:
-            first = await services.read(
-                lambda found: _everything(found, services.world.waiting, experiment_id)
-            )
-            for _, name, data in first:
-                yield _event(None, name, data)
-            continue
-        events = await _load(services, entries, experiment_id)
-        for number, name, data in events:
-            yield _event(journal.cursor(number) if number else None, name, data)
-        if not events:
-            yield b": nothing new\n\n"
+    async with aclosing(journal.follow(experiment_id, cursor, _PAUSE_S)) as groups:
+        async for entries in groups:
+            if entries is None:
+                first = await services.read(
+                    lambda found: _everything(found, services.world.waiting, experiment_id)
+                )
+                for _, name, data in first:
+                    yield _event(None, name, data)
+                continue
+            events = await _load(services, entries, experiment_id)
+            for number, name, data in events:
+                yield _event(journal.cursor(number) if number else None, name, data)
+            if not events:
+                yield b": nothing new\n\n"
 
 
 async def _load(services: Services, entries: list[Entry], experiment_id: int) -> list[Event]:
     if experiment_id == ALL:
-        entries = [entry for entry in entries if entry.kind in {"experiment", "trial"}]
+        entries = [entry for entry in entries if entry.kind in LISTED_KINDS]
     if not entries:
         return []
     return await services.read(
@@ -106,7 +108,7 @@ def _key(entry: Entry) -> tuple[str, Any]:
 
 def _data(connection: Connection, waiting: Waiting, entry: Entry) -> Iterable[Any]:
     if entry.kind == "metric":
-        return [entry.resource]
+        return [msgspec.Raw(entry.resource)]
     if entry.kind == "log":
         first, last = entry.resource
         query = select(logs).where(

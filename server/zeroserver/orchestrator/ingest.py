@@ -18,6 +18,7 @@ from zerolab.contract.wire import (
     Record,
     ReportBatch,
     plain_number,
+    wire_number,
 )
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World, checkpoint_root, find, log_line, save, touch
@@ -343,12 +344,14 @@ def _announce(world: World, transaction: Transaction, run: _Reporting, fresh: li
     if not world.journal.wanted(experiment_id):
         return
     touch(transaction, "trial", experiment_id, trial_id)
+    if not world.journal.followed(experiment_id):
+        return
     curves: dict[tuple[str, str], list[list[Any]]] = {}
     for record in fresh:
         if isinstance(record, MetricsRecord):
             for name, value in record.values.items():
                 number = _number(name, value)
-                wire = "NaN" if number is None else value
+                wire = "NaN" if number is None else wire_number(number)
                 curves.setdefault((record.group, name), []).append([record.steps, wire])
     if curves:
         metrics = [
@@ -356,7 +359,7 @@ def _announce(world: World, transaction: Transaction, run: _Reporting, fresh: li
             for (group, name), found in curves.items()
         ]
         data = {"experiment_id": experiment_id, "trial_id": trial_id, "metrics": metrics}
-        touch(transaction, "metric", experiment_id, data)
+        touch(transaction, "metric", experiment_id, msgspec.json.encode(data))  # a tenth of it
 
 
 def store_logs(
@@ -399,7 +402,7 @@ def store_logs(
     save(transaction, runs, run_id, next_log=wanted + len(fresh))
     skipped = len(batch.entries) - len(fresh)
     apply_matches(transaction, run, [each for each in matches if each.last >= skipped])
-    if world.journal.wanted(run["experiment_id"]):
+    if world.journal.followed(run["experiment_id"]):
         last = transaction.connection.scalar(
             select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)
         )

@@ -1,0 +1,107 @@
+"""The journal behind the event streams: bounded, and only for those who read."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.server.helpers import Server, metrics
+from tests.waiting import until
+from zeroserver.live import ALL, Hub, Journal
+from zeroserver.store.database import Change
+
+
+def happen(journal: Journal, experiment_id: int, size: int, count: int = 1) -> None:
+    change = Change("", experiment_id, "metric", bytes(size))
+    journal.publish([change] * count)
+
+
+def test_what_a_journal_holds_is_bounded_by_bytes() -> None:
+    async def follow() -> None:
+        journal = Journal(Hub(), most_bytes=100_000)
+        stream = journal.follow(1, None, 60.0)
+        assert await anext(stream) is None  # it reads everything first
+        assert await anext(stream) == []
+        happen(journal, 1, 9_000, 5)
+        held = await anext(stream)
+        assert held is not None
+        assert [entry.number for entry in held] == [1, 2, 3, 4, 5]
+        happen(journal, 1, 9_000, 1000)
+        assert 80_000 < journal.held_bytes <= 100_000
+        assert await anext(stream) is None, "it has missed something and must read all again"
+        rest = await anext(stream)
+        assert rest is not None
+        assert rest[-1].number == 1005
+        happen(journal, 1, 200_000)
+        assert journal.held_bytes == 0
+        assert await anext(stream) is None
+        await stream.aclose()
+
+    asyncio.run(follow())
+
+
+def test_the_interest_in_an_experiment_ends_with_its_last_reader() -> None:
+    async def follow() -> None:
+        journal = Journal(Hub(), linger_s=0.0)
+        first, second = (journal.follow(1, None, 60.0) for _ in range(2))
+        for stream in (first, second):
+            assert await anext(stream) is None
+        happen(journal, 1, 1000, 3)
+        await first.aclose()
+        journal.tidy()
+        assert journal.followed(1)
+        assert journal.held_bytes > 3000
+        await second.aclose()
+        assert journal.followed(1), "a reader that was cut off may come back"
+        journal.tidy()
+        assert not journal.followed(1)
+        assert not journal.wanted(1)
+        assert journal.held_bytes == 0
+        happen(journal, 1, 1000)
+        assert journal.held_bytes == 0
+        third = journal.follow(1, journal.cursor(3), 60.0)
+        assert await anext(third) is None, "what came meanwhile was not kept"
+        await third.aclose()
+
+    asyncio.run(follow())
+
+
+def test_readers_of_the_list_do_not_have_every_metric_kept() -> None:
+    async def follow() -> None:
+        journal = Journal(Hub())
+        stream = journal.follow(ALL, None, 60.0)
+        assert await anext(stream) is None
+        happen(journal, 7, 1000, 100)
+        journal.publish([Change("", 7, "trial", 1)])
+        entries = await anext(stream)
+        assert entries is not None
+        assert [entry.kind for entry in entries] == ["trial"]
+        assert journal.held_bytes < 1000
+        await stream.aclose()
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan"), float("inf")])
+def test_a_followed_experiment_tells_its_metrics_as_they_come(server: Server, value: float) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    journal = server.services.journal
+    portal = server.http.portal
+    assert portal is not None
+    stream = portal.call(_open, journal)
+    server.report(spec.run_id, *(metrics("training", step, loss=value) for step in (1, 2)))
+    until("both are in the journal", lambda: journal._last >= 4)
+    told = [entry.resource for entry in journal._entries if entry.kind == "metric"]
+    points = [json.loads(each)["metrics"][0]["points"] for each in told]
+    wire = {0.5: 0.5, float("inf"): "Infinity"}.get(value, "NaN")
+    assert points == [[[1, wire]], [[2, wire]]]
+    portal.call(stream.aclose)
+    server.report(spec.run_id, metrics("training", 3, loss=value))
+
+
+async def _open(journal: Journal):  # type: ignore[no-untyped-def]
+    stream = journal.follow(1, None, 60.0)
+    assert await anext(stream) is None
+    return stream
