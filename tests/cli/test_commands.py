@@ -205,20 +205,8 @@ def test_the_list_of_experiments_fits_a_terminal_of_80_columns(
     long = experiment(name="a name that is as long as names of experiments are in real life")
     long["searcher"]["metric"] = "validation/mean_average_precision"
     made = installation.submit(tmp_path / "m", long, {"model_def.py": MODEL}, ["--paused"])
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    environment = {**installation.environment(), "TERM": "xterm"}
-    environment.pop("COLUMNS", None)
-    words = [sys.executable, "-m", "zerolab", "experiment", "list"]
-    process = subprocess.Popen(words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    drawn = b""
-    with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
-        while piece := os.read(ours, 65536):
-            drawn += piece
-    os.close(ours)
-    assert process.wait() == 0
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", drawn.decode()).splitlines()
+    drawn = on_a_terminal(installation, "experiment", "list", columns=80)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", drawn).splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line for line in lines if line.split()[:1] == [str(made)]]
     assert len(rows) == 1, lines
@@ -368,6 +356,59 @@ def test_on_a_terminal_progress_is_drawn_as_a_table(
     assert fields(out)["state"] == "COMPLETED"
     for word in (b"line", b"trial", b"batch", b"loss", b"samples/s", b"left"):
         assert word in drawn
+
+
+FRUITLESS = """
+import zerolab.core
+with zerolab.core.init() as context:
+    context.train.report_training_metrics(1, {"loss": 0.5})
+"""
+
+
+def test_an_end_without_a_result_has_another_colour_than_success_and_a_reason(
+    installation: Installation, tmp_path: Path
+) -> None:
+    config = {
+        "name": "fruitless",
+        "entrypoint": "python train.py",
+        "searcher": {"name": "single", "metric": "loss", "max_length": 1},
+    }
+    (tmp_path / "train.py").write_text(FRUITLESS)
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
+    ran = installation.cli("run", str(tmp_path / "experiment.yaml"))
+    shown = fields(ran.stdout)
+    problem = "no trial reported a number for the searcher's metric 'loss'"
+    assert (shown["state"], shown["no result"]) == ("COMPLETED", problem)
+    number = int(shown["experiment"])
+    listed = on_a_terminal(installation, "experiment", "list")
+    row = next(line for line in listed.splitlines() if "fruitless" in line)
+    assert re.search(r"\x1b\[33mCOMPLETED", row)
+    assert f"experiment {number} has no result: {problem}" in listed
+    described = on_a_terminal(installation, "experiment", "describe", str(number))
+    assert "\x1b[33mCOMPLETED\x1b[0m" in described
+    assert "\x1b" not in installation.quick("experiment", "list").stdout
+    (trial,) = installation.client.trials(number)
+    listed = installation.quick("trial", "list", str(number)).stdout
+    assert f"trial {trial['id']} has no result: it ended without a validation" in listed
+
+
+def on_a_terminal(installation: Installation, *words: str, columns: int = 120) -> str:
+    """What a command shows on a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**installation.environment(), "TERM": "xterm"}
+    for name in ("COLUMNS", "NO_COLOR"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "zerolab", *words]
+    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    drawn = b""
+    with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
+        while piece := os.read(ours, 65536):
+            drawn += piece
+    os.close(ours)
+    assert process.wait() == 0
+    return drawn.decode()
 
 
 def test_a_submission_can_wait_and_be_killed(installation: Installation, tmp_path: Path) -> None:

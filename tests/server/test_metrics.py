@@ -99,8 +99,8 @@ def test_a_missing_metric_of_the_searcher_is_named_in_the_log(server: Server) ->
     run_id = running(server)
     server.report(run_id, metrics("validation", 50, accuracy=1.0))
     (line,) = server.get("/trials/1/logs")["logs"]
-    assert (line["stream"], line["level"]) == ("server", "WARNING")
-    assert "'loss' is not among the validation metrics: accuracy" in line["text"]
+    assert (line["stream"], line["level"]) == ("server", "ERROR")
+    assert "got 'loss'; there are: accuracy" in line["text"]
 
 
 def test_larger_is_better_where_the_experiment_says_so(server: Server) -> None:

@@ -1,5 +1,7 @@
 """An end without a result is told as such, whatever the state is called."""
 
+from typing import Any
+
 from tests.server.helpers import Server, metrics, training, validation
 from zerolab.contract.spec import EXIT_INVALID_HP
 
@@ -57,3 +59,44 @@ def test_a_failure_is_its_own_reason_and_a_cancellation_is_none(server: Server) 
     server.act("kill", 2)
     assert server.experiment(2)["result_problem"] is None
     assert server.trial(2)["result_problem"] is None
+
+
+GRID: dict[str, Any] = {
+    "hyperparameters": {
+        "deepspeed_config": "ds_config.json",
+        "n": {"type": "categorical", "vals": [1, 2, 3]},
+    },
+    "searcher": {"name": "grid", "metric": "loss", "max_length": 10},
+}
+
+
+def test_a_searcher_metric_that_the_first_validation_lacks_ends_the_experiment(
+    server: Server,
+) -> None:
+    server.submit(**GRID)
+    server.add_agent(slots=2)
+    first, second = server.begin(1), server.begin(2)
+    server.report(second.run_id, validation(5, 0.5))
+    server.report(first.run_id, metrics("validation", 5, accuracy=0.5, batches=5, f1=0.1))
+    assert server.experiment()["state"] == "STOPPING_ERROR"
+    assert {item.action for item in server.work()} == {"kill"}
+    for run in (first, second):
+        server.exit(run.run_id, -9)
+    error = "searcher.metric: must be one of the validation metrics, got 'loss'; there are: "
+    error += "accuracy, f1"
+    assert [trial["state"] for trial in server.trials()] == ["ERROR", "CANCELED", "CANCELED"]
+    experiment, trial = server.experiment(), server.trial()
+    assert (experiment["state"], experiment["error"]) == ("ERROR", error)
+    assert (trial["error"], trial["result_problem"]) == (error, error)
+    assert experiment["result_problem"] == error
+    assert error in [line["text"] for line in server.get("/trials/1/logs")["logs"]]
+
+
+def test_a_later_validation_may_lack_the_metric(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    server.report(spec.run_id, validation(5, 0.5), metrics("validation", 10, accuracy=0.5))
+    assert server.experiment()["state"] == "ACTIVE"
+    server.exit(spec.run_id, 0)
+    assert server.experiment()["result_problem"] is None

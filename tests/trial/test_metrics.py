@@ -110,11 +110,22 @@ def test_nan_in_training_and_validation_is_reported_and_ends_nothing(tmp_path: P
     assert [r["steps_completed"] for r in records(tmp_path, "checkpoint")] == [3]
 
 
-def test_a_missing_searcher_metric_is_a_warning(tmp_path: Path, caplog) -> None:
-    settings = make_settings(2, metric="accuracy")
-    fit(make_spec(tmp_path), settings=settings)
-    assert "searcher.metric: the trial reports no 'accuracy'" in caplog.text
-    assert "validation_loss" in caplog.text
+def test_a_searcher_metric_that_the_first_validation_lacks_ends_the_trial(tmp_path: Path) -> None:
+    settings = make_settings(4, metric="accuracy", validation_period=zerotrial.Batch(2))
+    with pytest.raises(TrialError, match="got 'accuracy'; there are: validation_loss"):
+        fit(make_spec(tmp_path), settings=settings)
+    assert list(metrics(tmp_path, "validation")) == [2]
+
+
+def test_a_searcher_metric_that_comes_and_goes_is_a_warning(tmp_path: Path, caplog) -> None:
+    class Trial(LineTrial):
+        def evaluate_batch(self, dataloader_iter):
+            found = super().evaluate_batch(dataloader_iter)
+            return found if self.engine.global_steps < 4 else {"other": 1.0}
+
+    fit(make_spec(tmp_path), Trial, make_settings(4, validation_period=zerotrial.Batch(2)))
+    assert "got 'validation_loss'; there are: other" in caplog.text
+    assert list(metrics(tmp_path, "validation")) == [2, 4]
 
 
 def test_each_validation_metric_may_be_reduced_in_its_own_way(tmp_path: Path) -> None:
@@ -133,7 +144,7 @@ def test_each_validation_metric_may_be_reduced_in_its_own_way(tmp_path: Path) ->
                 "last": lambda values: values[-1] * 10,
             }
 
-    fit(make_spec(tmp_path), Trial, make_settings(1))
+    fit(make_spec(tmp_path), Trial, make_settings(1, metric=None))
     found = metrics(tmp_path, "validation")[1]
     assert [found[name] for name in ("a", "b", "c", "d", "last")] == [2, 6, 3, 1, 30]
     assert (found["batches"], found["epochs"]) == (1, 1 / 11)
@@ -155,7 +166,7 @@ def test_the_whole_validation_set_may_be_evaluated_at_once(tmp_path: Path) -> No
         def evaluate_full_dataset(self, data_loader):
             return {"samples": sum(len(x) for x, _, _ in data_loader)}
 
-    fit(make_spec(tmp_path), Trial, make_settings(1))
+    fit(make_spec(tmp_path), Trial, make_settings(1, metric=None))
     assert metrics(tmp_path, "validation")[1]["samples"] == 6
 
 

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import age, number, print_fields, print_json, print_table, result, say
+from zerolab.cli.output import (
+    Toned,
+    age,
+    end_state,
+    number,
+    print_fields,
+    print_json,
+    print_table,
+    problem_lines,
+    result,
+    say,
+)
 
 __all__ = ["group"]
 
@@ -51,7 +62,7 @@ def list_experiments(
         (
             one["id"],
             one["name"],
-            one["state"].partition("_")[0],
+            Toned(one["state"].partition("_")[0], end_state(one).tone),
             f"{100 * (one['progress'] or 0):.0f} %",
             one["num_trials"],
             number(one["best_validation"]),
@@ -62,6 +73,8 @@ def list_experiments(
     ]
     columns = ["id", "name", "state", "done", "trials", "best", "metric", "age"]
     print_table(columns, rows, shortened={"name", "metric"})
+    for line in problem_lines("experiment", found):
+        result(line)
 
 
 @group.command()
@@ -83,7 +96,8 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "description": found["description"],
             "labels": ", ".join(found["labels"]),
             "notes": found["notes"],
-            "state": found["state"],
+            "state": end_state(found),
+            "no result": found["result_problem"] if not found["error"] else None,
             "waits": found["waiting_reason"],
             "progress": f"{100 * (found['progress'] or 0):.0f} %",
             "searcher": f"{found['searcher_name']} on {found['metric']}",

@@ -1,18 +1,23 @@
 """How commands speak: tables for people, JSON for programs, messages on standard error."""
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 __all__ = [
+    "Toned",
     "age",
     "duration",
+    "end_state",
     "number",
     "print_fields",
     "print_json",
     "print_table",
+    "problem_lines",
     "result",
     "say",
 ]
@@ -22,6 +27,44 @@ _NARROWEST = 8
 
 _WIDE = 400
 """Characters in a line when nobody's terminal limits them."""
+
+
+_CODES = {"green": 32, "yellow": 33, "red": 31}
+
+
+class Toned(str):
+    """Text that has a colour where it is shown on a terminal.
+
+    Args:
+        text: What to show.
+        tone: ``green``, ``yellow``, ``red``, or empty.
+    """
+
+    tone: str
+
+    def __new__(cls, text: str, tone: str) -> "Toned":
+        """Make the text."""
+        made = super().__new__(cls, text)
+        made.tone = tone
+        return made
+
+
+def end_state(resource: Mapping[str, Any]) -> Toned:
+    """The state of an experiment or a trial: green is for ends with a result alone."""
+    state = str(resource["state"])
+    good = "yellow" if resource["result_problem"] else "green"
+    return Toned(state, {"COMPLETED": good, "ERROR": "red"}.get(state, ""))
+
+
+def problem_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line for each experiment or trial that has ended without a result: why."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+    lines = [
+        f"{noun} {one['id']} has no result: {one['result_problem']}"
+        for one in resources
+        if one["result_problem"]
+    ]
+    return [line if len(line) <= width else f"{line[: width - 1]}\u2026" for line in lines]
 
 
 def result(text: str) -> None:
@@ -55,13 +98,15 @@ def print_table(
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    given = [list(row) for row in rows]
+    cells = [["" if cell is None else str(cell) for cell in row] for row in given]
+    toned = [[cell.tone if isinstance(cell, Toned) else "" for cell in row] for row in given]
     _shorten(columns, cells, shortened, console.width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
+    for texts, row in zip(cells, toned, strict=True):
+        table.add_row(*(Text(text, style=tone) for text, tone in zip(texts, row, strict=True)))
     console.print(table)
 
 
@@ -89,9 +134,16 @@ def print_fields(fields: Mapping[str, object]) -> None:
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
         first, *more = str(value).splitlines() or [""]
-        result(f"{name:<{width}}  {first}")
+        tone = value.tone if isinstance(value, Toned) else ""
+        result(f"{name:<{width}}  {_coloured(first, tone)}")
         for line in more:
             result(f"{'':<{width}}  {line}")
+
+
+def _coloured(text: str, tone: str) -> str:
+    if not tone or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{_CODES[tone]}m{text}\x1b[0m"
 
 
 def number(value: object, digits: int = 4) -> str:

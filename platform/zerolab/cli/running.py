@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.output import number, print_fields, print_json, result, say
+from zerolab.cli.output import Toned, end_state, number, print_fields, print_json, result, say
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -139,16 +139,18 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
     if best:
         place = f"at batch {best['best_steps']} of trial {best['id']}"
         validation = f"{ended['metric']} {number(ended['best_validation'])} {place}"
-    error = ended["error"] or (last and last["error"])
+    error, problem = ended["error"] or (last and last["error"]), ended["result_problem"]
+    fruitless = ended["state"] == "COMPLETED" and problem
     print_fields(
         {
             "experiment": ended["id"],
-            "state": ended["state"],
-            "error": error if ended["state"] == "ERROR" else None,
+            "state": end_state(ended),
+            "error": Toned(str(error), "red") if ended["state"] == "ERROR" else None,
+            "no result": Toned(str(problem), "yellow") if fruitless else None,
             "best validation": validation,
             "checkpoint": uuid,
             "browse": client.login_link(),
         }
     )
-    if ended["state"] == "ERROR":
+    if problem:
         say(f"see `zerolab experiment logs {ended['id']}`")

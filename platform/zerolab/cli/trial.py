@@ -4,7 +4,16 @@ from typing import Annotated, Any
 
 import typer
 
-from zerolab.cli.output import number, print_fields, print_json, print_table, result, say
+from zerolab.cli.output import (
+    end_state,
+    number,
+    print_fields,
+    print_json,
+    print_table,
+    problem_lines,
+    result,
+    say,
+)
 
 __all__ = ["group"]
 
@@ -36,7 +45,7 @@ def list_trials(
     rows = [
         (
             one["id"],
-            one["state"],
+            end_state(one),
             one["steps_completed"],
             number(one["best_validation"]),
             number(one["latest_validation"]),
@@ -46,7 +55,7 @@ def list_trials(
         for one in trials
     ]
     print_table(columns, rows)
-    for line in _waits(trials):
+    for line in [*_waits(trials), *problem_lines("trial", trials)]:
         result(line)
 
 
@@ -78,7 +87,8 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
     print_fields(
         {
             "trial": f"{found['id']} of experiment {found['experiment_id']}",
-            "state": found["state"],
+            "state": end_state(found),
+            "no result": found["result_problem"] if not found["error"] else None,
             "waits": found["waiting_reason"],
             "batches": found["steps_completed"],
             "best validation": number(found["best_validation"]),

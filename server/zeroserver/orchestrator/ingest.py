@@ -26,7 +26,7 @@ from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.retention import apply_after_report
 from zeroserver.orchestrator.runs import current_run
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.trials import direct_run, tell_searcher
+from zeroserver.orchestrator.trials import direct_run, fail_experiment, tell_searcher
 from zeroserver.states import TRIAL_ENDED, ExperimentState, RunState
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point, store_points
@@ -245,13 +245,14 @@ def _validated(
             winner = {"best_validation": value, "best_trial_id": trial["id"]}
             save(transaction, experiments, experiment["id"], **winner)
             touch(transaction, "experiment", experiment["id"], experiment["id"])
-    elif trial["searcher_steps"] < 0:
-        names = ", ".join(sorted(record.values)) or "none"
-        text = f"the searcher's metric {metric!r} is not among the validation metrics: {names}"
-        log_line(world, transaction, run, text, "WARNING")
     done = trial["stop"] is not None or trial["state"] in TRIAL_ENDED
     again = record.steps <= trial["searcher_steps"]  # a restarted trial repeats itself
     if done or again or experiment["state"] not in _SEARCHING:
+        return
+    if metric not in record.values and trial["searcher_steps"] < 0:
+        error = _missing(metric, record)
+        log_line(world, transaction, run, error, "ERROR")
+        fail_experiment(world, transaction, experiment["id"], trial["id"], error)
         return
     save(transaction, trials, trial["id"], searcher_steps=record.steps)
     length = _length(world, transaction, experiment, record)
@@ -261,6 +262,14 @@ def _validated(
     if told["stop"] is None and told["until"] is not None and length >= told["until"]:
         save(transaction, trials, trial["id"], waits=1)
         direct_run(world, transaction, run["id"], "preempt")
+
+
+def _missing(metric: str, record: MetricsRecord) -> str:
+    names = ", ".join(sorted(set(record.values) - {"batches", "epochs"})) or "none"
+    return (
+        f"searcher.metric: must be one of the validation metrics, got {metric!r}; "
+        f"there are: {names}"
+    )[:2000]
 
 
 def _length(

@@ -165,7 +165,9 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
     trial = find(transaction, trials, run["trial_id"])
     code = end.exit_code
     forced = bool(run["killed"]) and run["directive"] == "preempt"  # it was too slow to leave
-    if trial["stop"] is not None:
+    if trial["stop"] == "error":
+        end_trial(world, transaction, trial, TrialState.ERROR, error=trial["error"])
+    elif trial["stop"] is not None:
         by_searcher = trial["stop"] == "searcher"
         state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
         end_trial(world, transaction, trial, state)

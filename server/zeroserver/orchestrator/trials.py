@@ -29,6 +29,7 @@ __all__ = [
     "carry_out",
     "direct_run",
     "end_trial",
+    "fail_experiment",
     "kill_run",
     "move_experiment",
     "move_trial",
@@ -151,7 +152,8 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         world: Of the orchestrator.
         transaction: Of the writer.
         trial: One that has not ended.
-        why: ``searcher``, ``cancel`` or ``kill``; ``kill`` does not wait for a checkpoint.
+        why: ``searcher``, ``cancel``, ``kill`` or ``error`` (its column says which); the last two
+            do not wait for a checkpoint.
     """
     save(transaction, trials, trial["id"], stop=why)
     if trial["run_id"] is None:
@@ -159,10 +161,33 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         end_trial(world, transaction, trial, state)
         return
     move_trial(transaction, trial, TrialState.STOPPING)
-    if why == "kill":
+    if why in {"kill", "error"}:
         kill_run(world, transaction, trial["run_id"])
     else:
         direct_run(world, transaction, trial["run_id"], "stop")
+
+
+def fail_experiment(
+    world: World, transaction: Transaction, experiment_id: int, trial_id: int, error: str
+) -> None:
+    """End an experiment that can come to nothing, as one of its trials has shown.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        experiment_id: One that searches.
+        trial_id: The trial; it has a run.
+        error: One line for the user.
+    """
+    experiment = find(transaction, experiments, experiment_id)
+    move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR, error=error)
+    save(transaction, trials, trial_id, error=error)
+    cancel_idle_trials(world, transaction, experiment_id, "kill")
+    running = select(trials).where(
+        trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
+    )
+    for trial in transaction.connection.execute(running.order_by(trials.c.id)).mappings().all():
+        stop_trial(world, transaction, trial, "error" if trial["id"] == trial_id else "kill")
 
 
 def cancel_idle_trials(
@@ -263,6 +288,8 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
     now = world.clock()
     if experiment["state"] in {ExperimentState.STOPPING_CANCELED, ExperimentState.STOPPING_KILLED}:
         move_experiment(transaction, experiment, ExperimentState.CANCELED, ended_at=now)
+    elif experiment["state"] == ExperimentState.STOPPING_ERROR:
+        move_experiment(transaction, experiment, ExperimentState.ERROR, ended_at=now)
     elif set(counts) == {TrialState.ERROR}:
         move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR)
         error = _last_error(transaction, experiment_id)

@@ -82,6 +82,12 @@ class EngineView:
         count = getattr(self.engine, "micro_steps", None)
         return count if isinstance(count, int) else None
 
+    @property
+    def skipped_steps(self) -> int | None:
+        """Optimizer steps not taken so far, where the engine counts them."""
+        count = getattr(self.engine, "skipped_steps", None)
+        return count if isinstance(count, int) else None
+
     def numbers(self) -> dict[str, float]:
         """What is recorded of each engine without being asked for."""
         numbers = {}

@@ -258,7 +258,14 @@ class EmptyFeed:
 
 
 def make_feed(
-    loader: Any, *, seed: int, rank: int, replicas: int, accumulation: int, checked: bool
+    loader: Any,
+    *,
+    seed: int,
+    rank: int,
+    replicas: int,
+    accumulation: int,
+    checked: bool,
+    micro_batch: int | None = None,
 ) -> Feed:
     """Choose the feed for what the trial returned as its training loader.
 
@@ -269,11 +276,13 @@ def make_feed(
         replicas: Data-parallel world size.
         accumulation: Micro-batches in one batch.
         checked: Whether only loaders that resume exactly are let through.
+        micro_batch: Samples that the engine takes in one forward pass; None when unknown.
 
     Raises:
         TrialError: If the loader cannot be used, saying what to do.
     """
     if isinstance(loader, DataLoader):
+        _check_batch_size(loader, micro_batch)
         return ShardedFeed(
             loader, seed=seed, rank=rank, replicas=replicas, accumulation=accumulation
         )
@@ -306,6 +315,18 @@ def check_loader(loader: Any, method: str, *, checked: bool) -> None:
             "loader all the same, and take care of sharding yourself, call "
             "context.disable_dataset_reproducibility_checks() in __init__"
         )
+
+
+def _check_batch_size(loader: DataLoader, micro_batch: int | None) -> None:
+    given = loader.batch_size
+    if loader.any_batch_size or given is None or micro_batch in (None, given):
+        return
+    raise TrialError(
+        "build_training_data_loader: batch_size of the DataLoader must be the micro-batch size of "
+        f"the engine, {micro_batch} (train_micro_batch_size_per_gpu), got {given}; pass "
+        "context.get_train_micro_batch_size_per_gpu(), or any_batch_size=True if another size is "
+        "meant"
+    )
 
 
 def _check_kind(state: State, kind: str) -> None:

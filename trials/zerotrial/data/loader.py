@@ -200,6 +200,8 @@ class DataLoader:
         generator: Only for use outside a trial; inside, the trial's seed decides.
         prefetch_factor: As in torch.
         persistent_workers: As in torch.
+        any_batch_size: Train with micro-batches of another size than the engine's, which is then
+            what batches, samples and learning rates are not counted by.
 
     Raises:
         ValueError: If the arguments exclude each other, or the data set is iterable-style.
@@ -223,8 +225,10 @@ class DataLoader:
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        any_batch_size: bool = False,
     ) -> None:
         self.dataset = dataset
+        self.any_batch_size = any_batch_size
         self.batch_size = batch_size if batch_sampler is None else None
         self.shuffle = shuffle
         self.sampler = sampler

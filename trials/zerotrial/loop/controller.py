@@ -28,6 +28,7 @@ from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
 from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.skipping import SkippedSteps
 from zerotrial.loop.system_metrics import SystemMetrics
 from zerotrial.loop.units import Schedule
 from zerotrial.loop.validation import ValidationInterruptedError, Validator
@@ -125,6 +126,7 @@ class Controller:
         self._accumulation = context.get_num_micro_batches_per_slot()
         self._said_drawn = False
         self._calls_per_batch = 1 if self._manual else self._accumulation
+        self._skipping = SkippedSteps(context.engines)
 
     def show_progress(self) -> Console:
         """Have the console told what is reported; for a script without a platform."""
@@ -186,7 +188,7 @@ class Controller:
         schedule, context, window = self._schedule, self._context, self._recorder.window
         train_batch, batches = self._trial.train_batch, self._batches()
         timings = self._timings if self._settings.profiling.enabled else None
-        profiler = context.profiler
+        profiler, look = context.profiler, self._skipping.look
         first = step = self.steps
         epoch = schedule.epoch(step)
         calls = range(self._calls_per_batch)
@@ -202,6 +204,7 @@ class Controller:
                 window.add(step + 1, train_batch(batches, epoch, step))
             step += 1
             self.steps = step
+            look(step)
             if timings is not None:
                 timings.end()
             if profiler is not None:
@@ -278,24 +281,35 @@ class Controller:
     def _validate(self) -> None:
         self._recorder.state("validating")
         metrics = self._validator.run()
-        self._validated_at = self.steps
+        first, self._validated_at = self._validated_at < 0, self.steps
         value = metrics.get(self._settings.metric or "")
         improved = self._settings.improves(value, self._best)
         if improved:
             self._best = value
-        if self._settings.metric and value is None:
-            logger.warning(
-                "searcher.metric: the trial reports no %r; its validation metrics are: %s",
-                self._settings.metric,
-                ", ".join(sorted(metrics)) or "none",
-            )
         length = self._schedule.epoch_length
         self._recorder.validation(self.steps, self.steps / length if length else None, metrics)
+        if self._settings.metric and value is None:
+            self._miss(self._settings.metric, metrics, first=first)
         policy = self._settings.checkpoint_policy
         wanted = policy == "all" or (policy == "best" and (improved or not self._settings.metric))
         if wanted and self.steps > 0 and self._checkpointed_at != self.steps:
             self._checkpoint()
         self._recorder.state("training")
+
+    def _miss(self, metric: str, metrics: dict[str, float], *, first: bool) -> None:
+        """Say that a validation lacks the searcher's metric; the first one must not.
+
+        Raises:
+            TrialError: If it is the first one: the search could never decide anything.
+        """
+        names = ", ".join(sorted(metrics)) or "none"
+        text = (
+            f"searcher.metric: must be one of the validation metrics, got {metric!r}; "
+            f"there are: {names}"
+        )
+        if first:
+            raise TrialError(text)
+        logger.warning(text)
 
     def _checkpoint(self) -> None:
         self._recorder.state("checkpointing")
@@ -369,6 +383,7 @@ class Controller:
             replicas=context.mpu.data_parallel_world_size,
             accumulation=context.get_num_micro_batches_per_slot(),
             checked=context.dataset_checks,
+            micro_batch=context.get_train_micro_batch_size_per_gpu(),
         )
 
     def _agree_on_epoch_length(self) -> int | None:
