@@ -52,6 +52,14 @@ class StorageError(ZerolabError):
         return made
 
     @classmethod
+    def of_damage(cls, text: str) -> "StorageError":
+        """Say what it means that the database cannot be understood any more."""
+        return cls(
+            f"the database is damaged ({text}); stop the server, and bring the database back from "
+            "a backup, or with `sqlite3 zerolab.db .recover`"
+        )
+
+    @classmethod
     def of_file(cls, error: OSError, path: Path) -> "StorageError":
         """Say what it means that a file of the installation cannot be written."""
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

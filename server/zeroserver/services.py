@@ -1,6 +1,7 @@
 """The parts of a running server, and how routes get at them."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -20,6 +21,9 @@ __all__ = ["ReadDep", "Services", "ServicesDep", "services_of"]
 
 T = TypeVar("T")
 
+_STORE_S = 5.0
+"""Between two looks at whether the disk takes more, in seconds."""
+_STORE_WAIT_S = 1.0
 _PROBE_S = 5.0
 _EXPORTS = 16
 """Each has a page of points in memory, and its reader may take its time."""
@@ -42,6 +46,8 @@ class Services:
     exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
     """Held by each export that is on its way."""
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
+    _storing: asyncio.Task[int] | None = field(default=None, repr=False)
+    _store_next: float = 0.0
 
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Answer a question to the database without blocking the event loop."""
@@ -56,11 +62,15 @@ class Services:
         return await self.database.write(lambda transaction: job(self.world, transaction))
 
     async def probe(self) -> None:
-        """See whether the database can be read, whoever else reads and writes.
+        """See whether the database can be read, whoever else uses it, and its disk has room.
 
         Raises:
-            StorageError: If it cannot, or does not answer soon.
+            StorageError: If it cannot, or does not answer soon; if the disk takes no more.
         """
+        await self._probe_reading()
+        await self._probe_disk()
+
+    async def _probe_reading(self) -> None:
         if self._probing is None or self._probing.done():  # those who ask together share one
             self._probing = asyncio.create_task(asyncio.to_thread(self._probe_now))
         await asyncio.wait((self._probing,), timeout=_PROBE_S)
@@ -69,9 +79,25 @@ class Services:
             raise StorageError(msg)
         self._probing.result()
 
+    async def _probe_disk(self) -> None:
+        """Store something now and then; one who must wait for others finds nothing wrong."""
+        now = time.monotonic()
+        if self._storing is None or (self._storing.done() and now >= self._store_next):
+            self._store_next = now + _STORE_S
+            self._storing = asyncio.create_task(self.database.write(_store_something))
+        await asyncio.wait((self._storing,), timeout=_STORE_WAIT_S)
+        failed = self._storing.exception() if self._storing.done() else None
+        if isinstance(failed, StorageError) and failed.disk_full:
+            raise failed
+
     def _probe_now(self) -> None:
         with self.database.probe() as connection:
             connection.execute(text("SELECT 1"))
+
+
+def _store_something(transaction: Transaction) -> int:
+    """Write a page, and change nothing."""
+    return transaction.run("UPDATE alembic_version SET version_num = version_num")
 
 
 def services_of(request: Request) -> Services:

@@ -118,7 +118,7 @@ def test_an_archive_that_no_experiment_has_does_not_stay(tmp_path: Path) -> None
 def test_the_archive_of_a_submission_that_fails_in_the_database_goes(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         archives = server.services.world.home.archives
-        server.services.write_now(
+        server.write(
             lambda _world, tx: tx.run(
                 "CREATE TRIGGER full BEFORE INSERT ON experiments "
                 "BEGIN SELECT RAISE(ABORT, 'no'); END"

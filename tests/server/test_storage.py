@@ -1,23 +1,32 @@
 """The database: its schema, its migrations, and what happens when it cannot be written."""
 
+import random
 import resource
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
 from tests.server.conftest import new_database
-from tests.server.helpers import Server, experiment_config, model_archive, serve, training
+from tests.server.helpers import (
+    Server,
+    checkpoint,
+    experiment_config,
+    model_archive,
+    serve,
+    training,
+)
 from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.contract.wire import AgentRegistration, ReportBatch, SlotInfo
@@ -113,6 +122,70 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_database_of_another_program_is_left_alone(url: str) -> None:
+    foreign = "CREATE TABLE experiments (experiment_id INTEGER PRIMARY KEY, lifecycle TEXT)"
+    database = opened(url)
+    with database.writer_engine.begin() as connection:
+        connection.execute(text(foreign))
+    with pytest.raises(ConflictError, match=r"tables of another program \(experiments\)"):
+        migrate(database)
+    with database.writer_engine.begin() as connection:
+        connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
+        connection.execute(text(f"INSERT INTO alembic_version VALUES ('{HEAD}')"))
+    with pytest.raises(ConflictError, match="has no column"):
+        migrate(database)
+    with database.writer_engine.begin() as connection:
+        tables = inspect(connection).get_table_names()
+    assert sorted(tables) == ["alembic_version", "experiments"]
+    database.close()
+
+
+def test_tables_of_others_beside_ours_do_no_harm(url: str) -> None:
+    database = opened(url)
+    with database.writer_engine.begin() as connection:
+        connection.execute(text("CREATE TABLE somebodys (id INTEGER PRIMARY KEY)"))
+    migrate(database)
+    database.close()
+
+
+def test_an_older_database_marks_what_its_server_had_still_to_remove(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        server.submit(checkpoint_storage={"save_trial_best": 0, "save_trial_latest": 1})
+        server.add_agent()
+        spec = server.begin()
+        server.report(spec.run_id, checkpoint(1), checkpoint(2))
+        path = server.services.world.home.database
+        kept, gone = (server.services.world.home.checkpoints / checkpoint(n).uuid for n in (2, 1))
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE discarded")
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    for directory in (kept, gone):
+        directory.mkdir()
+    with serve(tmp_path):
+        until("what was deleted goes", lambda: not gone.exists())
+    assert kept.is_dir()
+
+
+def test_a_damaged_page_is_told_as_one(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        server.submit()
+        server.add_agent()
+        server.report(server.begin().run_id, training(1, 1.0))
+        file = server.services.world.home.database
+        ((page, size),) = server.sql(
+            "SELECT rootpage, (SELECT page_size FROM pragma_page_size()) FROM sqlite_master "
+            "WHERE name = 'points'"
+        )
+    content = bytearray(file.read_bytes())
+    content[(page - 1) * size : page * size] = b"\xff" * size
+    file.write_bytes(content)
+    with serve(tmp_path) as server:
+        answer = server.http.get("/api/v1/trials/1/metrics")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "storage")
+        assert "the database is damaged" in answer.json()["error"]["message"]
+        assert server.trial()["steps_completed"] == 1
+
+
 def test_a_job_that_fails_leaves_no_trace_and_does_no_harm_to_those_beside_it(
     database: Database,
 ) -> None:
@@ -176,6 +249,10 @@ def test_what_two_databases_hold_after_the_same_requests_is_the_same(
     assert told(tmp_path / "a", "") == told(tmp_path / "b", new_database(postgresql))
 
 
+def health(live: LiveServer) -> Callable[[], int]:
+    return lambda: httpx.get(f"{live.url}/healthz", timeout=DEADLINE_S).status_code
+
+
 @pytest.mark.processes
 def test_a_full_disk_and_a_locked_database_lose_nothing(tmp_path: Path) -> None:
     live = LiveServer(tmp_path / "home")
@@ -200,7 +277,14 @@ def test_a_full_disk_and_a_locked_database_lose_nothing(tmp_path: Path) -> None:
             with pytest.raises(UnreachableError, match=r"50[37]"):
                 report(2)
         assert client.trial(1)["steps_completed"] == 1
+        until("its health says so", health(live), lambda status: status == 507)
+        large = tmp_path / "large"
+        large.mkdir()
+        (large / "noise").write_bytes(random.Random(0).randbytes(20_000))
+        with pytest.raises(UnreachableError, match=r"\(507\).*free some space"):
+            client.create_experiment(experiment_config(), model_archive(large))
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, unlimited)
+        until("its health is back", health(live), lambda status: status == 200)
         assert report(2) == 2
 
         locker = sqlite3.connect(live.home / "zerolab.db", isolation_level=None)

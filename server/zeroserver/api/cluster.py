@@ -90,7 +90,7 @@ def renew_token(services: ServicesDep, principal: PrincipalDep) -> Response:
 
 @router.get("/healthz", responses=answer(Health))
 async def get_health(services: ServicesDep) -> Response:
-    """Answer if the server is up and its database can be read."""
+    """Answer if the server is up, its database can be read and its disk has room."""
     await services.probe()
     return respond(Health(status="ok"))
 

@@ -303,11 +303,15 @@ class Database:
         """Turn an error of the database into one for the one who asked."""
         found = error.orig if isinstance(error, DBAPIError) else error
         told = error
+        damaged = self._driver.DatabaseError  # itself, and none of its kinds: so SQLite says it
         if isinstance(found, PoolTimeoutError):
             told = StorageError("too many ask at once; try again")
         elif isinstance(found, self._driver.OperationalError | self._driver.InterfaceError):
             logger.warning("the database failed: %s", found)
             told = StorageError.of(str(found))
+        elif isinstance(found, self._driver.InternalError) or type(found) is damaged:
+            logger.error("the database is damaged: %s", found)
+            told = StorageError.of_damage(str(found))
         elif isinstance(found, self._driver.DataError | OverflowError):
             told = ConfigError("request", [f"a value cannot be stored: {found}"])
         if told is not error:

@@ -19,16 +19,18 @@ def migrate(database: Database) -> None:
     """Create the tables, or bring older ones up to date, in one transaction.
 
     Raises:
-        ConflictError: If a newer version of the server has written this database.
+        ConflictError: If a newer version of the server, or another program, has written it.
         ConfigError: If the database cannot be opened.
     """
     try:
         with database.writer_engine.begin() as connection:
             found = _revision(connection)
             if found is None:
+                _refuse_strangers(connection)
                 _create(connection)
             elif found != HEAD:
                 upgrade(connection)
+            _check_columns(connection)
     except DBAPIError as error:
         where = database.url.render_as_string(hide_password=True)
         raise ConfigError(f"database {where}", [f"cannot be opened: {error.orig}"]) from error
@@ -39,6 +41,39 @@ def _revision(connection: Connection) -> str | None:
         return None
     found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
     return found
+
+
+def _refuse_strangers(connection: Connection) -> None:
+    """Leave alone what another program has made.
+
+    Raises:
+        ConflictError: If there are tables with names of ours, and nothing says that they are ours.
+    """
+    taken = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
+    if taken:
+        msg = (
+            f"the database holds tables of another program ({', '.join(taken)}): "
+            "name an empty one with --database, or another data directory with --home"
+        )
+        raise ConflictError(msg)
+
+
+def _check_columns(connection: Connection) -> None:
+    """See that the tables are ours, whatever number another program has given to its own.
+
+    Raises:
+        ConflictError: If a column is missing.
+    """
+    found = inspect(connection).get_multi_columns(filter_names=list(metadata.tables))
+    there = {name: {column["name"] for column in columns} for (_, name), columns in found.items()}
+    for table in metadata.tables.values():
+        missing = sorted({column.name for column in table.c} - there.get(table.name, set()))
+        if missing:
+            msg = (
+                f"the database is not one of Zerolab's, or is damaged: its table {table.name} has "
+                f"no column {', '.join(missing)}; name another one with --database"
+            )
+            raise ConflictError(msg)
 
 
 def _create(connection: Connection) -> None:
