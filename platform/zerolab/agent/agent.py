@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import filelock
 
@@ -18,8 +18,7 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.wire import AgentRegistration, SlotInfo, Work, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
-from zerolab.launcher.fork_client import ForkServer
-from zerolab.launcher.local import LauncherProcess, start_launcher
+from zerolab.launcher.interface import Launcher
 from zerolab.paths import Home
 
 __all__ = ["Agent"]
@@ -47,11 +46,18 @@ class Agent:
         client: The server.
         token: Handed to the ranks.
         slots: What to offer.
+        launcher: Starts the ranks.
         name: Of this agent; a later agent with the same name takes its place.
     """
 
-    def __init__(
-        self, home: Home, client: Client, token: str, slots: Sequence[SlotInfo], name: str = ""
+    def __init__(  # noqa: PLR0917 - what an agent is made of
+        self,
+        home: Home,
+        client: Client,
+        token: str,
+        slots: Sequence[SlotInfo],
+        launcher: Launcher,
+        name: str = "",
     ) -> None:
         self._home = home
         self._client = client
@@ -62,7 +68,7 @@ class Agent:
         self._closing = threading.Event()
         self._changing = threading.Lock()
         self._runs: dict[int, Run] = {}
-        self._fork_server: ForkServer | None = None
+        self._launcher = launcher
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT; then stop the runs, so that they may checkpoint.
@@ -86,22 +92,17 @@ class Agent:
                 self._home.agent_file.unlink(missing_ok=True)
 
     def _work(self) -> None:
-        on_cpu = all(slot.device == "cpu" for slot in self._slots)
-        log = self._home.logs / "fork_server.log"
-        for run_id, folder in leftover_runs(self._home.runs):
+        for run_id, folder in leftover_runs(self._home.runs, self._launcher):
             logger.info("run %d was left by an earlier agent", run_id)
             arguments = (folder, run_id, self._client, self._closing)
             threading.Thread(target=finish_run, args=arguments, daemon=True).start()
         threading.Thread(target=self._poll, name="poll", daemon=True).start()
         while not self._stopping.is_set():
-            # Made here, for the kernel kills it when the thread that made it ends.
-            if on_cpu and (self._fork_server is None or self._fork_server.lost):
-                self._fork_server = ForkServer(log)
+            self._launcher.keep_ready()
             self._stopping.wait(_ALIVE_POLL_S)
         logger.info("stopping")
         self._stop_runs()
-        if self._fork_server is not None:
-            self._fork_server.close()
+        self._launcher.close()
 
     def _stop_runs(self) -> None:
         with self._changing:  # no run begins after this
@@ -188,18 +189,13 @@ class Agent:
             self._client,
             token=self._token,
             environment=environment,
-            starter=self._launch,
+            launcher=self._launcher,
             closing=self._closing,
         )
         if item.action == "kill":
             run.stop(0)
         self._runs[item.run_id] = run
         run.start()
-
-    def _launch(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
-        if self._fork_server is not None:
-            return self._fork_server.start(folder, environment)
-        return start_launcher(folder, environment)
 
 
 def _put_away(folder: RunFolder, asked: float) -> bool:

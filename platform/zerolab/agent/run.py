@@ -21,15 +21,11 @@ from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, write_ru
 from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
-from zerolab.launcher.local import (
-    LauncherProcess,
-    kill_leftovers,
-    note_launcher,
-    stop_launcher,
-)
+from zerolab.launcher.interface import Launcher
+from zerolab.launcher.local import note_launcher
 from zerolab.reports.delivery import deliver
 
-__all__ = ["Run", "RunStarter", "finish_run", "leftover_runs"]
+__all__ = ["Run", "finish_run", "leftover_runs"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +38,6 @@ _TRIES = 20
 """Of a step that an answering server fails at; half a minute."""
 
 _STOPPED_EARLY = Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it began")
-
-RunStarter = Callable[[RunFolder, Mapping[str, str]], LauncherProcess]
-"""Starts a launcher; the calling thread outlives it."""
 
 
 class _Stoppable(Protocol):
@@ -62,7 +55,7 @@ class Run:
         client: The server.
         token: For the ranks, when the item brings none.
         environment: Variables for the ranks: threads, devices.
-        starter: Starts the launcher.
+        launcher: Starts the ranks.
         closing: Set when the agent ends: what the server does not take then stays on disk.
     """
 
@@ -74,7 +67,7 @@ class Run:
         *,
         token: str,
         environment: Mapping[str, str],
-        starter: RunStarter,
+        launcher: Launcher,
         closing: threading.Event,
     ) -> None:
         self.run_id = item.run_id
@@ -83,7 +76,7 @@ class Run:
         self._client = client
         self._token = token
         self._environment = environment
-        self._starter = starter
+        self._launcher = launcher
         self._closing = closing
         self._stop = threading.Event()
         self._grace_s = 0.0
@@ -126,7 +119,7 @@ class Run:
             return refused
         if self._stop.is_set():
             return _STOPPED_EARLY
-        process = self._starter(self._folder, self._environment)
+        process = self._launcher.start(self._folder, self._environment)
         note_launcher(self._folder, process)
         logger.info("run %d started as process %d", self.run_id, process.pid)
         over = threading.Event()
@@ -136,12 +129,12 @@ class Run:
             code = process.poll()
             while code is None:
                 if self._stop.wait(_POLL_S):
-                    code = stop_launcher(process, self._grace_s)
+                    code = self._launcher.stop(process, self._grace_s)
                 else:
                     code = process.poll()
         finally:
             over.set()
-        kill_leftovers(self._folder)
+        self._launcher.sweep(self._folder)
         teller.join()
         return read_outcome(self._folder.path) or _outcome_without_launcher(code)
 
@@ -194,7 +187,7 @@ def _not_blamed(outcome: Outcome) -> Outcome:
     return Outcome(EXIT_INFRASTRUCTURE, reason, outcome.rank)
 
 
-def leftover_runs(runs: Path) -> list[tuple[int, RunFolder]]:
+def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]:
     """Find runs that an earlier agent has not brought to their end.
 
     Their processes, if there still are any, are killed; a run without an outcome gets one.
@@ -205,7 +198,7 @@ def leftover_runs(runs: Path) -> list[tuple[int, RunFolder]]:
         if not path.name.isdecimal() or folder.delivered.exists():
             continue
         folder.create()  # it may have died in the middle of that
-        kill_leftovers(folder)
+        launcher.sweep(folder)
         if read_outcome(path) is None:
             outcome = Outcome(EXIT_INFRASTRUCTURE, "the agent ended while the run was going on")
             write_outcome(path, outcome)

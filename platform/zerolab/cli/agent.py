@@ -22,6 +22,9 @@ def start(
     name: Annotated[
         str, typer.Option(help="Name of this agent. Default: the name of the machine.")
     ] = "",
+    launcher: Annotated[
+        str, typer.Option(help="How ranks are started: local, on this machine.")
+    ] = "local",
 ) -> None:
     """Offer this machine's slots to a server, in the foreground, until it is stopped.
 
@@ -32,14 +35,20 @@ def start(
     from zerolab.agent.agent import Agent
     from zerolab.agent.slots import find_slots
     from zerolab.cli.connection import connect, token_of
+    from zerolab.errors import ConfigError
+    from zerolab.launcher.registered import LAUNCHERS
     from zerolab.paths import Home
 
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if launcher not in LAUNCHERS:
+        raise ConfigError("launcher", [f"must be one of {', '.join(LAUNCHERS)}, got {launcher!r}"])
     home = Home.default().create()
+    offered = find_slots(slots, cpu=cpu)
     with connect(home) as client:
-        Agent(home, client, token_of(home), find_slots(slots, cpu=cpu), name).run()
+        starts = LAUNCHERS[launcher](home, offered)
+        Agent(home, client, token_of(home), offered, starts, name).run()
 
 
 @group.command("list")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.contract.run_folder import RunFolder
-from zerolab.launcher.local import MODULE, LauncherProcess, start_launcher
+from zerolab.launcher.interface import LauncherProcess
+from zerolab.launcher.local import MODULE, start_launcher
 
 __all__ = ["ForkServer"]
 

@@ -6,30 +6,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 import psutil
 
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC
 from zerolab.files import read_json, write_json
+from zerolab.launcher.interface import LauncherProcess
 from zerolab.linux import kill_all, kill_tree
 
-__all__ = ["LauncherProcess", "kill_leftovers", "note_launcher", "start_launcher", "stop_launcher"]
+__all__ = ["kill_leftovers", "note_launcher", "start_launcher", "stop_launcher"]
 
 MODULE = "zerotrial.process.launch"
 """Started as a process, never imported from here: torch lives there."""
 
 _POLL_S = 0.02
-
-
-class LauncherProcess(Protocol):
-    """A launcher that runs; ``subprocess.Popen`` is one."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return its exit code, -n for signal n, or None while it runs."""
 
 
 def start_launcher(folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:

@@ -1,0 +1,50 @@
+"""Ranks on the agent's own machine: forked from a process that has imported torch, or afresh."""
+
+from collections.abc import Mapping, Sequence
+
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.wire import SlotInfo
+from zerolab.launcher.fork_client import ForkServer
+from zerolab.launcher.interface import LauncherProcess
+from zerolab.launcher.local import kill_leftovers, start_launcher, stop_launcher
+from zerolab.paths import Home
+
+__all__ = ["LocalLauncher"]
+
+
+class LocalLauncher:
+    """See :class:`~zerolab.launcher.interface.Launcher`.
+
+    Args:
+        home: Data directory of the agent.
+        slots: That it offers. On CPU slots launchers are forked, for CUDA does not survive a fork.
+    """
+
+    def __init__(self, home: Home, slots: Sequence[SlotInfo]) -> None:
+        self._log = home.logs / "fork_server.log"
+        self._forks = all(slot.device == "cpu" for slot in slots)
+        self._fork_server: ForkServer | None = None
+
+    def keep_ready(self) -> None:
+        """Have a fork server; the kernel kills it when the calling thread ends."""
+        if self._forks and (self._fork_server is None or self._fork_server.lost):
+            self._fork_server = ForkServer(self._log)
+
+    def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
+        """Fork a launcher where that can be, else start one; it starts the ranks."""
+        if self._fork_server is not None:
+            return self._fork_server.start(folder, environment)
+        return start_launcher(folder, environment)
+
+    def stop(self, process: LauncherProcess, grace_s: float) -> int:
+        """Stop a launcher and its ranks."""
+        return stop_launcher(process, grace_s)
+
+    def sweep(self, folder: RunFolder) -> int:
+        """Kill what ranks have started themselves."""
+        return kill_leftovers(folder)
+
+    def close(self) -> None:
+        """End the fork server."""
+        if self._fork_server is not None:
+            self._fork_server.close()

@@ -1,0 +1,11 @@
+"""The launchers that there are: a new one is one file, and one line here."""
+
+from zerolab.launcher.interface import MakeLauncher
+from zerolab.launcher.local_launcher import LocalLauncher
+
+__all__ = ["LAUNCHERS"]
+
+LAUNCHERS: dict[str, MakeLauncher] = {
+    "local": LocalLauncher,
+}
+"""What ``zerolab agent start --launcher`` may be."""

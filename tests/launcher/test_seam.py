@@ -1,0 +1,72 @@
+"""A new launcher is one file and one line: the toy in ``toy_launcher.py`` is all there is of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.installation import Installation
+from tests.launcher.toy_launcher import ToyLauncher
+from tests.waiting import until
+from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
+from zerolab.launcher.interface import MakeLauncher
+from zerolab.launcher.registered import LAUNCHERS
+from zerolab.linux import kill_tree
+
+REGISTER_AND_START = """
+import sys
+from zerolab.launcher.registered import LAUNCHERS
+from tests.launcher.toy_launcher import ToyLauncher
+LAUNCHERS["toy"] = ToyLauncher  # the one line
+from zerolab.cli.main import main
+sys.argv = "zerolab agent start --launcher toy --cpu --slots 5 --name toy".split()
+main()
+"""
+
+CONFIG: dict[str, Any] = {
+    "entrypoint": [sys.executable, "script.py"],
+    "searcher": {"name": "single", "metric": "loss"},
+    "resources": {"slots_per_trial": 5},
+}
+
+SCRIPT = """
+import os, pathlib
+pathlib.Path(GATE).write_text(os.environ["TOY_SLOTS"])
+"""
+
+
+def test_every_launcher_is_one() -> None:
+    makers: list[MakeLauncher] = [*LAUNCHERS.values(), ToyLauncher]
+    verbs = ("keep_ready", "start", "stop", "sweep", "close")
+    assert all(callable(getattr(maker, verb)) for maker in makers for verb in verbs)
+
+
+@pytest.mark.processes
+def test_an_agent_runs_an_experiment_with_a_new_launcher(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    files = {"script.py": SCRIPT.replace("GATE", repr(str(told)))}
+    with Installation.running(tmp_path / "home") as installation:
+        environment = {
+            **os.environ,
+            ENV_HOME: str(tmp_path / "other"),
+            ENV_MASTER: installation.client.url,
+            ENV_TOKEN: installation.home.ensure_token(),
+        }
+        with subprocess.Popen([sys.executable, "-c", REGISTER_AND_START], env=environment) as agent:
+            try:
+                until("two agents", installation.client.agents, lambda found: len(found) == 2)
+                number = installation.submit(tmp_path / "model", CONFIG, files)
+                assert installation.wait_for(number)["state"] == "COMPLETED"
+            finally:
+                kill_tree(agent.pid)
+    assert told.read_text() == "5"
+
+
+@pytest.mark.processes
+def test_a_launcher_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with Installation.running(tmp_path / "home") as installation:
+        done = installation.quick("agent", "start", "--launcher", "kubernetes", expect=2)
+    assert "must be one of local, got 'kubernetes'" in done.stderr
