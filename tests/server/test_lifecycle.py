@@ -372,6 +372,18 @@ def test_a_trial_that_waits_for_others_says_for_whom(server: Server) -> None:
     assert server.act("pause", 3)["waiting_reason"] is None
 
 
+def test_of_a_long_queue_each_trial_says_that_earlier_ones_go_first(sqlite_server: Server) -> None:
+    numbers = {"n": {"type": "categorical", "vals": list(range(100))}}
+    space = {"deepspeed_config": "ds_config.json", **numbers}
+    searcher = {"name": "grid", "metric": "loss", "max_length": 100, "max_concurrent_trials": 100}
+    sqlite_server.add_agent()
+    sqlite_server.submit(hyperparameters=space, searcher=searcher)
+    reasons = [trial["waiting_reason"] for trial in sqlite_server.trials()]
+    assert reasons[:2] == [None, "it needs 1 slot, of which none is free"]
+    assert set(reasons[2:64]) == {"an earlier trial of its experiment goes first"}
+    assert set(reasons[64:]) == {"earlier trials of its experiment go first"}
+
+
 def test_a_submission_that_is_rolled_back_leaves_no_reason(sqlite_server: Server) -> None:
     world, database = sqlite_server.services.world, sqlite_server.services.database
     sqlite_server.submit()

@@ -202,7 +202,13 @@ def test_a_stream_tells_what_changes_and_goes_on_behind_its_cursor(
     assert first[0].data["id"] == experiment_id
     assert first[2].data == {"reload": True}
 
+    assert "no agent is there" in first[0].data["waiting_reason"]
+    assert "no agent is there" in first[1].data["waiting_reason"]
+
     agent_id = add_agent(client, 1)
+    told = {event.name: event.data for event, _ in zip(stream, range(2), strict=False)}
+    assert told["experiment"]["waiting_reason"] is None
+    assert told["trial"]["waiting_reason"] is None
     run_id = client.work(agent_id, 0, 0).runs[0].run_id
     client.run_started(run_id)
     batch = ReportBatch(1, [training(5, 0.5), checkpoint(5, str(experiment_id))])

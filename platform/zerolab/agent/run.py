@@ -15,7 +15,14 @@ import msgspec
 from zerolab.agent.logs import LogShipper
 from zerolab.client.archive import unpack
 from zerolab.client.http import Client
-from zerolab.contract.outcome import DELIBERATE, Outcome, read_outcome, tail, write_outcome
+from zerolab.contract.outcome import (
+    DELIBERATE,
+    Outcome,
+    read_outcome,
+    signal_text,
+    tail,
+    write_outcome,
+)
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, write_run_spec
 from zerolab.contract.wire import RunExit, WorkItem
@@ -268,7 +275,7 @@ def _until_reached(action: Callable[[], object], stop: _Stoppable, tries: float 
 
 def _outcome_without_launcher(code: int) -> Outcome:
     if code < 0:
-        return Outcome(code, f"the launcher was killed by signal {-code}")
+        return Outcome(code, f"the launcher was killed by {signal_text(-code)}")
     return Outcome(code or 1, f"the launcher ended with code {code}; see logs/launcher.log")
 
 

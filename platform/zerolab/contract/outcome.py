@@ -22,6 +22,7 @@ __all__ = [
     "failure",
     "read_outcome",
     "read_reason",
+    "signal_text",
     "tail",
     "write_outcome",
     "write_reason",
@@ -102,7 +103,7 @@ def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
     """
     said = read_reason(run_dir)
     if exit_code < 0 and (said is None or said.exit_code not in DELIBERATE):
-        return Outcome(exit_code, f"rank {rank} was killed by {_signal(-exit_code)}", rank)
+        return Outcome(exit_code, f"rank {rank} was killed by {signal_text(-exit_code)}", rank)
     if said is not None:
         return said
     lines = [line for line in tail(RunFolder(run_dir).stderr(rank)).splitlines() if line.strip()]
@@ -122,7 +123,8 @@ def tail(path: Path, max_lines: int = 100) -> str:
     return "\n".join(content.decode(errors="replace").splitlines()[-max_lines:])
 
 
-def _signal(number: int) -> str:
+def signal_text(number: int) -> str:
+    """Name a signal that has killed a process, and say what helps where memory has run out."""
     if number == signal.SIGKILL:
         return f"SIGKILL, as the system does when memory has run out: {LESS_MEMORY}"
     try:

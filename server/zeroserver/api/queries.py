@@ -154,7 +154,9 @@ def trial(row: RowMapping, waiting: Waiting) -> Trial:
     """Turn a row into a resource; ``waiting`` knows why it waits."""
     return Trial.of(
         row,
-        waiting_reason=waiting.of_trial(row["id"], row["state"], row["run_id"]),
+        waiting_reason=waiting.of_trial(
+            row["id"], row["experiment_id"], row["state"], row["run_id"]
+        ),
         result_problem=trial_problem(row),
     )
 

@@ -21,6 +21,8 @@ class Waiting:
     """Experiment of which nothing runs to the reason of its first trial."""
     homes: Mapping[int, int] = field(default_factory=dict)
     """Trial to its experiment."""
+    queued: frozenset[int] = frozenset()
+    """Experiments of which trials wait."""
 
     @classmethod
     def after(
@@ -46,13 +48,16 @@ class Waiting:
         for trial in sorted(told):
             if homes[trial] not in running:
                 experiments.setdefault(homes[trial], told[trial])
-        return cls(told, experiments, homes)
+        return cls(told, experiments, homes, frozenset(homes.values()))
 
-    def of_trial(self, trial_id: int, state: str, run_id: int | None) -> str | None:
-        """Why a trial waits; None when it does not, or is starting."""
+    def of_trial(
+        self, trial_id: int, experiment_id: int, state: str, run_id: int | None
+    ) -> str | None:
+        """Why a trial waits; None when it does not, is starting, or nobody has looked yet."""
         if state != TrialState.QUEUED or run_id is not None:
             return None
-        return self.trials.get(trial_id, _LATER)
+        looked_at = experiment_id in self.queued  # a round looks at the first trials of each
+        return self.trials.get(trial_id, _LATER if looked_at else None)
 
     def of_experiment(self, experiment_id: int, state: str) -> str | None:
         """Why nothing of an experiment runs; None when something does."""
