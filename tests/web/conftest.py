@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 
 from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S
+from tests.web.stage import Stage, staged
 from zeroserver.app import STATIC
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
@@ -33,6 +34,7 @@ with zerolab.core.init() as context:
                 while not Path(hparams["gate"]).exists():
                     time.sleep(0.05)
             context.train.report_training_metrics(step, {"loss": 1 / step})
+        context.train.report_validation_metrics(20, {"holey": 1.0})
     if what == "grid":
         for step in range(1, 6):
             context.train.report_training_metrics(step, {"loss": hparams["slope"] / step})
@@ -89,11 +91,23 @@ class Site:
         return self.installation.submit(self.folder / name, config, {"script.py": SCRIPT})
 
 
+def _needs_page() -> None:
+    if not (STATIC / "index.html").is_file():
+        pytest.fail("the page is not built: run `npm ci && npm run build` in server/web")
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A server whose agent was played: many trials, long curves, and what goes wrong."""
+    _needs_page()
+    with staged(tmp_path_factory.mktemp("stage")) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One experiment that completed, one that failed, one with broken curves, one with trials."""
-    if not (STATIC / "index.html").is_file():
-        pytest.fail("the page is not built: run `npm ci && npm run build` in server/web")
+    _needs_page()
     folder = tmp_path_factory.mktemp("web")
     with Installation.running(folder / "home", slots=3) as installation:
         made = Site(installation, folder, digits=0, failed=0, long=0, grid=0)
@@ -140,7 +154,7 @@ class Watched:
             self.faults.append(message.text)
 
     def _request(self, request: Request) -> None:
-        if not request.url.startswith((self.url + "/", "data:")):
+        if not request.url.startswith((self.url + "/", "data:", "blob:")):
             self.faults.append(f"a request to {request.url}")
 
     def show(self, address: str) -> Page:
@@ -165,3 +179,15 @@ def owner(site: Site, stranger: Watched) -> Iterator[Watched]:
     stranger.page.goto(site.installation.client.login_link())
     yield stranger
     assert stranger.faults == []
+
+
+@pytest.fixture
+def spectator(stage: Stage, chromium: Browser) -> Iterator[Watched]:
+    """A browser that is signed in at the stage; nothing goes wrong in it."""
+    context = chromium.new_context()
+    watched = Watched(context.new_page(), stage.url)
+    watched.watch()
+    watched.page.goto(stage.login_link())
+    yield watched
+    context.close()
+    assert watched.faults == []

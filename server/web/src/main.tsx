@@ -5,33 +5,48 @@ import { render } from "preact";
 import icon from "./icon.svg";
 import "./style.css";
 import { post } from "./api";
-import { useRoute } from "./route";
+import { Choices, type Route, useRoute } from "./route";
 import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
 
-async function signOut() {
-  await post("/logout");
-  location.reload(); // the address stays; nothing of an experiment does
+/** Nothing of an experiment stays; one who is not signed in is told so by what is loaded again. */
+function signOut(): void {
+  const load = () => window.location.reload();
+  post("/logout").then(load, load);
 }
 
 function Page() {
   const route = useRoute();
   return (
-    <>
+    <Choices.Provider value={route.choices}>
       <header class="bar">
         <a href="#/" class="brand">
           <img src={icon} alt="" width="20" height="20" /> Zerolab
         </a>
         <nav>
-          <a href="#/" aria-current={route.id === null ? "page" : undefined}>
+          <a href="#/" aria-current={route.page === "list" ? "page" : undefined}>
             Experiments
           </a>
           <a href="/api/v1/openapi.json">REST API</a>
-          <button onClick={() => void signOut()}>Sign out</button>
         </nav>
+        <button type="button" class="end" onClick={signOut}>
+          Sign out
+        </button>
       </header>
-      <main>{route.id === null ? <Experiments /> : <Experiment key={route.id} id={route.id} route={route} />}</main>
-    </>
+      <main>
+        <View route={route} />
+      </main>
+    </Choices.Provider>
+  );
+}
+
+function View({ route }: { route: Route }) {
+  if (route.page === "list") return <Experiments />;
+  if (route.page === "experiment") return <Experiment key={route.id} id={route.id} route={route} />;
+  return (
+    <div class="notice bad" role="alert">
+      There is nothing at <code>{window.location.hash}</code>. <a href="#/">All experiments</a>
+    </div>
   );
 }
 

@@ -1,14 +1,33 @@
 /** Small pieces that several views show. */
 
 import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
 
 import { post } from "./api";
 import { LOGIN } from "./live";
 
 export const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
 
-export function Badge({ state }: { state: string }) {
-  return <span class={`badge ${state.toLowerCase().split("_")[0]}`}>{state.replaceAll("_", " ").toLowerCase()}</span>;
+/** What has a state, and may say why it has no result, or why it waits. */
+interface Standing {
+  state: string;
+  result_problem?: string | null;
+  waiting_reason?: string | null;
+}
+
+/** A state; an end without a result, and waiting, have colours of their own. */
+export function Badge({ of: { state, result_problem, waiting_reason } }: { of: Standing }) {
+  const words = state.replaceAll("_", " ").toLowerCase();
+  if (state === "COMPLETED" && result_problem) return <span class="badge empty">{words}, no result</span>;
+  if (state === "ACTIVE" && waiting_reason) return <span class="badge queued">{words}, waiting</span>;
+  return <span class={`badge ${words.split(" ")[0]}`}>{words}</span>;
+}
+
+/** What went wrong with something, or why it waits: one line of its row. */
+export function Trouble({ of: row }: { of: Standing & { error: string | null } }) {
+  const problem = row.result_problem ?? row.error;
+  if (problem) return <OneLine text={problem} kind={row.state === "COMPLETED" ? "empty" : "problem"} />;
+  return row.waiting_reason ? <OneLine text={`waits: ${row.waiting_reason}`} kind="waiting" /> : null;
 }
 
 export function Progress({ value }: { value: number }) {
@@ -21,7 +40,14 @@ export function Progress({ value }: { value: number }) {
   );
 }
 
-export function Problem({ text }: { text: string }) {
+interface ProblemProps {
+  text: string;
+  /** Of its colour: an error, or a warning. */
+  kind?: "bad" | "warned";
+  children?: ComponentChildren;
+}
+
+export function Problem({ text, kind = "bad", children }: ProblemProps) {
   if (text === LOGIN) {
     return (
       <div class="notice" role="alert">
@@ -30,11 +56,21 @@ export function Problem({ text }: { text: string }) {
       </div>
     );
   }
-  const long = text.includes("\n");
   return (
-    <div class="notice bad" role="alert">
-      {long ? <pre tabIndex={0}>{text}</pre> : text}
+    <div class={`notice ${kind}`} role="alert">
+      {text.includes("\n") ? <pre tabIndex={0}>{text}</pre> : text} {children}
     </div>
+  );
+}
+
+/** The first line of a problem, cut to the width that there is; the rest on demand. */
+function OneLine({ text, kind }: { text: string; kind: "problem" | "empty" | "waiting" }) {
+  const lines = text.trim().split("\n");
+  return (
+    <details class={`trouble ${kind}`}>
+      <summary title={lines[0]}>{lines[0]}</summary>
+      <pre>{lines.join("\n")}</pre>
+    </details>
   );
 }
 
@@ -71,7 +107,7 @@ export function Facts({ rows }: { rows: [string, ComponentChildren][] }) {
   );
 }
 
-/** A table that scrolls sideways in a narrow window. */
+/** A table; in a narrow window each row is a card, and its cells tell their names. */
 export function Table({ head, children }: { head: ComponentChildren; children: ComponentChildren }) {
   return (
     <div class="table">
@@ -82,5 +118,56 @@ export function Table({ head, children }: { head: ComponentChildren; children: C
         <tbody>{children}</tbody>
       </table>
     </div>
+  );
+}
+
+/** A cell of a column; `name` is shown beside it where there is no room for the table's head. */
+export function Cell({ name, kind, children }: { name?: string; kind?: string; children?: ComponentChildren }) {
+  return (
+    <td class={kind} data-name={name}>
+      {children}
+    </td>
+  );
+}
+
+/** Put a text on the clipboard; browsers allow it by the newer way only on this machine and over TLS. */
+async function copy(text: string): Promise<void> {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+export function Copy({ text }: { text: string }) {
+  const [done, setDone] = useState("");
+  return (
+    <button type="button" onClick={() => copy(text).then(() => setDone(text), (problem: Error) => window.alert(problem.message))}>
+      {done === text ? "copied" : "copy"}
+    </button>
+  );
+}
+
+/** Hand a text to the browser as a file. */
+export function save(name: string, text: string): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain;charset=utf-8" }));
+  link.download = name;
+  link.click();
+  window.setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+/** A choice between a few values. */
+export function Select(props: { name: string; value: string; options: [string, string][]; choose: (value: string) => void }) {
+  return (
+    <select aria-label={props.name} value={props.value} onChange={(e) => props.choose(e.currentTarget.value)}>
+      {props.options.map(([value, words]) => (
+        <option value={value} key={value}>
+          {words}
+        </option>
+      ))}
+    </select>
   );
 }

@@ -1,18 +1,18 @@
 /** The checkpoints of an experiment, the newest first, with what lies in each. */
 
-import { useState } from "preact/hooks";
-
 import { all } from "../api";
 import type { Checkpoint, Trial } from "../resources";
+import { useChoice } from "../route";
 import { bytes, clock, number } from "../format";
 import { useLoaded } from "../live";
-import { Badge, Problem, Table } from "../parts";
+import { Badge, Cell, Problem, Table } from "../parts";
 
 const MOST_ROWS = 500;
 
 export function Checkpoints(props: { path: string; tick: number; trials: Trial[]; chosen: number[] }) {
   const { path, tick, trials, chosen } = props;
-  const [deleted, setDeleted] = useState(false);
+  const [shown, setShown] = useChoice("deleted");
+  const deleted = shown !== "";
   const list = useLoaded(path, () => all<Checkpoint>(`${path}/checkpoints`, "checkpoints"), tick);
   if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
   const mine = list.value.filter((c) => chosen.length === 0 || chosen.includes(c.trial_id));
@@ -27,7 +27,7 @@ export function Checkpoints(props: { path: string; tick: number; trials: Trial[]
         </span>
         {mine.length > kept.length && (
           <label>
-            <input type="checkbox" checked={deleted} onChange={(e) => setDeleted(e.currentTarget.checked)} /> the deleted
+            <input type="checkbox" checked={deleted} onChange={(e) => setShown(e.currentTarget.checked ? "1" : "")} /> the deleted
             ones too ({number(mine.length - kept.length)})
           </label>
         )}
@@ -55,7 +55,7 @@ function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial |
   const validation = Object.entries(c.metrics ?? {}).filter(([name]) => name !== "batches" && name !== "epochs");
   return (
     <tr class={c.state === "DELETED" ? "gone" : ""}>
-      <td>
+      <Cell>
         <details>
           <summary>
             <code>{c.uuid}</code>
@@ -71,22 +71,30 @@ function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial |
             ))}
           </ul>
         </details>
-      </td>
-      <td class="figure">{c.trial_id}</td>
-      <td class="figure">{number(c.steps_completed)}</td>
-      <td>
-        <Badge state={c.state} />
-      </td>
-      <td class="figure">{bytes(c.size_bytes)}</td>
-      <td class="hparams">
+      </Cell>
+      <Cell name="trial" kind="figure">
+        {c.trial_id}
+      </Cell>
+      <Cell name="batch" kind="figure">
+        {number(c.steps_completed)}
+      </Cell>
+      <Cell>
+        <Badge of={c} />
+      </Cell>
+      <Cell name="size" kind="figure">
+        {bytes(c.size_bytes)}
+      </Cell>
+      <Cell name="validation" kind="hparams">
         {validation.map(([name, value]) => (
           <span key={name}>
             <i>{name}</i> {number(value)}
           </span>
         ))}
         {validation.length === 0 && "–"}
-      </td>
-      <td class="figure">{clock(c.created_at)}</td>
+      </Cell>
+      <Cell name="saved" kind="figure">
+        {clock(c.created_at)}
+      </Cell>
     </tr>
   );
 }

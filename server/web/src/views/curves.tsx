@@ -1,82 +1,45 @@
 /** The curves of some trials: one chart for each metric that they report. */
 
-import { useMemo, useRef, useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 
-import { finite, get } from "../api";
-import type { Experiment, Curve as Series, Trial } from "../resources";
-import { Chart, type Curve } from "../chart";
+import { Chart } from "../chart/chart";
+import { type Curve, extent, type Zoom } from "../chart/curve";
+import { look, places } from "../chart/looks";
+import { number } from "../format";
 import { useLoaded } from "../live";
 import { ENDED, Problem } from "../parts";
-import { address } from "../route";
+import type { Experiment, Trial } from "../resources";
+import { address, useChoice } from "../route";
+import { charts, counter, differences, drawn, MOST_TRIALS, type Titled, useReader } from "./drawn";
 
-const GROUPS = ["training", "validation", "system"];
 const SHOWN: Record<string, string[]> = {
   "training and validation": ["training", "validation"],
   training: ["training"],
   validation: ["validation"],
   system: ["system"],
 };
-const MOST_TRIALS = 10;
-const MOST_POINTS = 400; // about one a pixel
-const COUNTERS = ["batches", "epochs", "loss_scale", "skipped_steps"];
-
-interface Read {
-  trial: number;
-  series: Series[];
-}
-
-/** The trials that were chosen, else the best: those that were validated come before the others. */
-function drawn(row: Experiment, trials: Trial[], chosen: Trial[]): Trial[] {
-  if (chosen.length > 0 || trials.length <= MOST_TRIALS) return (chosen.length > 0 ? chosen : trials).slice(0, MOST_TRIALS);
-  const sign = row.smaller_is_better ? 1 : -1;
-  const rank = (t: Trial) => (finite(t.best_validation) ?? sign * Infinity) * sign;
-  const best = [...trials].sort((a, b) => (rank(a) < rank(b) ? -1 : rank(a) > rank(b) ? 1 : b.id - a.id));
-  return best.slice(0, MOST_TRIALS).sort((a, b) => a.id - b.id);
-}
-
-/** Where a metric stands: the searcher's first, then losses, accuracies, others, counters. */
-function place(name: string, metric: string): number {
-  if (name === "loss") return 0;
-  if (name === metric) return 1;
-  if (name.endsWith("loss")) return 2;
-  if (name.includes("accuracy")) return 3;
-  return COUNTERS.includes(name) ? 5 : 4;
-}
-
-function charts(reads: Read[], metric: string, label: (trial: number, name: string) => string): [string, Curve[]][] {
-  const found = new Map<string, Curve[]>();
-  for (const { trial, series } of reads) {
-    for (const one of series) {
-      const key = `${one.group}: ${one.name}`;
-      const curves = found.get(key) ?? [];
-      curves.push({ label: label(trial, one.name), series: one });
-      found.set(key, curves);
-    }
-  }
-  const order = ([, curves]: [string, Curve[]]) => {
-    const { group, name } = curves[0]!.series;
-    return [place(name, metric), GROUPS.indexOf(group), name] as const;
-  };
-  return [...found].sort((a, b) => {
-    const [x, y] = [order(a), order(b)];
-    return x[0] - y[0] || x[1] - y[1] || x[2].localeCompare(y[2]);
-  });
-}
+const USUAL = "training and validation";
 
 export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[]; tick: number }) {
   const { row, trials, chosen, tick } = props;
-  const [shown, setShown] = useState("training and validation");
-  const [log, setLog] = useState(false);
-  const read = useReader();
+  const [wanted, setShown] = useChoice("group", USUAL);
+  const shown = wanted in SHOWN ? wanted : USUAL;
+  const [log, setLog] = useChoice("log");
+  const [part, setPart] = useChoice("batches");
+  const zoom = zoomed(part);
   const some = drawn(row, trials, chosen);
+  const read = useReader(some.length);
+  const at = useMemo(() => places(trials), [trials]);
+  const told = useMemo(() => differences(trials), [trials]);
   const ids = some.map((t) => t.id).join(",");
   // What is drawn stays while other trials are read, so that nothing flickers as trials come and go.
-  const loaded = useLoaded(shown, () => Promise.all(some.map((trial) => read(trial, SHOWN[shown]!))), `${tick} ${ids}`);
-  const found = useMemo(
-    () => charts(loaded.value ?? [], row.metric, (trial, name) => (trials.length > 1 ? `trial ${trial}` : name)),
-    [loaded.value],
-  );
-  const empty = loaded.value === null ? "Reading…" : ENDED.includes(row.state) ? "Nothing was reported." : "Nothing reported yet.";
+  const load = () => Promise.all(some.map((trial) => read(trial, SHOWN[shown]!, zoom)));
+  const loaded = useLoaded(shown, load, `${tick} ${ids} ${part}`);
+  const found = useMemo(() => {
+    const label = (trial: number, name: string) => (trials.length > 1 ? `trial ${trial}${within(told.get(trial))}` : name);
+    return charts(loaded.value ?? [], row, label, at);
+  }, [loaded.value, trials.length > 1]);
+  const setZoom = (next: Zoom | null) => setPart(next === null ? "" : next.join("-"));
   return (
     <section>
       {loaded.error && <Problem text={loaded.error} />}
@@ -86,41 +49,144 @@ export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[
             {name}
           </button>
         ))}
-        <label title="Where all values are above zero">
-          <input type="checkbox" checked={log} onChange={(e) => setLog(e.currentTarget.checked)} /> logarithmic
+        <label>
+          <input type="checkbox" checked={log !== ""} onChange={(e) => setLog(e.currentTarget.checked ? "1" : "")} /> logarithmic
         </label>
-        {trials.length > some.length && chosen.length === 0 && (
-          <span class="muted">
-            the best {some.length} of {trials.length} trials; <a href={address(row.id, "trials")}>choose others</a>
-          </span>
+        {zoom === null ? (
+          found.length > 0 && <span class="muted wide-only">drag in a chart to zoom</span>
+        ) : (
+          <button type="button" class="reset" onClick={() => setZoom(null)}>
+            batches {number(zoom[0])} to {number(zoom[1])} ✕ <span class="muted">show all</span>
+          </button>
         )}
-        {chosen.length > some.length && <span class="muted">the first {some.length} of those chosen</span>}
+        <LeftOut row={row} trials={trials} chosen={chosen} some={some} />
       </div>
-      {found.length === 0 && <p class="muted">{empty}</p>}
-      <div class="charts">
-        {found.map(([title, curves]) => (
-          <Chart key={title} title={title} curves={curves} log={log} />
-        ))}
-      </div>
+      {found.length === 0 ? (
+        <Empty row={row} reading={loaded.value === null} />
+      ) : (
+        <Charts found={found} zoom={zoom} setZoom={setZoom} log={log !== ""} some={some} row={row} told={told} at={at} />
+      )}
     </section>
   );
 }
 
-/** Reads the curves of a trial; those of one that has ended only once. */
-function useReader(): (trial: Trial, groups: string[]) => Promise<Read> {
-  const kept = useRef(new Map<string, Series[]>());
-  return async (trial, groups) => {
-    const parts = await Promise.all(
-      groups.map(async (group) => {
-        const key = `${trial.id} ${group} ${trial.state} ${trial.ended_at}`;
-        const known = kept.current.get(key);
-        if (known) return known;
-        const path = `/trials/${trial.id}/metrics?group=${group}&max_points=${MOST_POINTS}`;
-        const series = (await get<{ metrics: Series[] }>(path)).metrics;
-        if (ENDED.includes(trial.state)) kept.current.set(key, series);
-        return series;
-      }),
+const within = (text: string | undefined): string => (text ? ` (${text})` : "");
+
+/** The part of `120-480`; null where that is none. */
+function zoomed(part: string): Zoom | null {
+  const found = /^(\d{1,15})-(\d{1,15})$/.exec(part);
+  const [first, last] = [Number(found?.[1]), Number(found?.[2])];
+  return found && first < last ? [first, last] : null;
+}
+
+function Empty({ row, reading }: { row: Experiment; reading: boolean }) {
+  if (reading) return <p class="muted">Reading…</p>;
+  return <p class="muted">{ENDED.includes(row.state) ? "Nothing was reported." : "Nothing reported yet."}</p>;
+}
+
+/** Which trials are not drawn. */
+function LeftOut({ row, trials, chosen, some }: { row: Experiment; trials: Trial[]; chosen: Trial[]; some: Trial[] }) {
+  if (chosen.length > some.length) {
+    return (
+      <span class="warn">
+        the best {some.length} of the {chosen.length} trials chosen: a chart has at most {MOST_TRIALS}
+      </span>
     );
-    return { trial: trial.id, series: parts.flat() };
-  };
+  }
+  if (chosen.length > 0 || trials.length <= some.length) return null;
+  return (
+    <span class="muted">
+      the best {some.length} of {number(trials.length)} trials; <a href={address(row.id, "trials")}>choose others</a>
+    </span>
+  );
+}
+
+interface Drawn {
+  found: Titled[];
+  zoom: Zoom | null;
+  setZoom: (zoom: Zoom | null) => void;
+  log: boolean;
+  some: Trial[];
+  row: Experiment;
+  told: Map<number, string>;
+  at: Map<number, number>;
+}
+
+function Charts({ found, zoom, setZoom, log, some, row, told, at }: Drawn) {
+  const [large, setLarge] = useChoice("large");
+  const [open, setOpen] = useChoice("counters");
+  const [hot, setHot] = useState<number | null>(null);
+  const counters = found.filter(counter);
+  const range = zoom ?? extent(found.flatMap(([, curves]) => curves));
+  const grid = (titled: Titled[]) => (
+    <div class="charts">
+      {titled.map(([title, curves]) => (
+        <Chart
+          key={title}
+          title={title}
+          curves={curves}
+          log={log}
+          range={range}
+          zoom={setZoom}
+          hot={hot}
+          heat={setHot}
+          large={large === title}
+          enlarge={() => setLarge(large === title ? "" : title)}
+        />
+      ))}
+    </div>
+  );
+  return (
+    <>
+      {row.num_trials > 1 && <Legend some={some} row={row} told={told} at={at} hot={hot} heat={setHot} />}
+      {grid(found.filter((one) => !counter(one)))}
+      {counters.length > 0 && (
+        <details class="counters" open={open !== ""} onToggle={(e) => setOpen(e.currentTarget.open ? "1" : "")}>
+          <summary>
+            counters <span class="muted">{counters.map(latest).join(" · ")}</span>
+          </summary>
+          {open !== "" && grid(counters)}
+        </details>
+      )}
+    </>
+  );
+}
+
+/** The last value of a metric; of several curves, the least and the greatest. */
+function latest([title, curves]: [string, Curve[]]): string {
+  const last = curves.map(({ series }) => series.points.at(-1)?.[1]).filter((value) => typeof value === "number");
+  const [least, most] = [Math.min(...last), Math.max(...last)];
+  return `${title} ${number(least)}${most > least ? ` to ${number(most)}` : ""}`;
+}
+
+interface LegendProps {
+  some: Trial[];
+  row: Experiment;
+  told: Map<number, string>;
+  at: Map<number, number>;
+  hot: number | null;
+  heat: (trial: number | null) => void;
+}
+
+/** Which curve is whose, once for all charts. */
+function Legend({ some, row, told, at, hot, heat }: LegendProps) {
+  return (
+    <ul class="legend" aria-label="trials" onMouseLeave={() => heat(null)}>
+      {some.map(({ id }) => {
+        const { color, dash } = look(at.get(id) ?? 0);
+        return (
+          <li key={id} class={hot === id ? "hot" : ""} onMouseEnter={() => heat(id)}>
+            <svg width="22" height="8" aria-hidden="true">
+              <line x1="0" y1="4" x2="22" y2="4" stroke={color} stroke-width="2.5" stroke-dasharray={dash.join(" ")} />
+            </svg>
+            <a href={address(row.id, "curves", [id])} onFocus={() => heat(id)} onBlur={() => heat(null)}>
+              trial {id}
+            </a>{" "}
+            <span class="muted">{told.get(id)}</span>
+            {id === row.best_trial_id && <small class="label">best</small>}
+          </li>
+        );
+      })}
+    </ul>
+  );
 }

@@ -7,8 +7,9 @@ import type { Experiment as Row, Trial } from "../resources";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { Action, Badge, ENDED, Facts, Problem, Progress } from "../parts";
-import { address, type Route, TABS } from "../route";
+import { address, type Route, type Tab, TABS } from "../route";
 import { Checkpoints } from "./checkpoints";
+import { Configuration } from "./configuration";
 import { Curves } from "./curves";
 import { Logs } from "./logs";
 import { Trials } from "./trials";
@@ -38,40 +39,68 @@ export function Experiment({ id, route }: { id: number; route: Route }) {
   }, [e?.name]);
   const problem = row.error ?? trials.error;
   if (e === null || trials.value === null) return problem ? <Problem text={problem} /> : <p class="muted">Reading…</p>;
+  const tab = route.tab ?? first(e, trials.value);
   const chosen = trials.value.filter((t) => route.trials.includes(t.id));
   return (
     <>
       {problem && <Problem text={problem} />}
       <Head row={e} connected={connected} refresh={row.reload} />
-      {e.error && <Problem text={e.error.trim()} />}
+      <Noticed row={e} trials={trials.value} />
       <Overview row={e} trials={trials.value} />
       <nav class="tabs" aria-label="views of this experiment">
         {TABS.map((name) => (
-          <a key={name} href={address(id, name, route.trials)} aria-current={route.tab === name ? "page" : undefined}>
+          <a key={name} href={address(id, name, route.trials)} aria-current={tab === name ? "page" : undefined}>
             {name}
           </a>
         ))}
         {chosen.length > 0 && (
           <span class="chosen">
             {chosen.length === 1 ? `trial ${chosen[0]!.id}` : `${chosen.length} trials`}{" "}
-            <a href={address(id, route.tab)}>show all</a>
+            <a href={address(id, tab)}>show all</a>
           </span>
         )}
       </nav>
-      {route.tab === "curves" && <Curves row={e} trials={trials.value} chosen={chosen} tick={ticks.metric} />}
-      {route.tab === "trials" && <Trials row={e} trials={trials.value} chosen={route.trials} refresh={trials.reload} />}
-      {route.tab === "checkpoints" && (
+      {tab === "curves" && <Curves row={e} trials={trials.value} chosen={chosen} tick={ticks.metric} />}
+      {tab === "trials" && <Trials row={e} trials={trials.value} chosen={route.trials} refresh={trials.reload} />}
+      {tab === "checkpoints" && (
         <Checkpoints path={path} tick={ticks.checkpoint} trials={trials.value} chosen={route.trials} />
       )}
-      {route.tab === "logs" && (
-        <Logs path={chosen.length === 1 ? `/trials/${chosen[0]!.id}` : path} tick={ticks.log} trials={trials.value} />
+      {tab === "logs" && (
+        <Logs
+          path={chosen.length === 1 ? `/trials/${chosen[0]!.id}` : path}
+          tick={ticks.log}
+          ranks={slots(e)}
+          several={trials.value.length > 1}
+        />
       )}
-      {route.tab === "configuration" && (
-        <pre class="config" tabIndex={0} aria-label="configuration">
-          {JSON.stringify(e.config, null, 2)}
-        </pre>
-      )}
+      {tab === "configuration" && <Configuration row={e} />}
     </>
+  );
+}
+
+/** What is shown where the address names no view: curves, or the log of what never trained. */
+function first(row: Row, trials: Trial[]): Tab {
+  const trained = trials.some((trial) => trial.steps_completed > 0);
+  return row.state === "ERROR" && !trained ? "logs" : "curves";
+}
+
+/** Slots of a trial, as its configuration says. */
+function slots(row: Row): number {
+  const resources = row.config.resources as { slots_per_trial?: number } | undefined;
+  return resources?.slots_per_trial ?? 1;
+}
+
+/** What is wrong with an experiment, or why nothing of it runs. */
+function Noticed({ row, trials }: { row: Row; trials: Trial[] }) {
+  const problem = (row.result_problem ?? row.error)?.trim();
+  if (!problem) return row.waiting_reason ? <Problem text={`Nothing runs yet: ${row.waiting_reason}`} kind="warned" /> : null;
+  const failed = trials.find((trial) => trial.error);
+  const rank = /\brank (\d+)/.exec(problem)?.[1];
+  const log = `${address(row.id, "logs", failed ? [failed.id] : []).split("?")[0]}${rank ? `?rank=${rank}` : ""}`;
+  return (
+    <Problem text={row.state === "ERROR" ? problem : `It ended without a result: ${problem}`} kind={row.state === "ERROR" ? "bad" : "warned"}>
+      <a href={log}>its log{rank && `, rank ${rank}`}</a>
+    </Problem>
   );
 }
 
@@ -82,7 +111,7 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
     <>
       <header class="title">
         <h1>
-          <small>{row.id}</small> {row.name} <Badge state={row.state} />
+          <small>{row.id}</small> {row.name} <Badge of={row} />
         </h1>
         <div class="actions">
           {!connected && <span class="muted">not connected: trying again</span>}

@@ -1,19 +1,43 @@
 /** The list of experiments, newest first. */
 
-import { useState } from "preact/hooks";
-
 import { all, get } from "../api";
-import type { Experiment, Info } from "../resources";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
-import { Badge, Problem, Progress, Table } from "../parts";
-import { address } from "../route";
+import { Badge, Cell, ENDED, Problem, Progress, Select, Table, Trouble } from "../parts";
+import type { Experiment, Info } from "../resources";
+import { address, useChoice } from "../route";
+import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
 
 const MOST_ROWS = 500;
 
+const STATES: [string, string, (row: Experiment) => boolean][] = [
+  ["", "every state", () => true],
+  ["running", "not ended", (e) => !ENDED.includes(e.state)],
+  ["waiting", "waiting", (e) => e.waiting_reason !== null || e.state === "PAUSED"],
+  ["completed", "completed with a result", (e) => e.state === "COMPLETED" && !e.result_problem],
+  ["problem", "ended without a result", (e) => Boolean(e.result_problem)],
+  ["error", "error", (e) => e.state === "ERROR"],
+  ["canceled", "canceled", (e) => e.state === "CANCELED"],
+];
+
+const seconds = (time: string | null): number | null => (time === null ? null : Date.parse(time));
+
+const COLUMNS: Column<Experiment>[] = [
+  { name: "id", value: (e) => e.id, falling: true },
+  { name: "name", value: (e) => e.name.toLowerCase() },
+  { name: "state", value: (e) => e.state },
+  { name: "progress", value: (e) => e.progress },
+  { name: "trials", value: (e) => e.num_trials, falling: true },
+  { name: "best validation", value: (e) => measured(e.best_validation) },
+  { name: "started", value: (e) => seconds(e.started_at), falling: true },
+  { name: "took", value: (e) => (e.started_at === null ? null : (seconds(e.ended_at) ?? Date.now()) - seconds(e.started_at)!), falling: true },
+];
+
 export function Experiments() {
-  const [text, setText] = useState("");
-  const [archived, setArchived] = useState(false);
+  const [text, setText] = useChoice("find");
+  const [state, setState] = useChoice("state");
+  const [archived, setArchived] = useChoice("archived");
+  const [order, sort] = useOrder(COLUMNS, { name: "id", falling: true });
   const list = useLoaded("experiments", () => all<Experiment>("/experiments", "experiments"));
   const info = useLoaded("info", () => get<Info>("/info"));
   useEvents("/events", (changes) => {
@@ -23,14 +47,16 @@ export function Experiments() {
   });
   if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  const inState = STATES.find(([name]) => name === state)?.[2] ?? (() => true);
   const found = list.value
-    .filter((e) => archived || !e.archived)
+    .filter((e) => archived !== "" || !e.archived)
+    .filter(inState)
     .filter((e) => {
       const known = [e.id, e.name, e.state, e.searcher_name, ...e.labels].join(" ").toLowerCase();
       return words.every((word) => known.includes(word));
-    })
-    .sort((a, b) => b.id - a.id);
+    });
   const hidden = list.value.filter((e) => e.archived).length;
+  const rows = sorted(found, COLUMNS, order);
   return (
     <>
       {list.error && <Problem text={list.error} />}
@@ -52,15 +78,24 @@ export function Experiments() {
               value={text}
               onInput={(e) => setText(e.currentTarget.value)}
             />
+            <Select name="state" value={state} options={STATES.map(([name, told]) => [name, told])} choose={setState} />
             {hidden > 0 && (
               <label>
-                <input type="checkbox" checked={archived} onChange={(e) => setArchived(e.currentTarget.checked)} /> archived
-                too ({hidden})
+                <input type="checkbox" checked={archived !== ""} onChange={(e) => setArchived(e.currentTarget.checked ? "1" : "")} />{" "}
+                archived too ({hidden})
               </label>
             )}
-            {found.length > MOST_ROWS && <span class="muted">the newest {MOST_ROWS} of {number(found.length)}</span>}
+            {rows.length > MOST_ROWS && <span class="muted">the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>
-          <Rows rows={found.slice(0, MOST_ROWS)} />
+          {rows.length === 0 ? (
+            <p class="muted">None matches.</p>
+          ) : (
+            <Table head={<Heads columns={COLUMNS} order={order} sort={sort} />}>
+              {rows.slice(0, MOST_ROWS).map((e) => (
+                <Line key={e.id} row={e} />
+              ))}
+            </Table>
+          )}
         </>
       )}
     </>
@@ -77,37 +112,39 @@ function Cluster({ info }: { info: Info }) {
   );
 }
 
-function Rows({ rows }: { rows: Experiment[] }) {
-  if (rows.length === 0) return <p class="muted">None matches.</p>;
-  const head = ["id", "name", "state", "progress", "trials", "best validation", "started", "took"];
+function Line({ row: e }: { row: Experiment }) {
   return (
-    <Table head={head.map((name) => <th key={name}>{name}</th>)}>
-      {rows.map((e) => (
-        <tr key={e.id}>
-          <td class="figure">{e.id}</td>
-          <td>
-            <a href={address(e.id)}>{e.name}</a>
-            {e.labels.map((label) => (
-              <span class="label" key={label}>
-                {label}
-              </span>
-            ))}
-            {e.error && <small class="problem">{e.error.trim().split("\n")[0]}</small>}
-          </td>
-          <td>
-            <Badge state={e.state} />
-          </td>
-          <td>
-            <Progress value={e.progress} />
-          </td>
-          <td class="figure">{number(e.num_trials)}</td>
-          <td class="figure">
-            {number(e.best_validation)} <small class="muted">{e.best_validation !== null && e.metric}</small>
-          </td>
-          <td class="figure">{clock(e.started_at)}</td>
-          <td class="figure">{duration(e.started_at, e.ended_at)}</td>
-        </tr>
-      ))}
-    </Table>
+    <tr>
+      <Cell name="id" kind="figure">
+        {e.id}
+      </Cell>
+      <Cell kind="name">
+        <a href={address(e.id)}>{e.name}</a>
+        {e.labels.map((label) => (
+          <span class="label" key={label}>
+            {label}
+          </span>
+        ))}
+        <Trouble of={e} />
+      </Cell>
+      <Cell>
+        <Badge of={e} />
+      </Cell>
+      <Cell name="progress">
+        <Progress value={e.progress} />
+      </Cell>
+      <Cell name="trials" kind="figure">
+        {number(e.num_trials)}
+      </Cell>
+      <Cell name="best validation" kind="figure">
+        {number(e.best_validation)} <small class="muted">{e.best_validation !== null && e.metric}</small>
+      </Cell>
+      <Cell name="started" kind="figure">
+        {clock(e.started_at)}
+      </Cell>
+      <Cell name="took" kind="figure">
+        {duration(e.started_at, e.ended_at)}
+      </Cell>
+    </tr>
   );
 }

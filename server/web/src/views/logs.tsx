@@ -3,31 +3,59 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { get } from "../api";
-import type { Log as LogLine, Trial } from "../resources";
-import { clock } from "../format";
+import { clock, number } from "../format";
 import { useLoaded } from "../live";
-import { Problem } from "../parts";
+import { Problem, save, Select } from "../parts";
+import type { Log as LogLine, LogPage } from "../resources";
+import { useChoice } from "../route";
 
 const LINES = 1000;
+const MORE_LINES = 10_000;
+const MOST_SAVED = 500_000;
 
 /** The level that our own processes write before a message; it stands in its column. */
 const PREFIX = /^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) /;
 
-export function Logs({ path, tick, trials }: { path: string; tick: number; trials: Trial[] }) {
-  const [level, setLevel] = useState("");
-  const [text, setText] = useState("");
+/** What a terminal would take as colours and movements. */
+// eslint-disable-next-line no-control-regex
+const ESCAPES = /\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-Z\\-_])/g;
+
+const LEVELS: [string, string][] = [
+  ["", "every line"],
+  ...["INFO", "WARNING", "ERROR"].map((one): [string, string] => [one, `${one.toLowerCase()} and above`]),
+];
+
+const plain = (line: LogLine): string => line.text.replace(ESCAPES, "").replace(PREFIX, "");
+const source = (line: LogLine): string => (line.rank === null ? line.stream : `rank ${line.rank}`);
+
+interface LogsProps {
+  /** Whose log: of an experiment, or of a trial. */
+  path: string;
+  tick: number;
+  /** Ranks of a trial. */
+  ranks: number;
+  /** Whether lines tell their trial. */
+  several: boolean;
+}
+
+export function Logs({ path, tick, ranks, several }: LogsProps) {
+  const [level, setLevel] = useChoice("level");
+  const [rank, setRank] = useChoice("rank");
+  const [text, setText] = useChoice("find");
   const [follow, setFollow] = useState(true);
+  const [most, setMost] = useState(LINES);
   const box = useRef<HTMLPreElement>(null);
-  const query = level === "" ? "" : `&level=${level}`;
+  const query = `${level && `&level=${level}`}${rank && `&rank=${rank}`}`;
   const lines = useLoaded(
-    `${path} ${level}`,
-    () => get<{ logs: LogLine[] }>(`${path}/logs?tail=${LINES}${query}`).then((answer) => answer.logs),
-    tick,
+    `${path} ${query}`,
+    () => get<LogPage>(`${path}/logs?tail=${most}${query}`).then((answer) => answer.logs),
+    `${tick} ${most}`,
   );
   useEffect(() => {
     if (follow && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [lines.value, follow]);
   const found = (lines.value ?? []).filter((line) => line.text.toLowerCase().includes(text.toLowerCase()));
+  const full = lines.value !== null && lines.value.length >= most;
   return (
     <section>
       {lines.error && <Problem text={lines.error} />}
@@ -39,22 +67,22 @@ export function Logs({ path, tick, trials }: { path: string; tick: number; trial
           value={text}
           onInput={(e) => setText(e.currentTarget.value)}
         />
-        <select aria-label="least level" value={level} onChange={(e) => setLevel(e.currentTarget.value)}>
-          <option value="">every line</option>
-          {["INFO", "WARNING", "ERROR"].map((one) => (
-            <option value={one} key={one}>
-              {one.toLowerCase()} and above
-            </option>
-          ))}
-        </select>
+        <Select name="least level" value={level} options={LEVELS} choose={setLevel} />
+        <Select name="rank" value={rank} options={rankOptions(ranks, rank)} choose={setRank} />
         <label>
           <input type="checkbox" checked={follow} onChange={(e) => setFollow(e.currentTarget.checked)} /> follow
         </label>
-        {lines.value?.length === LINES && <span class="muted">the last {LINES} lines</span>}
+        <Download path={path} query={query} />
+        {full && <span class="muted">the last {number(most)} lines</span>}
+        {full && most < MORE_LINES && (
+          <button type="button" onClick={() => setMost(MORE_LINES)}>
+            older lines
+          </button>
+        )}
       </div>
       <pre class="logs" ref={box} tabIndex={0} aria-label="log lines">
         {found.map((line) => (
-          <Line key={line.id} line={line} several={trials.length > 1} />
+          <Line key={line.id} line={line} several={several} />
         ))}
         {lines.value === null ? "Reading…" : found.length === 0 && "No line."}
       </pre>
@@ -62,18 +90,46 @@ export function Logs({ path, tick, trials }: { path: string; tick: number; trial
   );
 }
 
+function rankOptions(ranks: number, chosen: string): [string, string][] {
+  const count = Math.max(ranks, Number(chosen) + 1);
+  return [["", "every rank"], ...Array.from({ length: count }, (_, rank): [string, string] => [String(rank), `rank ${rank}`])];
+}
+
+/** Hands every line that the filters of the server let pass to the browser as a file. */
+function Download({ path, query }: { path: string; query: string }) {
+  const [read, setRead] = useState<number | null>(null);
+  const download = async () => {
+    const rows: LogLine[] = [];
+    let after: number | null = 0;
+    while (after !== null && rows.length < MOST_SAVED) {
+      setRead(rows.length);
+      const page: LogPage = await get(`${path}/logs?limit=1000&after=${after}${query}`);
+      rows.push(...page.logs);
+      after = page.next_after;
+    }
+    const cut = after === null ? "" : `the first ${MOST_SAVED} lines only\n`;
+    const told = (line: LogLine) => [clock(line.time), line.trial_id ?? "-", source(line), line.text].join("\t");
+    save(`${path.slice(1).replace("s/", "-")}.log`, `${rows.map(told).join("\n")}\n${cut}`);
+  };
+  const start = () => download().catch((problem: Error) => window.alert(problem.message)).finally(() => setRead(null));
+  return (
+    <button type="button" disabled={read !== null} onClick={start}>
+      {read === null ? "download" : `${number(read)} lines…`}
+    </button>
+  );
+}
+
 function Line({ line, several }: { line: LogLine; several: boolean }) {
   const level = (line.level ?? "").toLowerCase();
-  const source = line.rank === null ? line.stream : `rank ${line.rank}`;
   return (
     <span class={`line ${line.stream} ${level === "critical" ? "error" : level}`}>
       <time title={clock(line.time)}>{clock(line.time).slice(11)}</time>
       <i>
         {several && line.trial_id !== null ? `trial ${line.trial_id} ` : ""}
-        {source}
+        {source(line)}
       </i>
       <b>{level === "info" ? "" : level}</b>
-      {line.text.replace(PREFIX, "")}
+      {plain(line)}
       {"\n"}
     </span>
   );

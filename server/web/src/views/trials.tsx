@@ -2,74 +2,98 @@
 
 import { useState } from "preact/hooks";
 
-import { finite } from "../api";
-import type { Experiment, Num, Trial } from "../resources";
 import { duration, hparams, number } from "../format";
-import { Action, Badge, ENDED, Progress, Table } from "../parts";
-import { address } from "../route";
+import { Action, Badge, Cell, ENDED, Progress, Select, Table, Trouble } from "../parts";
+import type { Experiment, Trial } from "../resources";
+import { address, useChoice } from "../route";
+import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
+import { MOST_TRIALS } from "./drawn";
 
 const PAGE = 200;
+/** Hyperparameters that have a column of their own; the others stand in one cell. */
+const MOST_COLUMNS = 5;
 
-interface Column {
-  name: string;
-  value: (trial: Trial) => number | string | null;
-}
-
-const measured = (value: Num | null): number | null => finite(value); // what is not finite ranks last
-
-const COLUMNS: Column[] = [
-  { name: "trial", value: (t) => t.id },
-  { name: "state", value: (t) => t.state },
-  { name: "batches", value: (t) => t.steps_completed },
-  { name: "best validation", value: (t) => measured(t.best_validation) },
-  { name: "latest", value: (t) => measured(t.latest_validation) },
-  { name: "restarts", value: (t) => t.restarts },
+const STATES: [string, string, (trial: Trial) => boolean][] = [
+  ["", "every state", () => true],
+  ["running", "running", (t) => ["RUNNING", "STOPPING"].includes(t.state)],
+  ["waiting", "waiting", (t) => ["QUEUED", "PAUSED"].includes(t.state)],
+  ["completed", "completed with a result", (t) => t.state === "COMPLETED" && !t.result_problem],
+  ["problem", "ended without a result", (t) => Boolean(t.result_problem)],
+  ["canceled", "canceled", (t) => t.state === "CANCELED"],
 ];
 
-/** Order by a column; what has no value comes last, either way. */
-function sorted(trials: Trial[], column: Column, falling: boolean): Trial[] {
-  const sign = falling ? -1 : 1;
-  return [...trials].sort((a, b) => {
-    const [x, y] = [column.value(a), column.value(b)];
-    if (x === null || y === null) return Number(x === null) - Number(y === null) || a.id - b.id;
-    return (x < y ? -sign : x > y ? sign : 0) || a.id - b.id;
-  });
+function columns(row: Experiment, varied: string[]): Column<Trial>[] {
+  const best = !row.smaller_is_better;
+  return [
+    { name: "trial", value: (t) => t.id },
+    { name: "state", value: (t) => t.state },
+    { name: "batches", value: (t) => t.steps_completed, falling: true },
+    { name: "best validation", value: (t) => measured(t.best_validation), falling: best },
+    { name: "latest", value: (t) => measured(t.latest_validation), falling: best },
+    { name: "restarts", value: (t) => t.restarts, falling: true },
+    ...varied.map((name): Column<Trial> => ({ name, value: (t) => leaf(t.hparams, name) })),
+  ];
+}
+
+/** The names of the hyperparameters that differ between trials, the first few. */
+function varying(trials: Trial[]): string[] {
+  const values = new Map<string, Set<string>>();
+  for (const trial of trials) {
+    for (const [name, value] of hparams(trial.hparams)) values.set(name, (values.get(name) ?? new Set()).add(value));
+  }
+  return [...values].filter(([, all]) => all.size > 1).map(([name]) => name).slice(0, MOST_COLUMNS);
+}
+
+/** A hyperparameter by its dotted name, so that it can be compared. */
+function leaf(tree: Record<string, unknown>, name: string): number | string | null {
+  const value = name.split(".").reduce<unknown>((node, key) => (node as Record<string, unknown> | null)?.[key], tree);
+  if (value === undefined || value === null) return null;
+  return typeof value === "number" || typeof value === "string" ? value : JSON.stringify(value);
 }
 
 export function Trials(props: { row: Experiment; trials: Trial[]; chosen: number[]; refresh: () => void }) {
   const { row, trials, chosen, refresh } = props;
-  const [order, setOrder] = useState({ name: "trial", falling: false });
+  const varied = varying(trials);
+  const heads = columns(row, varied);
+  const [order, sort] = useOrder(heads, { name: "trial", falling: false });
+  const [state, setState] = useChoice("state");
   const [most, setMost] = useState(PAGE);
-  if (trials.length === 0) return <p class="muted">No trial yet.</p>;
-  const column = COLUMNS.find((c) => c.name === order.name)!;
-  const rows = sorted(trials, column, order.falling);
-  const sort = (name: string) => {
-    const best = name === "best validation" || name === "latest";
-    const first = best ? !row.smaller_is_better : name === "batches" || name === "restarts";
-    setOrder((old) => ({ name, falling: old.name === name ? !old.falling : first }));
-  };
-  const toggle = (id: number) => {
-    const now = chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id];
-    window.location.replace(address(row.id, "trials", now));
-  };
+  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
+  const several = trials.length > 1;
+  const inState = STATES.find(([name]) => name === state)?.[2] ?? (() => true);
+  const rows = sorted(trials.filter(inState), heads, order);
+  const tick = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));
+  const toggle = (id: number) => tick(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
+  const fixed = hparams(trials[0]!.hparams).length > varied.length;
   return (
     <section>
-      {trials.length > 1 && (
-        <p class="muted">Tick trials to see only their curves and checkpoints; the heads of the columns sort.</p>
+      {several && (
+        <div class="choice">
+          <Select name="state" value={state} options={STATES.map(([name, told]) => [name, told])} choose={setState} />
+          <button type="button" onClick={() => tick(rows.slice(0, 10).map((trial) => trial.id))}>
+            tick the first {Math.min(10, rows.length)}
+          </button>
+          {chosen.length > 0 && (
+            <>
+              <a href={address(row.id, "curves", chosen)}>curves of {chosen.length}</a>
+              <button type="button" onClick={() => tick([])}>
+                untick
+              </button>
+            </>
+          )}
+          <span class="muted">
+            Ticked trials alone are shown in the other views, at most {MOST_TRIALS} of them in charts; heads of columns sort.
+          </span>
+        </div>
       )}
+      {rows.length === 0 && <p class="muted">None matches.</p>}
       <Table
         head={
           <>
-            {trials.length > 1 && <th aria-label="chosen" />}
-            {COLUMNS.map(({ name }) => (
-              <th key={name} aria-sort={order.name !== name ? "none" : order.falling ? "descending" : "ascending"}>
-                <button type="button" onClick={() => sort(name)}>
-                  {name}
-                </button>
-              </th>
-            ))}
+            {several && <th aria-label="chosen" />}
+            <Heads columns={heads} order={order} sort={sort} />
+            {fixed && <th>hyperparameters</th>}
             <th>took</th>
-            <th>hyperparameters</th>
             <th aria-label="actions" />
           </>
         }
@@ -79,7 +103,9 @@ export function Trials(props: { row: Experiment; trials: Trial[]; chosen: number
             key={trial.id}
             row={row}
             trial={trial}
-            chosen={trials.length > 1 ? chosen.includes(trial.id) : null}
+            varied={varied}
+            fixed={fixed}
+            chosen={several ? chosen.includes(trial.id) : null}
             toggle={toggle}
             refresh={refresh}
           />
@@ -99,68 +125,86 @@ export function Trials(props: { row: Experiment; trials: Trial[]; chosen: number
 interface LineProps {
   row: Experiment;
   trial: Trial;
+  /** Hyperparameters with a column. */
+  varied: string[];
+  /** Whether there are others. */
+  fixed: boolean;
   /** Null where there is nothing to choose from. */
   chosen: boolean | null;
   toggle: (id: number) => void;
   refresh: () => void;
 }
 
-function Line({ row, trial, chosen, toggle, refresh }: LineProps) {
+function Line({ row, trial, varied, fixed, chosen, toggle, refresh }: LineProps) {
+  const leaves = hparams(trial.hparams);
   return (
     <tr class={trial.id === row.best_trial_id ? "best" : ""}>
       {chosen !== null && (
-        <td>
+        <Cell>
           <input type="checkbox" checked={chosen} aria-label={`trial ${trial.id}`} onChange={() => toggle(trial.id)} />
-        </td>
+        </Cell>
       )}
-      <td class="figure">
+      <Cell name="trial" kind="figure">
         <a href={address(row.id, "curves", [trial.id])}>{trial.id}</a>{" "}
         {trial.id === row.best_trial_id && row.num_trials > 1 && <small class="label">best</small>}
-      </td>
-      <td>
-        <Badge state={trial.state} /> {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
-        {trial.labels.map((label) => (
-          <small class="label" key={label}>
-            {label}
-          </small>
-        ))}
-        {trial.error && <Failure text={trial.error.trim()} />}
-      </td>
-      <td class="figure">{number(trial.steps_completed)}</td>
-      <td class="figure">
+      </Cell>
+      <State trial={trial} />
+      <Cell name="batches" kind="figure">
+        {number(trial.steps_completed)}
+      </Cell>
+      <Cell name="best validation" kind="figure">
         {number(trial.best_validation)}{" "}
         {trial.best_steps !== null && <small class="muted">at batch {number(trial.best_steps)}</small>}
-      </td>
-      <td class="figure">{number(trial.latest_validation)}</td>
-      <td class="figure">{trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : 0}</td>
-      <td class="figure">{duration(trial.started_at, trial.ended_at)}</td>
-      <td class="hparams">
-        {hparams(trial.hparams).map(([name, value]) => (
-          <span key={name}>
-            <i>{name}</i> {value}
-          </span>
-        ))}
-      </td>
-      <td>
+      </Cell>
+      <Cell name="latest" kind="figure">
+        {number(trial.latest_validation)}
+      </Cell>
+      <Cell name="restarts" kind="figure">
+        {trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : 0}
+      </Cell>
+      {varied.map((name) => (
+        <Cell key={name} name={name} kind="figure">
+          {leaves.find(([one]) => one === name)?.[1] ?? "–"}
+        </Cell>
+      ))}
+      {fixed && (
+        <Cell kind="hparams">
+          {leaves
+            .filter(([name]) => !varied.includes(name))
+            .map(([name, value]) => (
+              <span key={name}>
+                <i>{name}</i> {value}
+              </span>
+            ))}
+        </Cell>
+      )}
+      <Cell name="took" kind="figure">
+        {duration(trial.started_at, trial.ended_at)}
+      </Cell>
+      <Cell kind="acts">
         <a href={address(row.id, "logs", [trial.id])}>logs</a>{" "}
         {!ENDED.includes(trial.state) && row.num_trials > 1 && (
           <Action path={`/trials/${trial.id}/kill`} done={refresh} ask={`Stop trial ${trial.id} now?`}>
             kill
           </Action>
         )}
-      </td>
+      </Cell>
     </tr>
   );
 }
 
-/** The first line of an error; the others on demand. */
-function Failure({ text }: { text: string }) {
-  const [first, ...others] = text.split("\n");
-  if (others.length === 0) return <small class="problem">{first}</small>;
+/** Where a trial stands; why it waits, or what went wrong, in one line. */
+function State({ trial }: { trial: Trial }) {
   return (
-    <details class="problem">
-      <summary>{first}</summary>
-      <pre>{others.join("\n")}</pre>
-    </details>
+    <Cell kind="state">
+      <Badge of={trial} />{" "}
+      {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
+      {trial.labels.map((label) => (
+        <small class="label" key={label}>
+          {label}
+        </small>
+      ))}
+      <Trouble of={trial} />
+    </Cell>
   );
 }

@@ -1,0 +1,25 @@
+/** How a trial looks in every chart: the same for ever, whichever others are drawn beside it. */
+
+export interface Look {
+  color: string;
+  /** Lengths of strokes and gaps; empty for a whole line. */
+  dash: number[];
+}
+
+const COLORS = [
+  "#2f6fed", "#e8590c", "#2b8a3e", "#ae3ec9", "#e03131", "#1098ad",
+  "#b08900", "#7048e8", "#d6336c", "#74b816", "#a0522d", "#778094",
+];
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+
+/** The look of the trial that was the `place`-th of its experiment: 48 differ. */
+export function look(place: number): Look {
+  const dash = DASHES[Math.floor(place / COLORS.length) % DASHES.length]!;
+  return { color: COLORS[place % COLORS.length]!, dash };
+}
+
+/** The place of each trial among those of its experiment, by its id; later trials change none. */
+export function places(trials: { id: number }[]): Map<number, number> {
+  const ids = trials.map((trial) => trial.id).sort((a, b) => a - b);
+  return new Map(ids.map((id, place) => [id, place]));
+}

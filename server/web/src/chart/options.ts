@@ -1,0 +1,80 @@
+/** What uPlot is told about a chart. */
+
+import uPlot from "uplot";
+
+import { tick } from "../format";
+import { banded, type Curve, type Zoom } from "./curve";
+import { linear, logarithmic, logTicks, type Range } from "./scales";
+
+export interface Wishes {
+  log: boolean;
+  height: number;
+  width: number;
+  /** Of the page: colours of the axes. */
+  style: CSSStyleDeclaration;
+  zoom: (zoom: Zoom | null) => void;
+  moved: (plot: uPlot) => void;
+}
+
+const PIXELS_A_TICK = 34;
+const LEAST_DRAG = 6;
+
+export function options(curves: Curve[], wishes: Wishes): uPlot.Options {
+  const { log, height, width } = wishes;
+  return {
+    width,
+    height,
+    padding: [8, 26, 0, 0],
+    scales: { x: { time: false, auto: false }, y: log ? { distr: 3, range: (_, a, b) => logarithmic(a, b) } : { range: (_, a, b) => linear(a, b) } },
+    axes: axes(wishes),
+    focus: { alpha: 0.2 },
+    cursor: {
+      sync: { key: "batch", filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+      drag: { x: true, y: false, setScale: false },
+      points: { size: 6 },
+      bind: { dblclick: () => () => (wishes.zoom(null), null) },
+    },
+    legend: { show: false },
+    hooks: { setSelect: [(plot) => selected(plot, wishes)], setCursor: [wishes.moved] },
+    ...lines(curves),
+  };
+}
+
+/** A line for each curve, and the band around it. */
+function lines(curves: Curve[]): { series: uPlot.Series[]; bands: uPlot.Band[] } {
+  const series: uPlot.Series[] = [{}];
+  const bands: uPlot.Band[] = [];
+  for (const { label, look, series: drawn } of curves) {
+    series.push({ label, stroke: look.color, dash: look.dash, width: 1.6, points: { size: 5, fill: look.color } });
+    if (banded(drawn)) {
+      const edge: uPlot.Series = { width: 0, points: { show: false } };
+      series.push(edge, { ...edge });
+      bands.push({ series: [series.length - 2, series.length - 1], fill: `${look.color}38` });
+    }
+  }
+  return { series, bands };
+}
+
+function axes({ log, height, style }: Wishes): uPlot.Axis[] {
+  const line = style.getPropertyValue("--line");
+  const axis: uPlot.Axis = {
+    stroke: style.getPropertyValue("--muted"),
+    grid: { stroke: line, width: 1 },
+    ticks: { stroke: line, width: 1, size: 4 },
+    font: "11px system-ui, sans-serif",
+    values: (_, ticks) => ticks.map(tick),
+  };
+  const round = (_: uPlot, __: number, min: number, max: number) => logTicks([min, max] as Range, height / PIXELS_A_TICK);
+  const filter = (_: uPlot, ticks: number[]) => ticks;
+  return [{ ...axis, size: 30 }, { ...axis, size: 58, ...(log && { splits: round, filter }) }];
+}
+
+/** A part was marked with the mouse. */
+function selected(plot: uPlot, { zoom }: Wishes): void {
+  const { left, width } = plot.select;
+  if (width === 0) return;
+  plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  if (width < LEAST_DRAG) return;
+  const first = Math.max(0, Math.floor(plot.posToVal(left, "x")));
+  zoom([first, Math.max(first + 1, Math.ceil(plot.posToVal(left + width, "x")))]);
+}

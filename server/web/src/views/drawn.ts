@@ -1,0 +1,115 @@
+/** Which trials are drawn, what is read of them, and which charts come of it. */
+
+import { useRef } from "preact/hooks";
+
+import { get } from "../api";
+import { type Curve, refine, type Zoom } from "../chart/curve";
+import { look } from "../chart/looks";
+import { hparams } from "../format";
+import { ENDED } from "../parts";
+import type { Curve as Series, Experiment, Metrics, Trial } from "../resources";
+import { ranked } from "../sorting";
+
+/** Trials that are drawn where none was chosen: the best. */
+export const USUAL_TRIALS = 10;
+/** Trials that are drawn at most. */
+export const MOST_TRIALS = 50;
+
+const MOST_POINTS = 400; // of a curve: about one a pixel
+const LEAST_POINTS = 100;
+const ALL_POINTS = 5000; // of all curves of a chart: more are not told apart, and slow
+const GROUPS = ["training", "validation", "system"];
+const COUNTERS = ["batches", "epochs", "loss_scale", "skipped_steps"];
+
+export interface Read {
+  trial: number;
+  series: Series[];
+}
+
+/** All trials that were chosen, as far as there is room, else the best ones; in the order of ids. */
+export function drawn(row: Experiment, trials: Trial[], chosen: Trial[]): Trial[] {
+  const [from, most] = chosen.length > 0 ? [chosen, MOST_TRIALS] : [trials, USUAL_TRIALS];
+  return ranked(from, row.smaller_is_better).slice(0, most).sort((a, b) => a.id - b.id);
+}
+
+/** What trials were started with, where that differs between them, by trial. */
+export function differences(trials: Trial[]): Map<number, string> {
+  const leaves = new Map(trials.map((trial) => [trial.id, hparams(trial.hparams)]));
+  const values = new Map<string, Set<string>>();
+  for (const all of leaves.values()) {
+    for (const [name, value] of all) values.set(name, (values.get(name) ?? new Set()).add(value));
+  }
+  const short = (name: string) => name.slice(name.lastIndexOf(".") + 1);
+  return new Map(
+    [...leaves].map(([id, all]) => [
+      id,
+      all
+        .filter(([name]) => values.get(name)!.size > 1)
+        .map(([name, value]) => `${short(name)} ${value}`)
+        .join(", "),
+    ]),
+  );
+}
+
+/** Where a metric stands: the searcher's first, then losses, accuracies, others, counters. */
+function place(name: string, metric: string): number {
+  if (name === "loss") return 0;
+  if (name === metric) return 1;
+  if (name.endsWith("loss")) return 2;
+  if (name.includes("accuracy")) return 3;
+  return COUNTERS.includes(name) ? 5 : 4;
+}
+
+export type Titled = [string, Curve[]];
+
+/** A chart for each metric, the most wanted first. */
+export function charts(reads: Read[], row: Experiment, label: (trial: number, name: string) => string, at: Map<number, number>): Titled[] {
+  const found = new Map<string, Curve[]>();
+  for (const { trial, series } of reads) {
+    for (const one of series) {
+      const key = `${one.group}: ${one.name}`;
+      const curve = { trial, label: label(trial, one.name), look: look(at.get(trial) ?? 0), series: one };
+      found.set(key, [...(found.get(key) ?? []), curve]);
+    }
+  }
+  const order = ([, curves]: Titled) => {
+    const { group, name } = curves[0]!.series;
+    return [place(name, row.metric), GROUPS.indexOf(group), name] as const;
+  };
+  return [...found].sort((a, b) => {
+    const [x, y] = [order(a), order(b)];
+    return x[0] - y[0] || x[1] - y[1] || x[2].localeCompare(y[2]);
+  });
+}
+
+/** Whether a metric only counts along: the number of epochs, or skipped steps where there are none. */
+export function counter([, curves]: Titled): boolean {
+  const { name } = curves[0]!.series;
+  const happened = curves.some(({ series }) => series.points.some((point) => point[1] !== 0));
+  return COUNTERS.includes(name) && !(name === "skipped_steps" && happened);
+}
+
+/** Reads the curves of a trial, a part of them in detail; what cannot change is read once. */
+export function useReader(trials: number): (trial: Trial, groups: string[], zoom: Zoom | null) => Promise<Read> {
+  const most = Math.round(Math.min(MOST_POINTS, Math.max(LEAST_POINTS, ALL_POINTS / trials)));
+  const kept = useRef(new Map<string, Series[]>());
+  const read = async (trial: Trial, group: string, part: string) => {
+    const key = `${trial.id} ${group} ${most} ${part} ${trial.state} ${trial.ended_at}`;
+    const known = kept.current.get(key);
+    if (known) return known;
+    const path = `/trials/${trial.id}/metrics?group=${group}&max_points=${most}${part}`;
+    const series = (await get<Metrics>(path)).metrics;
+    if (ENDED.includes(trial.state)) kept.current.set(key, series);
+    return series;
+  };
+  return async (trial, groups, zoom) => {
+    const series = await Promise.all(
+      groups.map(async (group) => {
+        const whole = await read(trial, group, "");
+        if (zoom === null || !whole.some((one) => one.band)) return whole;
+        return refine(whole, await read(trial, group, `&first=${zoom[0]}&last=${zoom[1]}`), zoom);
+      }),
+    );
+    return { trial: trial.id, series: series.flat() };
+  };
+}

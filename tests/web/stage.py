@@ -1,0 +1,146 @@
+"""A server of its own whose agent a test plays: many trials, at once, with the numbers it wants."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from tests.server.helpers import Clock, Server, metrics
+from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S
+
+TRIALS = 52
+"""Of the sweep: more than a chart shows."""
+
+LONG_STEPS = 20_000
+LINES = 1500
+ERROR = "rank 1 exited with code 1: ValueError: " + "a text that goes on and on " * 20
+
+LEARNING_RATES = {"type": "categorical", "vals": [round(0.01 * n, 2) for n in range(1, TRIALS + 1)]}
+
+
+@dataclass
+class Stage:
+    """The experiments, by what they show; the client of the server."""
+
+    server: LiveServer
+    played: Server
+    sweep: int
+    long: int
+    waiting: int
+    empty: int
+    failed: int
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def login_link(self) -> str:
+        return self.server.client().login_link()
+
+    def trials(self, experiment_id: int) -> list[int]:
+        """Ids of an experiment's trials, the oldest first."""
+        return [trial["id"] for trial in self.played.trials(experiment_id)]
+
+    def best(self, count: int) -> list[int]:
+        """Ids of the best trials of the sweep, the best first."""
+        found = sorted(self.played.trials(self.sweep), key=lambda trial: trial["best_validation"])
+        return [trial["id"] for trial in found[:count]]
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Stage]:
+    """Start the server, and play what its experiments did."""
+    server = LiveServer(folder / "home")
+    server.start()
+    try:
+        headers = {"Authorization": f"Bearer {server.token}"}
+        with httpx.Client(base_url=server.url, headers=headers, timeout=DEADLINE_S) as http:
+            played = Server(cast("Any", None), cast("Any", http), server.token, folder, Clock())
+            played.add_agent(TRIALS)
+            made = Stage(server, played, *(submit(played) for submit in EXPERIMENTS))
+            yield made
+    finally:
+        server.close()
+
+
+def _sweep(played: Server) -> int:
+    """Trials of one length, the loss of each another; the best are not the first."""
+    searcher = {"name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_trials": TRIALS}
+    hparams = {"deepspeed_config": "ds_config.json", "optimizer": {"lr": LEARNING_RATES}}
+    experiment_id = int(
+        played.submit(name="sweep", searcher=searcher, hyperparameters=hparams)["id"]
+    )
+    for place, item in enumerate(played.work()):
+        final = 1 + (place * 7 % TRIALS) / TRIALS
+        records = [
+            metrics("training", step, loss=final + 1 / step, loss_scale=65536.0, skipped_steps=0.0)
+            for step in range(1, 21)
+        ]
+        played.post(f"/runs/{item.run_id}/started", {})
+        played.send(item.run_id, 1, [*records, metrics("validation", 20, loss=final)])
+        if place == TRIALS - 1:
+            played.exit(item.run_id, 64, "rank 0 exited with code 64: impossible")
+        else:
+            played.exit(item.run_id, 0)
+    return experiment_id
+
+
+def _long(played: Server) -> int:
+    """One trial with more points than a chart, also at zero and below it."""
+    hparams = {"deepspeed_config": "ds_config.json", "rate": 1e-7, "word": "yes", "text": "a: b"}
+    experiment_id = int(played.submit(name="long", hyperparameters=hparams)["id"])
+    (item,) = played.work()
+    played.post(f"/runs/{item.run_id}/started", {})
+    for start in range(1, LONG_STEPS, 1000):
+        played.send(item.run_id, start, [_point(step) for step in range(start, start + 1000)])
+    played.send(item.run_id, LONG_STEPS + 1, [metrics("validation", LONG_STEPS, loss=0.2)])
+    played.exit(item.run_id, 0)
+    return experiment_id
+
+
+def _point(step: int) -> Any:
+    return metrics(
+        "training",
+        step,
+        falling=0.2 * 5 ** (1 - step / LONG_STEPS),  # from 1 to 0.2
+        wave=math.sin(step / 1000),
+        depth=-float(step),
+    )
+
+
+def _waiting(played: Server) -> int:
+    """One that needs more slots than there are."""
+    resources = {"slots_per_trial": 2 * TRIALS}
+    script = {"entrypoint": "python3 model_def.py", "hyperparameters": {}}
+    return int(played.submit(name="too wide", resources=resources, **script)["id"])
+
+
+def _empty(played: Server) -> int:
+    """One that completes without a validation."""
+    experiment_id = int(played.submit(name="empty")["id"])
+    (item,) = played.work()
+    played.post(f"/runs/{item.run_id}/started", {})
+    played.send(item.run_id, 1, [metrics("training", 1, loss=1.0)])
+    played.exit(item.run_id, 0)
+    return experiment_id
+
+
+def _failed(played: Server) -> int:
+    """One whose second rank fails before it trains; it has a long log."""
+    experiment_id = int(
+        played.submit(name="failed", resources={"slots_per_trial": 2}, max_restarts=0)["id"]
+    )
+    (item,) = played.work()
+    played.post(f"/runs/{item.run_id}/started", {})
+    played.log(item.run_id, 0, *(f"line {number} of rank 0" for number in range(LINES)))
+    played.log(item.run_id, LINES, "\x1b[31mred\x1b[0m words of rank 1", rank=1)
+    played.exit(item.run_id, 1, ERROR)
+    return experiment_id
+
+
+EXPERIMENTS = (_sweep, _long, _waiting, _empty, _failed)

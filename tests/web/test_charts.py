@@ -1,0 +1,187 @@
+"""The charts: zoom, logarithmic axes, colours, which trials are drawn, and what is told of them."""
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.waiting import until
+from tests.web.conftest import Watched
+from tests.web.drawings import BLUE, chart, hover, mark, near, pixels, points, rows
+from tests.web.stage import LONG_STEPS, TRIALS, Stage
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+
+PART = "batches=2000-2100"
+
+
+def batch_under_the_mouse(page: Page, title: str) -> int:
+    """The batch that a chart tells when the mouse is in its middle."""
+    told = until("the chart tells a batch", lambda: hover(chart(page, title)).text_content(),
+                 lambda text: "batch " in (text or ""))  # fmt: skip
+    found = re.search(r"batch ([\d,]+)", told or "")
+    assert found is not None
+    return int(found[1].replace(",", ""))
+
+
+def entry(page: Page, trial: int) -> Locator:
+    """The line of the legend about a trial."""
+    link = page.get_by_role("link", name=f"trial {trial}", exact=True)
+    return page.get_by_label("trials").get_by_role("listitem").filter(has=link)
+
+
+def test_zooming_loads_what_lies_between_the_points_of_the_whole(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}")
+    wave = chart(page, "training: wave")
+    expect(wave).to_have_accessible_name(re.compile(rf"points to batch {LONG_STEPS}$"))
+    whole = points(wave)
+    assert whole <= 400
+    mark(wave, 0.25, 0.255 + 0.02)
+    reset = page.get_by_role("button", name="show all")
+    expect(reset).to_be_visible()
+    until("more points", lambda: points(wave), lambda found: found > whole + 200)
+    first, last = map(int, re.findall(r"batches=(\d+)-(\d+)", page.url)[0])
+    assert 4500 < first < last < 6000
+    assert first <= batch_under_the_mouse(page, "training: wave") <= last
+    reset.click()
+    expect(reset).to_have_count(0)
+    until("the points of the whole", lambda: points(wave), lambda found: found == whole)
+    assert "batches" not in page.url
+
+
+def test_a_part_of_a_hundred_batches_shows_each_of_them(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?{PART}")
+    wave = chart(page, "training: wave")
+    (trial,) = stage.trials(stage.long)
+    path = f"/trials/{trial}/metrics"
+    (whole,) = stage.played.get(path, names="wave", max_points=400)["metrics"]
+    outside = [step for step, _ in whole["points"] if not 2000 <= step <= 2100]
+    until("every batch", lambda: points(wave), lambda found: found == len(outside) + 101)
+    told = hover(wave)
+    expect(told).to_contain_text(re.compile(r"batch 2,0\d\d · 0?-?\d"))
+    expect(told).not_to_contain_text("(")  # one batch has no band
+
+
+def test_the_logarithmic_axis_keeps_the_zoom_and_both_survive_a_reload(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?{PART}")
+    expect(chart(page, "training: wave")).to_be_visible()
+    page.get_by_label("logarithmic").check()
+    for _ in range(2):
+        for title in ("training: falling", "training: wave", "training: depth"):
+            assert 2000 <= batch_under_the_mouse(page, title) <= 2100
+        expect(page.get_by_role("button", name="batches 2,000 to 2,100")).to_be_visible()
+        expect(page.get_by_label("logarithmic")).to_be_checked()
+        page.reload()
+
+
+def test_a_logarithmic_axis_says_what_it_has_no_place_for(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?log=1")
+    expect(chart(page, "training: wave")).to_contain_text("≤ 0 not drawn")
+    expect(chart(page, "training: depth")).to_contain_text("linear: nothing is above 0")
+    expect(chart(page, "training: falling").locator(".warn")).to_have_count(0)
+
+
+def test_a_logarithmic_axis_shows_what_there_is_and_not_whole_decades(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?log=1")
+    falling = chart(page, "training: falling")  # from 1 to 0.2
+
+    def share() -> float:
+        found = rows(falling, BLUE)
+        drawn = [number for number, count in enumerate(found) if count]
+        return (drawn[-1] - drawn[0]) / len(found) if drawn else 0.0
+
+    until("the curve fills its chart", share, lambda found: found > 0.6)
+
+
+def test_a_trial_keeps_its_colour_whichever_others_are_drawn(
+    stage: Stage, spectator: Watched
+) -> None:
+    ids = stage.trials(stage.sweep)
+    looks = set()
+    trial = ids[8]
+    for others in ([], ids[:3], ids[4:12], ids[20:40]):
+        chosen = ",".join(map(str, sorted({trial, *others})))
+        page = spectator.show(f"#/experiments/{stage.sweep}/curves/{chosen}")
+        entry = (
+            page.get_by_label("trials").get_by_role("listitem").filter(has_text=f"trial {trial} ")
+        )
+        line = entry.locator("line")
+        color = line.get_attribute("stroke") or ""
+        looks.add((color, line.get_attribute("stroke-dasharray")))
+        loss = chart(page, "training: loss")
+        until("its colour is drawn", lambda: pixels(loss, near(color)), lambda found: found > 20)  # noqa: B023 - asked at once
+    assert len(looks) == 1
+
+
+def test_twelve_ticked_trials_are_twelve_curves(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/trials")
+    boxes = page.get_by_role("checkbox")
+    expect(boxes).to_have_count(TRIALS)
+    for place in range(0, 24, 2):
+        boxes.nth(place).check()
+    page.get_by_role("link", name="curves of 12").click()
+    expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 12 curves, "))
+
+
+def test_too_many_ticked_trials_are_the_best_of_them_and_it_is_said(
+    stage: Stage, spectator: Watched
+) -> None:
+    ids = stage.trials(stage.sweep)
+    page = spectator.show(f"#/experiments/{stage.sweep}/curves/{','.join(map(str, ids))}")
+    expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 50 curves, "))
+    expect(page.locator(".warn")).to_contain_text(f"the best 50 of the {TRIALS} trials chosen")
+    drawn = page.get_by_label("trials").get_by_role("link").all_inner_texts()
+    assert {int(text.split()[1]) for text in drawn} == set(stage.best(50))
+
+
+def test_without_a_tick_the_best_ten_are_drawn(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}")
+    expect(chart(page, "validation: loss")).to_have_accessible_name(re.compile(": 10 curves, "))
+    drawn = page.get_by_label("trials").get_by_role("link").all_inner_texts()
+    assert {int(text.split()[1]) for text in drawn} == set(stage.best(10))
+
+
+def test_a_curve_is_named_by_its_trial_and_what_it_was_started_with(
+    stage: Stage, spectator: Watched
+) -> None:
+    best = stage.best(1)[0]
+    rate = next(t for t in stage.played.trials(stage.sweep) if t["id"] == best)["hparams"]
+    page = spectator.show(f"#/experiments/{stage.sweep}")
+    expect(entry(page, best)).to_contain_text(f"lr {rate['optimizer']['lr']}")
+    loss = chart(page, "training: loss")
+    expect(loss).to_be_visible()
+    before = loss.bounding_box()
+    told = hover(loss, 0.5, 0.98)  # the lowest is the best
+    expect(told).to_contain_text(f"trial {best} (lr {rate['optimizer']['lr']})")
+    assert loss.bounding_box() == before, "what is told under the chart moves nothing"
+    expect(page.locator(".u-legend")).to_have_count(0)
+
+
+def test_counters_are_one_line_until_they_are_asked_for(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}")
+    expect(chart(page, "training: loss")).to_be_visible()
+    summary = page.get_by_text("counters")
+    expect(summary).to_contain_text("loss_scale 65,536")
+    expect(chart(page, "training: loss_scale")).to_have_count(0)
+    summary.click()
+    expect(chart(page, "training: loss_scale")).to_be_visible()
+
+
+def test_a_chart_can_be_enlarged(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}")
+    wave = chart(page, "training: wave")
+    expect(wave).to_be_visible()
+    small = wave.bounding_box()
+    page.get_by_role("button", name="enlarge training: wave").click()
+    expect(wave).to_have_class(re.compile("large"))
+    large = wave.bounding_box()
+    assert small is not None
+    assert large is not None
+    assert large["width"] > 1.5 * small["width"]
+    assert large["height"] > 1.5 * small["height"]

@@ -1,0 +1,192 @@
+"""Lists, logs, configuration and addresses: what is said, filtered, kept and taken along."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from playwright.sync_api import Page, expect
+
+from tests.waiting import until
+from tests.web.conftest import Watched
+from tests.web.stage import ERROR, LINES, TRIALS, Stage
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+
+COLOR = "element => getComputedStyle(element).color"
+NARROW = {"width": 400, "height": 800}
+
+
+def names(page: Page) -> list[str]:
+    """The experiments of the list, from top to bottom."""
+    return page.locator("td.name > a").all_inner_texts()
+
+
+def test_an_end_without_a_result_has_another_colour_and_says_why(
+    stage: Stage, spectator: Watched
+) -> None:
+    reason = stage.played.experiment(stage.empty)["result_problem"]
+    page = spectator.show("#/")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="empty"))
+    expect(row.locator(".badge")).to_have_text("completed, no result")
+    expect(row).to_contain_text(reason)
+    good = page.get_by_role("row").filter(has=page.get_by_role("link", name="long"))
+    expect(good.locator(".badge")).to_have_text("completed")
+    assert row.locator(".badge").evaluate(COLOR) != good.locator(".badge").evaluate(COLOR)
+    row.get_by_role("link").click()
+    expect(page.get_by_role("alert")).to_contain_text(reason)
+    page.get_by_role("link", name="trials", exact=True).click()
+    expect(page.locator("td.state")).to_contain_text("completed, no result")
+
+
+def test_what_waits_says_why(stage: Stage, spectator: Watched) -> None:
+    stage.played.work()  # the agent is alive
+    reason = stage.played.experiment(stage.waiting)["waiting_reason"]
+    assert f"{2 * TRIALS} slots" in reason
+    page = spectator.show("#/")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="too wide"))
+    expect(row).to_contain_text(reason)
+    expect(row.locator(".badge")).to_have_text("active, waiting")
+    row.get_by_role("link").click()
+    expect(page.get_by_role("alert")).to_contain_text(reason)
+    page.get_by_role("link", name="trials", exact=True).click()
+    expect(page.locator("td.state")).to_contain_text(reason)
+
+
+def test_a_long_error_is_one_line_of_the_list_and_whole_on_demand(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show("#/")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="failed"))
+    box = row.bounding_box()
+    assert box is not None
+    assert box["height"] < 70
+    row.get_by_text("ValueError").first.click()
+    expect(row.locator("pre")).to_be_visible()
+    expect(row.locator("pre")).to_have_text(ERROR.strip())
+
+
+def test_what_failed_before_it_trained_opens_on_its_log_and_names_the_rank(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.failed}")
+    lines = page.get_by_label("log lines")
+    expect(lines).to_contain_text("line 1499 of rank 0")
+    page.get_by_role("alert").get_by_role("link", name="its log, rank 1").click()
+    expect(lines).not_to_contain_text("of rank 0")
+    expect(lines).to_contain_text("red words of rank 1")  # without the terminal's colours
+    expect(page.get_by_label("rank", exact=True)).to_have_value("1")
+    page.reload()
+    expect(page.get_by_label("rank", exact=True)).to_have_value("1")
+    page.get_by_label("rank", exact=True).select_option("0")
+    expect(lines).to_contain_text("line 1499 of rank 0")
+    expect(lines).not_to_contain_text("of rank 1")
+
+
+def test_every_line_of_a_log_can_be_downloaded(
+    stage: Stage, spectator: Watched, tmp_path: Path
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.failed}/logs")
+    expect(page.get_by_text("the last 1,000 lines")).to_be_visible()
+    with page.expect_download() as started:
+        page.get_by_role("button", name="download").click()
+    started.value.save_as(tmp_path / "log")
+    text = (tmp_path / "log").read_text()
+    assert text.count("of rank 0\n") == LINES
+    assert text.index("line 0 of rank 0") < text.index(f"line {LINES - 1} of rank 0")
+    page.get_by_role("button", name="older lines").click()
+    expect(page.get_by_label("log lines")).to_contain_text("line 0 of rank 0")
+
+
+def test_the_configuration_is_yaml_that_reads_back_the_same_and_can_be_copied(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/configuration")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    config = stage.played.experiment(stage.long)["config"]
+    shown = page.get_by_label("configuration", exact=True)
+    assert yaml.safe_load(shown.inner_text()) == config
+    page.get_by_role("button", name="copy").click()
+    expect(page.get_by_role("button", name="copied")).to_be_visible()
+    assert yaml.safe_load(page.evaluate("navigator.clipboard.readText()")) == config
+    page.get_by_role("button", name="JSON").click()
+    expect(shown).to_contain_text('"name": "long"')
+
+
+def test_the_list_is_filtered_by_state_and_sorted_and_stays_so(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show("#/")
+    expect(page.locator("td.name")).to_have_count(5)
+    page.get_by_role("button", name="name", exact=True).click()
+    assert names(page) == ["empty", "failed", "long", "sweep", "too wide"]
+    page.get_by_label("state").select_option(label="ended without a result")
+    for _ in range(2):
+        until("those without a result", lambda: names(page), lambda got: got == ["empty", "failed"])
+        page.reload()
+    page.get_by_label("state").select_option(label="waiting")
+    until("what waits", lambda: names(page), lambda got: got == ["too wide"])
+
+
+def test_trials_are_filtered_by_state_and_sorted_by_a_hyperparameter(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/trials")
+    rates = page.locator("[data-name='optimizer.lr']")
+    expect(rates).to_have_count(TRIALS)
+    head = page.get_by_role("button", name="optimizer.lr")
+    head.click()
+    head.click()
+    expect(rates.first).to_have_text(str(0.01 * TRIALS))
+    page.get_by_label("state").select_option(label="ended without a result")
+    expect(rates).to_have_count(1)
+    page.reload()
+    expect(rates).to_have_count(1)
+    expect(page.locator("td.state")).to_contain_text("impossible")
+
+
+@pytest.mark.parametrize("address", ["#/nonsense", "#/experiments/1/nonsense", "#/experiments/x"])
+def test_an_address_that_names_nothing_says_so(
+    stage: Stage, spectator: Watched, address: str
+) -> None:
+    page = spectator.show(address)
+    hint = page.get_by_role("alert")
+    expect(hint).to_contain_text(address)
+    hint.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Experiments")).to_be_visible()
+
+
+@pytest.mark.parametrize("view", ["list", "curves", "trials", "logs", "configuration"])
+def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
+    stage: Stage, spectator: Watched, view: str
+) -> None:
+    page = spectator.page
+    page.set_viewport_size({"width": 400, "height": 800})
+    spectator.show("#/" if view == "list" else f"#/experiments/{stage.sweep}/{view}")
+    seen = {
+        "list": "td.name",
+        "curves": ".chart canvas",
+        "trials": "td.state",
+        "logs": ".logs",
+        "configuration": ".config",
+    }
+    expect(page.locator(seen[view]).first).to_be_visible()
+    beyond = """() => [document.documentElement, ...document.querySelectorAll(".table")]
+        .map((element) => element.scrollWidth - element.clientWidth)"""
+    until("nothing is wider than the window", lambda: page.evaluate(beyond),
+          lambda found: max(found) <= 0)  # fmt: skip
+    for cell in page.locator("[data-name='best validation']").all()[:5]:
+        box = cell.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 400
+
+
+def test_the_page_has_no_colour_of_the_other_scheme(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show("#/")
+    back = "() => getComputedStyle(document.documentElement).backgroundColor"
+    expect(page.locator("td.name").first).to_be_visible()
+    light = page.evaluate(back)
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate(back)
+    total = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (light, dark)]
+    assert total[0] > 700 > 150 > total[1]
