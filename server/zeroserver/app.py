@@ -30,6 +30,7 @@ from zeroserver.store.archives import sweep_archives
 from zeroserver.store.database import Change, Database
 from zeroserver.store.engines import sqlite_url
 from zeroserver.store.migrate import migrate
+from zeroserver.store.orphans import sweep_points
 
 __all__ = ["STATIC", "create_app"]
 
@@ -116,6 +117,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _tick_forever(services: Services) -> None:
+    with suppress(StorageError):  # the next start does it
+        await services.write(lambda world, tx: sweep_points(tx, world.importing))
     while True:
         services.journal.tidy()
         try:

@@ -1,13 +1,18 @@
 """A run without a server can be brought in later."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.server.helpers import Server
+from tests.client.helpers import make_spec
+from tests.server.helpers import Server, metrics, serve
+from tests.waiting import until
 from zerolab.contract.spec import RunSpec
+from zerolab.reports.file import MetricsFile
 from zerolab.reports.reporter import METRICS_FILE, Reporter
+from zeroserver.store.points import store_points
 
 
 def written(run_dir: Path) -> bytes:
@@ -71,3 +76,71 @@ def test_a_time_that_is_on_no_calendar_is_named_by_its_line(
     answer = sqlite_server.http.post("/api/v1/import", content=b"".join(lines))
     assert answer.status_code == 422
     assert answer.json()["error"]["problems"][0].startswith("line 3: time: must be in seconds")
+
+
+def long_file(directory: Path, steps: int) -> bytes:
+    file = MetricsFile(directory / "long.jsonl", make_spec(directory))
+    for step in range(1, steps + 1):
+        file.append(file.encode(metrics("training", step, loss=step / 2)))
+    file.close()
+    return (directory / "long.jsonl").read_bytes()
+
+
+def test_a_large_import_lets_others_write_in_between(server: Server, tmp_path: Path) -> None:
+    content = long_file(tmp_path, 60_000)
+    database = server.services.database
+    before = database.jobs
+    with ThreadPoolExecutor() as pool:
+        importing = pool.submit(server.http.post, "/api/v1/import", content=content)
+        until("the import has begun to store", lambda: database.jobs > before + 2)
+        agent_id = server.add_agent()  # a change; it waits for one part at most
+        assert importing.result().status_code == 201
+    assert agent_id == 1
+    assert database.jobs - before >= 60_000 / 4_000
+    found = server.get("/trials/1/metrics", first=59_999)["metrics"][0]["points"]
+    assert found == [[59_999, 59_999 / 2], [60_000, 30_000.0]]
+
+
+BREAK = {
+    "sqlite": (
+        "CREATE TRIGGER broken BEFORE INSERT ON points WHEN NEW.step = 15000 "
+        "BEGIN SELECT RAISE(ABORT, 'broken'); END",
+        "DROP TRIGGER broken",
+    ),
+    "postgresql": (
+        "ALTER TABLE points ADD CONSTRAINT broken CHECK (step <> 15000) NOT VALID",
+        "ALTER TABLE points DROP CONSTRAINT broken",
+    ),
+}
+
+
+def test_an_import_that_fails_in_its_middle_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    content = long_file(tmp_path, 20_000)
+    spoil, mend = BREAK["sqlite" if server.services.database.sqlite else "postgresql"]
+    server.execute(spoil)
+    assert server.http.post("/api/v1/import", content=content).status_code == 500
+    assert server.get("/experiments")["experiments"] == []
+    assert server.sql("SELECT count(*) FROM points") == [(0,)]
+    assert server.sql("SELECT count(*) FROM rollups") == [(0,)]
+    server.execute(mend)
+    made = server.request("POST", "/import", content=content)["experiment"]
+    (trial,) = server.trials(made["id"])
+    assert trial["steps_completed"] == 20_000
+    assert server.services.world.importing == set()
+
+
+def test_what_a_server_that_died_in_an_import_has_left_goes_at_the_next_start(
+    server: Server, tmp_path: Path
+) -> None:
+    server.request("POST", "/import", content=written(tmp_path / "run"))
+    kept = server.sql("SELECT count(*) FROM points")
+    for trial_id in (5, 900):
+        server.write(lambda _, tx, of=trial_id: store_points(tx, of, [(1, 1, 0.5, 1.0)]))
+    assert server.sql("SELECT count(DISTINCT trial_id) FROM rollups") == [(3,)]
+    with serve(tmp_path, server.services.settings.database_url) as again:
+        until(
+            "they are gone",
+            lambda: again.sql("SELECT count(DISTINCT trial_id) FROM rollups"),
+            lambda rows: rows == [(1,)],
+        )
+        assert again.sql("SELECT count(*) FROM points") == kept

@@ -277,9 +277,7 @@ async def import_metrics(services: ServicesDep, request: Request) -> Response:
 
     content = await request.body()
     log = await run_in_threadpool(parse, content)
-    experiment_id = await services.write(
-        lambda world, transaction: import_run(world, transaction, log)
-    )
+    experiment_id = await import_run(services.write, log)
     return await services.read(lambda found: _answer(services, found, experiment_id, 201))
 
 

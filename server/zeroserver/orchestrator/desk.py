@@ -39,6 +39,8 @@ class World:
     started: float = field(default_factory=time.monotonic)
     seen: dict[int, float] = field(default_factory=dict)
     """Agent to the monotonic time of its last question; written by the event loop."""
+    importing: set[int] = field(default_factory=set)
+    """Trials whose points are being imported, and which have no row before all are there."""
     archives_going: set[str] = field(default_factory=set)
     """Archives without an experiment, which are removed as soon as that is committed."""
     clock: Callable[[], float] = time.time

@@ -1,24 +1,39 @@
 """A run without a server, brought in later: an experiment that has ended, with one trial."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import RowMapping
+from sqlalchemy import delete
 
 from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
 from zerolab.reports.file import FORMAT, MetricsHeader
-from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.errors import StorageError
+from zeroserver.orchestrator.desk import World, touch
 from zeroserver.orchestrator.ingest import best_of, check_time, read_points
 from zeroserver.states import ExperimentState, TrialState
 from zeroserver.store.database import Transaction
+from zeroserver.store.orphans import forget_points
 from zeroserver.store.points import store_points
 from zeroserver.store.schema import experiments, trials
 
 __all__ = ["MetricsLog", "import_run", "parse"]
 
-_CHUNK = 10_000
+_CHUNK = 4_000
+"""Values that one job of the writer stores."""
+
+Write = Callable[[Callable[[World, Transaction], Any]], Awaitable[Any]]
+
+
+class _Rows(NamedTuple):
+    """Columns of the experiment and of its trial, without ids."""
+
+    experiment: dict[str, Any]
+    trial: dict[str, Any]
 
 
 class MetricsLog(msgspec.Struct, frozen=True):
@@ -67,31 +82,93 @@ def _records(content: bytes) -> Iterator[Record]:
         yield record
 
 
-def import_run(world: World, transaction: Transaction, log: MetricsLog) -> int:
-    """Store a run's metrics as an experiment of their own; return its id."""
-    experiment_id, trial_id = _make(world, transaction, log)
-    experiment = find(transaction, experiments, experiment_id)
-    told = [record for record in log.records if isinstance(record, MetricsRecord)]
-    for start in range(0, len(told), _CHUNK):
-        new = [
-            point
-            for record in told[start : start + _CHUNK]
-            for point in read_points(world, transaction, record)
-        ]
-        store_points(transaction, trial_id, new)
-    _summarise(transaction, experiment, trial_id, told)
-    touch(transaction, "experiment", experiment_id, experiment_id)
+async def import_run(write: Write, log: MetricsLog) -> int:
+    """Store a run's metrics as an experiment of their own; return its id.
+
+    The points are stored a few thousand at a time, so that others get their turn in between. They
+    belong to a trial that nobody sees before all are there.
+
+    Args:
+        write: Runs a job of the orchestrator and waits for its commit.
+        log: What to store.
+
+    Raises:
+        ConfigError: If a record holds what cannot be stored; then nothing is.
+    """
+    made = await asyncio.to_thread(_rows, log)
+    ids: tuple[int, int] = await write(partial(_reserve, rows=made))
+    experiment_id, trial_id = ids
+    try:
+        for chunk in _chunks(log):
+            await write(partial(_store, trial_id=trial_id, chunk=chunk))
+        await write(partial(_publish, rows=made, ids=ids))
+    except BaseException:
+        with suppress(StorageError):  # the next start of the server does it then
+            await write(partial(_forget, trial_id=trial_id))
+        raise
     return experiment_id
 
 
-def _make(world: World, transaction: Transaction, log: MetricsLog) -> tuple[int, int]:
+def _chunks(log: MetricsLog) -> Iterator[list[MetricsRecord]]:
+    chunk: list[MetricsRecord] = []
+    values = 0
+    for record in log.records:
+        if isinstance(record, MetricsRecord):
+            chunk.append(record)
+            values += len(record.values)
+        if values >= _CHUNK:
+            yield chunk
+            chunk, values = [], 0
+    yield chunk
+
+
+def _reserve(world: World, transaction: Transaction, rows: _Rows) -> tuple[int, int]:
+    """Take ids that no experiment and no trial will have besides."""
+    connection = transaction.connection
+    insert = experiments.insert().values(rows.experiment).returning(experiments.c.id)
+    experiment_id = int(connection.execute(insert).scalar_one())
+    row = {**rows.trial, "experiment_id": experiment_id}
+    insert = trials.insert().values(row).returning(trials.c.id)
+    trial_id = int(connection.execute(insert).scalar_one())
+    connection.execute(delete(trials).where(trials.c.id == trial_id))
+    connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
+    world.importing.add(trial_id)
+    transaction.undo.append(lambda: world.importing.discard(trial_id))
+    return experiment_id, trial_id
+
+
+def _store(
+    world: World, transaction: Transaction, trial_id: int, chunk: list[MetricsRecord]
+) -> None:
+    new = [point for record in chunk for point in read_points(world, transaction, record)]
+    store_points(transaction, trial_id, new)
+
+
+def _publish(world: World, transaction: Transaction, rows: _Rows, ids: tuple[int, int]) -> None:
+    experiment_id, trial_id = ids
+    best = trial_id if rows.experiment.get("best_validation") is not None else None
+    experiment = {**rows.experiment, "id": experiment_id, "best_trial_id": best}
+    transaction.connection.execute(experiments.insert().values(experiment))
+    trial = {**rows.trial, "id": trial_id, "experiment_id": experiment_id}
+    transaction.connection.execute(trials.insert().values(trial))
+    transaction.then.append(lambda: world.importing.discard(trial_id))
+    touch(transaction, "experiment", experiment_id, experiment_id)
+
+
+def _forget(world: World, transaction: Transaction, trial_id: int) -> None:
+    forget_points(transaction, trial_id)
+    transaction.then.append(lambda: world.importing.discard(trial_id))
+
+
+def _rows(log: MetricsLog) -> _Rows:
+    """Make the experiment and the trial, with all that the records come to."""
     config: Mapping[str, Any] = log.header.config
     block = config.get("searcher")
     searcher: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
     last = max((record.time for record in log.records), default=log.header.time)
     times = {"created_at": log.header.time, "started_at": log.header.time, "ended_at": last}
     text = msgspec.json.encode(config).decode()
-    row = {
+    experiment = {
         "name": str(config.get("name") or "imported").replace("\0", "")[:255],
         "state": ExperimentState.COMPLETED,
         "config": text,
@@ -107,10 +184,7 @@ def _make(world: World, transaction: Transaction, log: MetricsLog) -> tuple[int,
         "num_trials": 1,
         **times,
     }
-    insert = experiments.insert().values(row).returning(experiments.c.id)
-    experiment_id = int(transaction.connection.execute(insert).scalar_one())
     trial = {
-        "experiment_id": experiment_id,
         "request_id": 1,
         "state": TrialState.COMPLETED,
         "hparams": msgspec.json.encode(log.header.hparams).decode(),
@@ -118,27 +192,19 @@ def _make(world: World, transaction: Transaction, log: MetricsLog) -> tuple[int,
         "progress": 1.0,
         **times,
     }
-    made = transaction.connection.execute(trials.insert().values(trial).returning(trials.c.id))
-    return experiment_id, int(made.scalar_one())
+    told = [record for record in log.records if isinstance(record, MetricsRecord)]
+    return _summarise(_Rows(experiment, trial), told)
 
 
-def _summarise(
-    transaction: Transaction, experiment: RowMapping, trial_id: int, told: list[MetricsRecord]
-) -> None:
+def _summarise(rows: _Rows, told: list[MetricsRecord]) -> _Rows:
     steps = max((record.steps for record in told if record.group != "system"), default=0)
     values: dict[str, Any] = {"steps_completed": steps}
     best: tuple[float, int] | None = None
     for record in told:
-        if record.group == "validation" and experiment["metric"] in record.values:
-            value, best = best_of(experiment, record, best)
+        if record.group == "validation" and rows.experiment["metric"] in record.values:
+            value, best = best_of(rows.experiment, record, best)
             values["latest_validation"] = value
-    if best is not None:
-        values |= {"best_validation": best[0], "best_steps": best[1]}
-        save(
-            transaction,
-            experiments,
-            experiment["id"],
-            best_validation=best[0],
-            best_trial_id=trial_id,
-        )
-    save(transaction, trials, trial_id, **values)
+    if best is None:
+        return _Rows(rows.experiment, rows.trial | values)
+    values |= {"best_validation": best[0], "best_steps": best[1]}
+    return _Rows(rows.experiment | {"best_validation": best[0]}, rows.trial | values)

@@ -21,7 +21,15 @@ from zerolab.contract.wire import (
     wire_number,
 )
 from zerolab.errors import ConfigError
-from zeroserver.orchestrator.desk import World, checkpoint_root, find, log_line, save, touch
+from zeroserver.orchestrator.desk import (
+    Fields,
+    World,
+    checkpoint_root,
+    find,
+    log_line,
+    save,
+    touch,
+)
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.retention import apply_after_report
 from zeroserver.orchestrator.runs import current_run
@@ -283,7 +291,7 @@ def _length(
 
 
 def best_of(
-    experiment: RowMapping, record: MetricsRecord, best: tuple[float, int] | None
+    experiment: Fields, record: MetricsRecord, best: tuple[float, int] | None
 ) -> tuple[float | None, tuple[float, int] | None]:
     """Return the searcher's metric of a validation, and the best value with its step so far."""
     value = _number(experiment["metric"], record.values[experiment["metric"]])
@@ -292,7 +300,7 @@ def best_of(
     return value, best
 
 
-def _better(experiment: RowMapping, value: float, best: float | None) -> bool:
+def _better(experiment: Fields, value: float, best: float | None) -> bool:
     if best is None:
         return True
     return value < best if experiment["smaller_is_better"] else value > best
