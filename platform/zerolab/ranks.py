@@ -19,7 +19,7 @@ from zerolab.errors import (
     is_storage_failure,
 )
 
-__all__ = ["OneRank", "Ranks"]
+__all__ = ["Located", "OneRank", "Ranks"]
 
 T = TypeVar("T")
 
@@ -98,6 +98,37 @@ class Ranks(ABC):
             text: What the rank said that failed.
         """
         return PeerFailedError(text) if kind is None else kind(text)
+
+
+class Located:
+    """Where a rank is among the machines of a run, under Determined's names."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Of this process among those of its machine."""
+    local_size: int
+    """Processes on this machine."""
+
+    def get_rank(self) -> int:
+        """Of this process, over all machines."""
+        return self.rank
+
+    def get_size(self) -> int:
+        """Number of processes."""
+        return self.size
+
+    def get_local_rank(self) -> int:
+        """Of this process among those of its machine."""
+        return self.local_rank
+
+    def get_local_size(self) -> int:
+        """Processes on this machine."""
+        return self.local_size
+
+    def get_num_agents(self) -> int:
+        """Machines, each with as many processes as this one."""
+        return self.size // self.local_size
 
 
 class OneRank(Ranks):

@@ -36,6 +36,8 @@ class Big(zerotrial.ZeroTrial):
         engine, optimizer, *_ = zerotrial.initialize(
             model=model, config=context.get_hparam("deepspeed_config"))
         self.engine = context.wrap_model_engine(engine)
+        assert (engine.fp16_enabled(), engine.bfloat16_enabled()) == (False, True)
+        assert engine.zero_optimization() and engine.get_batch_info()[1] == 2
         assert context.get_train_micro_batch_size_per_gpu() == 2
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx): ...

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zerolab.config import overwrite_deepspeed_config
     from zerotrial.callbacks import Callback
+    from zerotrial.compat.scripts import add_config_arguments, init_distributed
     from zerotrial.context import ZeroTrialContext
     from zerotrial.data import samplers
-    from zerotrial.data.devices import to_device
+    from zerotrial.data.devices import TorchData, to_device
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.build import initialize
     from zerotrial.loop.controller import Ending
@@ -33,17 +34,29 @@ _EXPORTS = {
     "MetricReducer": "zerotrial.reducers",
     "ModelParallelUnit": "zerotrial.mpu",
     "Reducer": "zerotrial.reducers",
+    "TorchData": "zerotrial.data.devices",
     "Trainer": "zerotrial.trainer",
     "ZeroTrial": "zerotrial.trial",
     "ZeroTrialContext": "zerotrial.context",
+    "add_config_arguments": "zerotrial.compat.scripts",
     "data_length": "zerotrial.data.loader",
     "init": "zerotrial.trainer",
+    "init_distributed": "zerotrial.compat.scripts",
     "initialize": "zerotrial.engine.build",
     "overwrite_deepspeed_config": "zerolab.config",
     "samplers": "zerotrial.data.samplers",
     "to_device": "zerotrial.data.devices",
 }
 """Public name -> module that defines it."""
+
+_OTHER_NAMES = {
+    "DeepSpeedTrial": "ZeroTrial",
+    "DeepSpeedTrialContext": "ZeroTrialContext",
+    "PyTorchCallback": "Callback",
+    "PyTorchTrial": "ZeroTrial",
+    "PyTorchTrialContext": "ZeroTrialContext",
+}
+"""Names of Determined that are others here."""
 
 __all__ = [
     "Batch",
@@ -56,11 +69,14 @@ __all__ = [
     "MetricReducer",
     "ModelParallelUnit",
     "Reducer",
+    "TorchData",
     "Trainer",
     "ZeroTrial",
     "ZeroTrialContext",
+    "add_config_arguments",
     "data_length",
     "init",
+    "init_distributed",
     "initialize",
     "overwrite_deepspeed_config",
     "samplers",
@@ -71,6 +87,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         msg = f"module 'zerotrial' has no attribute {name!r}"
+        if name in _OTHER_NAMES:
+            msg += f"; it is called zerotrial.{_OTHER_NAMES[name]} here"
         raise AttributeError(msg)
     module = importlib.import_module(_EXPORTS[name])
     value = module if module.__name__.endswith(f".{name}") else getattr(module, name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from zerolab.config.section import suggest
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerolab.errors import TrialError
 from zerotrial.compat.engine_view import EngineView
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["ZeroTrialContext"]
 
 logger = logging.getLogger(__name__)
+
+_ENGINE = "pass it to zerotrial.initialize, and the engine to wrap_model_engine"
+_INSTEAD = {
+    "wrap_mpu": "call set_mpu",
+    "wrap_model": _ENGINE,
+    "wrap_optimizer": _ENGINE,
+    "wrap_lr_scheduler": _ENGINE,
+    "wrap_scaler": "set fp16.enabled in the engine file",
+    "configure_apex_amp": "set fp16.enabled or bf16.enabled in the engine file",
+    "backward": "call engine.backward(loss)",
+    "step_optimizer": "call engine.step()",
+    "train_batch_size": "call get_global_batch_size()",
+}
+"""Attributes of Determined's contexts to what took their place."""
 
 
 class ZeroTrialContext:
@@ -152,6 +167,16 @@ class ZeroTrialContext:
             TrialError: Before an engine is wrapped.
         """
         return self.get_per_slot_batch_size() * self._mpu.data_parallel_world_size
+
+    @property
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Determined's older name of :meth:`get_train_micro_batch_size_per_gpu`."""
+        return self.get_train_micro_batch_size_per_gpu()
+
+    @property
+    def num_micro_batches_per_slot(self) -> int:
+        """Determined's older name of :meth:`get_num_micro_batches_per_slot`."""
+        return self.get_num_micro_batches_per_slot()
 
     @property
     def _first(self) -> EngineView:
@@ -323,6 +348,12 @@ class ZeroTrialContext:
         """Whether reported metrics go to a TensorBoard writer that the trial asked for."""
         return self._tensorboard_logging
 
+    def __getattr__(self, name: str) -> Any:
+        """Name what took the place of what is not there."""
+        hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else suggest(name, _public(type(self)))
+        msg = f"the trial context has no attribute {name!r}{hint}"
+        raise AttributeError(msg, name=name, obj=self)
+
     # For the controller
 
     def go_on_from(self, ref: CheckpointRef, root: Path) -> None:
@@ -355,3 +386,7 @@ class ZeroTrialContext:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
+
+
+def _public(kind: type) -> list[str]:
+    return [name for name in dir(kind) if name[0] != "_"]

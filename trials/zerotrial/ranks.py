@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
+from zerolab.ranks import Located
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
 
@@ -34,7 +35,7 @@ class CollectiveError(RuntimeError):
     """The other ranks did not take part in an exchange, or the connection to them broke."""
 
 
-class Distributed(GroupRanks):
+class Distributed(Located, GroupRanks):
     """The ranks of one run, as seen from one of them; works alone, too.
 
     Args:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from zerolab.errors import ConfigError, ZerolabError
-from zerolab.ranks import Ranks
+from zerolab.ranks import Located, Ranks
 
 __all__ = ["SocketRanks"]
 
@@ -32,7 +32,7 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
 
 
-class SocketRanks(Ranks):
+class SocketRanks(Located, Ranks):
     """This process's place among the ranks of its run, and their collectives.
 
     A collective must be called by every rank, in the same order, from one thread. If a rank dies

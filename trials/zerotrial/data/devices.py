@@ -2,13 +2,16 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-__all__ = ["choose_device", "to_device"]
+__all__ = ["TorchData", "choose_device", "to_device"]
+
+TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
+"""What a data loader usually yields: Determined's name, for annotations."""
 
 logger = logging.getLogger(__name__)
 

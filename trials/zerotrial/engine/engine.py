@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
+from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
@@ -46,7 +46,7 @@ class EngineParts:
     attendance: Attendance
 
 
-class Engine(CheckpointCalls):
+class Engine(CheckpointCalls, DeepSpeedCalls):
     """A model in training: call it, :meth:`backward` the loss, :meth:`step`.
 
     Unknown attributes are the module's, so an engine stands where the model stood.
@@ -108,24 +108,54 @@ class Engine(CheckpointCalls):
         Raises:
             EngineError: If the loss is not one number, or does not depend on trained parameters.
         """
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            msg = f"backward(loss): loss must be a scalar tensor, got {found}; take its mean"
-            raise EngineError(msg)
-        if not loss.requires_grad:
-            msg = "backward(loss): the loss does not depend on trained parameters; was it made "
-            raise EngineError(f"{msg}under no_grad, detached, or by another model?")
-        self.recover()
-        boundary = self.progress.at_last_backward and self._syncing
+        _check_loss("backward", loss)
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
+        self.recover()
         with self._backward_call, self.observer.phase("backward"):
-            self.progress.broken = True
-            self.stage.before_backward(boundary=boundary)
+            boundary = self._begin_backward()
             torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
-            self.stage.after_backward(boundary=boundary)
-            self.progress.broken = False
-        self.progress.backwards += 1
+            self._end_backward(boundary=boundary)
         return share.detach()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Make a loss whose own ``backward()`` does what :meth:`backward` does.
+
+        Args:
+            loss: A scalar, the mean over the micro-batch.
+
+        Returns:
+            The loss times the loss scale. What its ``backward()`` gathers is divided by the
+            accumulation steps.
+
+        Raises:
+            EngineError: If the loss is not one number, or does not depend on trained parameters.
+        """
+        _check_loss("scale", loss)
+        steps = self.batch.accumulation_steps
+
+        def begin(gradient: Tensor) -> Tensor:
+            self.recover()
+            boundary = self._begin_backward()
+            # Two times, to come after what stage 3's own end of a backward has queued.
+            later = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001
+            later(lambda: later(lambda: self._end_backward(boundary=boundary)))
+            return gradient / steps
+
+        scaled = loss * self.scaler.scale
+        scaled.register_hook(begin)  # type: ignore[no-untyped-call]
+        return scaled
+
+    def _begin_backward(self) -> bool:
+        """Open a backward pass, and say whether gradients may travel with it."""
+        boundary = self.progress.at_last_backward and self._syncing
+        self.progress.broken = True
+        self.stage.before_backward(boundary=boundary)
+        return boundary
+
+    def _end_backward(self, *, boundary: bool) -> None:
+        self.stage.after_backward(boundary=boundary)
+        self.progress.broken = False
+        self.progress.backwards += 1
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
         """End a micro-batch and, at an accumulation boundary, update the weights.
@@ -150,7 +180,8 @@ class Engine(CheckpointCalls):
             raise EngineError(f"{msg}with the next micro-batch, which begins the window anew")
         if self.progress.backwards == 0:
             msg = "step() without backward(): there is no gradient; call engine.backward(loss) "
-            raise EngineError(f"{msg}(not loss.backward()) before each engine.step()")
+            msg += "or engine.scale(loss).backward(), not loss.backward(), "
+            raise EngineError(f"{msg}before each engine.step()")
         boundary = self.progress.at_boundary
         self.progress.end_micro_batch()
         if boundary:
@@ -259,11 +290,6 @@ class Engine(CheckpointCalls):
 
     # -- questions ------------------------------------------------------------------------------
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The one whose ``param_groups`` hold the learning rates."""
-        return self.stage.optimizer
-
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next :meth:`step` updates the weights."""
         return self.progress.at_boundary
@@ -287,41 +313,6 @@ class Engine(CheckpointCalls):
         """Norm of the whole averaged gradient at the last boundary, before clipping."""
         return self._grad_norm
 
-    def get_lr(self) -> list[float]:
-        """Learning rate of each parameter group."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    @property
-    def loss_scale(self) -> float:
-        """What losses are multiplied by; 1 unless fp16."""
-        return self.scaler.scale
-
-    def train_batch_size(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
-        return self.batch.train
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples of one micro-batch on one rank."""
-        return self.batch.micro
-
-    def gradient_accumulation_steps(self) -> int:
-        """Micro-batches of one optimizer step."""
-        return self.batch.accumulation_steps
-
-    def zero_optimization_stage(self) -> int:
-        """0, 1, 2 or 3."""
-        return self.config.zero_optimization.stage
-
-    @property
-    def group(self) -> "dist.ProcessGroup | None":
-        """The data-parallel ranks; None for one process without torch.distributed."""
-        return self.mesh.data.group
-
-    @property
-    def dp_world_size(self) -> int:
-        """Data-parallel ranks."""
-        return self.batch.dp_world_size
-
     @property
     def global_steps(self) -> int:
         """Accumulation boundaries passed, skipped steps included."""
@@ -341,12 +332,6 @@ class Engine(CheckpointCalls):
     def global_samples(self) -> int:
         """Samples of all boundaries passed, over all ranks."""
         return self.progress.global_samples
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else is asked for is the module's."""
-        if name == "module":
-            raise AttributeError(name)
-        return getattr(self.module, name)
 
     def forget_micro_batches(self) -> None:
         """Drop gradients that wait for a boundary; the window starts anew. **Collective**."""
@@ -397,6 +382,16 @@ class _ClosedStage:
 
     def __getattr__(self, name: str) -> Any:
         raise EngineError(f"this engine was closed{self._how}")
+
+
+def _check_loss(call: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        msg = f"{call}(loss): loss must be a scalar tensor, got {found}; take its mean"
+        raise EngineError(msg)
+    if not loss.requires_grad:
+        msg = f"{call}(loss): the loss does not depend on trained parameters; was it made "
+        raise EngineError(f"{msg}under no_grad, detached, or by another model?")
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

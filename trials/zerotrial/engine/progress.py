@@ -107,6 +107,7 @@ class Progress:
         """Backward passes since the last ``step()``."""
         self.broken = False
         """Inside a backward pass, or after one that raised."""
+        self._origin = 0  # micro-batches at a boundary from which windows are counted
         self.boundary_by_hand: bool | None = None
         """What the user has said of the next ``step()``; None: it is counted."""
 
@@ -117,7 +118,7 @@ class Progress:
             return self.boundary_by_hand
         if not self.managed:
             return True
-        return (self.micro_steps + 1) % self.batch.accumulation_steps == 0
+        return (self.micro_steps - self._origin + 1) % self.batch.accumulation_steps == 0
 
     @property
     def at_last_backward(self) -> bool:
@@ -152,6 +153,11 @@ class Progress:
         self.global_steps += 1
         self.global_samples += trained * self.batch.micro * self.batch.dp_world_size
         self.skipped_steps += not updated
+
+    def resize(self, batch: BatchSizes) -> None:
+        """Count windows of another length from here, which must be a boundary."""
+        self.batch = batch
+        self._origin = self.micro_steps
 
     def forget_backwards(self) -> None:
         """Count no backward pass since the last ``step()``."""
@@ -202,3 +208,4 @@ class Progress:
             counters["micro_steps"] = counters["global_steps"] * self.batch.accumulation_steps
         for name in _COUNTERS:
             setattr(self, name, counters[name])
+        self._origin = self.micro_steps

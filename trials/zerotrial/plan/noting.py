@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import zerotrial
+from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
 from zerolab.errors import TrialError
 from zerotrial import engine as engine_package
 from zerotrial.engine import build
+from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import plan_units
 from zerotrial.engine.stage3.gather import (
@@ -45,27 +47,20 @@ class Noted:
     """A key of :data:`zerotrial.engine.memory.MOMENTS`."""
 
 
-class _PlannedEngine:
+class _PlannedEngine(DeepSpeedCalls):
     """Stands where an engine would, while a trial's ``__init__`` runs on."""
+
+    optimizer = None  # type: ignore[assignment]
 
     def __init__(self, module: nn.Module, config: EngineConfig) -> None:
         self.module = module
         self.config = config
+        # The sizes of a file for many ranks need not fit one.
+        consistent = config.batch_problem(1) is None
+        self.batch = config.batch_sizes(1) if consistent else BatchSizes(1, 1, 1, 1)
         self.device = torch.device("cpu")
-        self.optimizer = None
         self.lr_scheduler = None
         self.global_steps = self.micro_steps = self.skipped_steps = 0
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        return self.config.batch_sizes(1).micro if self._is_consistent else 1
-
-    def gradient_accumulation_steps(self) -> int:
-        return self.config.batch_sizes(1).accumulation_steps if self._is_consistent else 1
-
-    @property
-    def _is_consistent(self) -> bool:
-        """Whether the sizes fit one rank, which a file for many need not."""
-        return self.config.batch_problem(1) is None
 
     def train(self, mode: bool = True) -> _PlannedEngine:  # noqa: FBT001, FBT002 - nn.Module's
         self.module.train(mode)
@@ -78,11 +73,6 @@ class _PlannedEngine:
         raise TrialError("plan: nothing is trained here, so there is nothing to save")
 
     load_checkpoint = save_checkpoint
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "module":
-            raise AttributeError(name)
-        return getattr(self.module, name)
 
 
 def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:

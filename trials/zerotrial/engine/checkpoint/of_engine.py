@@ -83,6 +83,7 @@ class CheckpointCalls:
         exclude_frozen_parameters: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's order
         *,
         async_save: bool | None = None,
+        client_sd: dict[str, Any] | None = None,
     ) -> str:
         """Write everything that training needs to go on. **Collective**.
 
@@ -97,6 +98,7 @@ class CheckpointCalls:
             exclude_frozen_parameters: Leave out parameters that are not trained.
             async_save: Copy the state and write it while training goes on; None does what
                 ``checkpoint.writer.decoupled`` says. See :meth:`wait_for_checkpoint`.
+            client_sd: ``client_state`` under the name that DeepSpeed's examples give it.
 
         Returns:
             Where the checkpoint is; when asynchronous, where it will be.
@@ -104,10 +106,12 @@ class CheckpointCalls:
         Raises:
             CheckpointError: On all ranks, if it could not be written.
         """
+        if client_state is not None and client_sd is not None:
+            raise CheckpointError("client_sd: is another name of client_state; give one of the two")
         return self.checkpointer.save(
             _given("save_dir", save_dir),
             f"global_step{self.progress.global_steps}" if tag is None else str(tag),
-            client_state,
+            client_sd if client_state is None else client_state,
             save_latest=save_latest,
             exclude_frozen_parameters=exclude_frozen_parameters,
             in_background=async_save,

@@ -1,0 +1,109 @@
+"""Names that scripts and trials of DeepSpeed and Determined call: they answer, or say what does."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import zerotrial
+from tests.trial.helpers import make_spec
+from zerolab.core.socket_ranks import SocketRanks
+from zerolab.errors import TrialError
+
+
+def test_arguments_of_a_deepspeed_script_name_the_engine_file(tmp_path: Path) -> None:
+    parser = zerotrial.add_config_arguments(argparse.ArgumentParser())
+    assert parser.parse_args([]).deepspeed_config is None
+    file = tmp_path / "ds_config.json"
+    file.write_text('{"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.5}}}')
+    args = parser.parse_args(["--deepspeed", "--deepspeed_config", str(file)])
+    assert args.deepspeed is True
+    engine, *_ = zerotrial.initialize(args=args, model=torch.nn.Linear(2, 1))
+    assert engine.get_lr() == [0.5]
+
+
+WORLD = """
+import sys
+import torch.distributed as dist
+import zerotrial
+rank, size, method = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None
+for _ in range(2):  # a second call changes nothing
+    zerotrial.init_distributed(init_method=method, rank=rank, world_size=size)
+ranks = [None] * dist.get_world_size()
+dist.all_gather_object(ranks, dist.get_rank())
+print(ranks, dist.get_backend())
+dist.destroy_process_group()
+"""
+
+
+def start(rank: int, size: int, method: str = "", **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", WORLD, str(rank), str(size), method],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+@pytest.mark.processes
+def test_init_distributed_starts_the_ranks_or_a_world_of_one(tmp_path: Path) -> None:
+    alone = start(-1, -1)
+    two = [start(rank, 2, f"file://{tmp_path}/meeting") for rank in range(2)]
+    told, problem = alone.communicate(timeout=240)
+    assert told == "[0] gloo\n", problem
+    for process in two:
+        told, problem = process.communicate(timeout=240)
+        assert told == "[0, 1] gloo\n", problem
+
+
+@pytest.mark.processes
+def test_a_launcher_that_says_nothing_of_ranks_to_torch_is_named() -> None:
+    _, problem = start(-1, -1, SLURM_NTASKS="4").communicate(timeout=240)
+    assert "WORLD_SIZE: must be set where several ranks run, got nothing and SLURM_NTASKS=4" in (
+        problem
+    )
+
+
+def test_ranks_answer_under_determineds_names() -> None:
+    alone: Sequence[zerotrial.Distributed | SocketRanks] = (zerotrial.Distributed(), SocketRanks())
+    for ranks in alone:
+        assert (ranks.get_rank(), ranks.get_size()) == (0, 1)
+        assert (ranks.get_local_rank(), ranks.get_local_size()) == (0, 1)
+        assert ranks.get_num_agents() == 1
+    far = zerotrial.Distributed()
+    far.rank, far.size, far.local_rank, far.local_size = 5, 8, 1, 4
+    assert (far.get_rank(), far.get_local_rank(), far.get_num_agents()) == (5, 1, 2)
+
+
+def test_the_context_answers_to_determineds_older_properties(tmp_path: Path) -> None:
+    context = zerotrial.ZeroTrialContext(make_spec(tmp_path), zerotrial.Distributed())
+    with pytest.raises(TrialError, match="no engine is wrapped yet"):
+        context.num_micro_batches_per_slot  # noqa: B018
+    engine, *_ = zerotrial.initialize(
+        model=torch.nn.Linear(2, 1),
+        config={
+            "train_batch_size": 6,
+            "gradient_accumulation_steps": 3,
+            "optimizer": {"type": "SGD"},
+        },
+    )
+    context.wrap_model_engine(engine)
+    assert context.num_micro_batches_per_slot == 3
+    assert context.train_micro_batch_size_per_gpu == 2
+    with pytest.raises(AttributeError, match="no attribute 'wrap_mpu'; call set_mpu"):
+        context.wrap_mpu(None)
+    with pytest.raises(AttributeError, match="did you mean 'get_hparams'"):
+        context.get_hparms()
+
+
+def test_names_of_determined_say_what_they_are_called_here() -> None:
+    batch: zerotrial.TorchData = {"x": torch.ones(2)}
+    assert isinstance(batch, dict)
+    assert "TorchData" in dir(zerotrial)
+    with pytest.raises(AttributeError, match=r"it is called zerotrial\.ZeroTrial here"):
+        zerotrial.DeepSpeedTrial  # noqa: B018

@@ -1,0 +1,1 @@
+"""What an engine answers beside training and checkpoints."""
