@@ -23,7 +23,7 @@ from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.errors import StorageError, install_error_handlers
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
-from zeroserver.orchestrator.scheduling import tick
+from zeroserver.orchestrator.scheduling import bound_deadlines, tick
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 from zeroserver.store.archives import sweep_archives
@@ -101,6 +101,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.started_at = time.time()
     migrate(services.database)
     services.database.start()
+    await services.write(bound_deadlines)
     sweep_archives(services.database, services.world.home.archives)
     services.world.janitor.start(services.database)
     ticking = asyncio.create_task(_tick_forever(services))

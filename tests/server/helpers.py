@@ -70,8 +70,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
+        self.set_back = 0.0
+        """Seconds by which someone has set the clock on the wall back."""
 
     def __call__(self) -> float:
+        return self.now - self.set_back
+
+    def steady(self) -> float:
+        """What nobody can set."""
         return self.now
 
 
@@ -221,7 +227,10 @@ class Server:
 
 @contextmanager
 def serve(
-    directory: Path, database_url: str = "", timings: Timings | None = None
+    directory: Path,
+    database_url: str = "",
+    timings: Timings | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Server]:
     """Run a server in this process until the block ends."""
     # The tests let the clock tick themselves.
@@ -230,8 +239,8 @@ def serve(
     app = create_app(settings)
     services: Services = app.state.services
     services.url = "http://127.0.0.1"
-    clock = Clock()
-    services.world.clock = clock
+    clock = clock or Clock()
+    services.world.clock, services.world.steady = clock, clock.steady
     token = services.keys.token
     headers = {"Authorization": f"Bearer {token}"}
     with TestClient(

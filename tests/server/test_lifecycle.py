@@ -1,8 +1,10 @@
 """What becomes of experiments, trials and runs, on both databases."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.server.helpers import Server, checkpoint, progress, training, validation
+from tests.server.helpers import Clock, Server, checkpoint, progress, serve, training, validation
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -454,3 +456,39 @@ def test_checkpoints_that_the_policy_does_not_keep_go_but_never_the_latest(
     server.services.world.janitor.close()
     left = {checkpoint(20).uuid, checkpoint(40).uuid}
     assert {path.name for path in root.iterdir()} == left
+
+
+def test_a_clock_that_is_set_back_delays_no_restart_and_no_deadline(server: Server) -> None:
+    server.submit(preemption_timeout=100)
+    server.add_agent()
+    server.exit(server.begin().run_id, 1)
+    server.clock.set_back = 86_400.0
+    server.tick(2)
+    spec = server.begin()
+    server.act("pause")
+    server.clock.set_back = 2 * 86_400.0
+    server.tick(90)
+    directive = server.get(f"/runs/{spec.run_id}/directive", wait_s=0)
+    assert directive["deadline_s"] == pytest.approx(10)
+    server.tick(11)
+    assert server.work()[0].action == "kill"
+
+
+def test_a_server_that_starts_under_an_earlier_clock_waits_no_longer_than_it_must(
+    tmp_path: Path,
+) -> None:
+    with serve(tmp_path) as server:
+        server.submit(preemption_timeout=100)
+        server.submit(preemption_timeout=100)
+        server.add_agent(slots=2)
+        server.exit(server.begin(1).run_id, 1)
+        server.begin(2)
+        server.act("pause", 2)
+    earlier = Clock()
+    earlier.now -= 86_400.0
+    with serve(tmp_path, clock=earlier) as server:
+        agent_id = server.add_agent(slots=2)
+        server.tick(server.services.settings.timings.backoff_most_s)
+        assert server.run_of(1, agent_id).action == "run"
+        server.tick(101)
+        assert server.run_of(2, agent_id).action == "kill"

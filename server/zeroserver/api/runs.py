@@ -316,7 +316,7 @@ def _directive(connection: Connection, services: Services, run_id: int) -> Direc
         raise StaleRunError(msg)
     left = None
     if row.deadline_at is not None:
-        left = max(row.deadline_at - services.world.clock(), 0.0)
+        left = max(row.deadline_at - services.world.steady(), 0.0)
     return Directive(row.directive, _VERSIONS[row.directive], left)
 
 

@@ -26,6 +26,12 @@ if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
 __all__ = ["Fields", "World", "checkpoint_root", "find", "log_line", "save", "touch"]
 
 
+def _steady_clock() -> Callable[[], float]:
+    """Make a clock that agrees with the other one now, and that nobody sets."""
+    start = time.time() - time.monotonic()
+    return lambda: start + time.monotonic()
+
+
 @dataclass
 class World:
     """Memory of the orchestrator; only the writer's thread uses what is not marked otherwise."""
@@ -44,6 +50,9 @@ class World:
     archives_going: set[str] = field(default_factory=set)
     """Archives without an experiment, which are removed as soon as that is committed."""
     clock: Callable[[], float] = time.time
+    """Seconds since 1970, for what people read; may be set forward and back."""
+    steady: Callable[[], float] = field(default_factory=_steady_clock)
+    """For deadlines: what the clock showed when this server started, and what has passed since."""
     janitor: Janitor = field(default_factory=Janitor)
     waiting: Waiting = field(default_factory=Waiting)
     """Why trials wait; replaced as a whole, so that any thread may read it."""

@@ -245,7 +245,7 @@ def _restart_later(world: World, transaction: Transaction, trial: RowMapping, nu
     """Queue a trial, not to start before a pause that doubles with ``number``; return it."""
     timings = world.settings.timings
     wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
-    save(transaction, trials, trial["id"], restart_at=world.clock() + wait)
+    save(transaction, trials, trial["id"], restart_at=world.steady() + wait)
     experiment = find(transaction, experiments, trial["experiment_id"])
     active = experiment["state"] == ExperimentState.ACTIVE
     move_trial(transaction, trial, TrialState.QUEUED if active else TrialState.PAUSED)

@@ -1,7 +1,7 @@
 """Who runs where: queued trials to free slots, and what the clock brings about."""
 
 import msgspec
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import RowMapping, func, select, update
 
 from zerolab import scheduler
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
@@ -15,7 +15,7 @@ from zeroserver.states import ExperimentState, RunState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import agents, experiments, runs, trials
 
-__all__ = ["schedule", "tick"]
+__all__ = ["bound_deadlines", "schedule", "tick"]
 
 
 def schedule(world: World, transaction: Transaction) -> None:
@@ -51,7 +51,7 @@ def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, 
         .where(
             trials.c.state == TrialState.QUEUED,
             trials.c.run_id.is_(None),
-            trials.c.restart_at > world.clock(),
+            trials.c.restart_at > world.steady(),
         )
     )
     found = transaction.connection.execute(query.limit(_MOST_RESTARTING)).mappings()
@@ -127,7 +127,7 @@ def _waiting(world: World, transaction: Transaction) -> list[Request]:
             trials.c.state == TrialState.QUEUED,
             trials.c.run_id.is_(None),
             experiments.c.state == ExperimentState.ACTIVE,
-            (trials.c.restart_at.is_(None)) | (trials.c.restart_at <= world.clock()),
+            (trials.c.restart_at.is_(None)) | (trials.c.restart_at <= world.steady()),
         )
         .subquery()
     )
@@ -168,6 +168,23 @@ def tick(world: World, transaction: Transaction) -> None:
     schedule(world, transaction)
 
 
+def bound_deadlines(world: World, transaction: Transaction) -> None:
+    """Let nothing wait longer than it can have to: the clock may have been set back meanwhile.
+
+    Deadlines are kept in the time of the server that set them; ours may have begun before it.
+    """
+    now = world.steady()
+    latest = now + world.settings.timings.backoff_most_s
+    waiting = update(trials).where(trials.c.restart_at > latest)
+    transaction.connection.execute(waiting.values(restart_at=latest))
+    leaving = select(runs.c.id, runs.c.experiment_id, runs.c.deadline_at).where(
+        runs.c.state != RunState.EXITED, runs.c.deadline_at.is_not(None)
+    )
+    for run_id, experiment_id, deadline in transaction.connection.execute(leaving).all():
+        patience = world.config(transaction, experiment_id).preemption_timeout
+        save(transaction, runs, run_id, deadline_at=min(deadline, now + patience))
+
+
 def _lose_silent_agents(world: World, transaction: Transaction) -> None:
     patience = world.settings.timings.agent_dead_s
     living = transaction.connection.execute(
@@ -187,7 +204,7 @@ def _lose_silent_agents(world: World, transaction: Transaction) -> None:
 
 def _kill_late_runs(world: World, transaction: Transaction) -> None:
     """Kill runs that have not left by their deadline, and give up on those that cannot be."""
-    now = world.clock()
+    now = world.steady()
     late = transaction.connection.execute(
         select(runs).where(
             runs.c.state != RunState.EXITED, runs.c.killed == 0, runs.c.deadline_at < now

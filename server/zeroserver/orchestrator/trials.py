@@ -219,7 +219,7 @@ def direct_run(world: World, transaction: Transaction, run_id: int, directive: s
     timeout = world.config(transaction, run["experiment_id"]).preemption_timeout
     deadline = run["deadline_at"]
     if deadline is None and timeout is not None:
-        deadline = world.clock() + timeout
+        deadline = world.steady() + timeout
     save(transaction, runs, run_id, directive=directive, deadline_at=deadline)
     transaction.changes.append(Change(f"run:{run_id}"))
 
