@@ -19,8 +19,8 @@ from zerotrial.engine import initialize, lr_schedules
 from zerotrial.engine.lr_schedules import (
     LinearWarmupLR,
     LRRangeTest,
+    LRSchedule,
     OneCycle,
-    Schedule,
     WarmupCosineLR,
     WarmupDecayLR,
     WarmupLR,
@@ -42,7 +42,7 @@ def optimizer(*rates: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups)
 
 
-def run(schedule: Schedule, steps: int) -> list[float]:
+def run(schedule: LRSchedule, steps: int) -> list[float]:
     """Rate of the first group in each of the optimizer steps."""
     found = []
     for _ in range(steps):
@@ -280,7 +280,7 @@ class ToyParams(Section):
     halve_every: PositiveInt = 2
 
 
-class Toy(Schedule):
+class Toy(LRSchedule):
     """All that a new schedule needs."""
 
     section = ToyParams

@@ -13,7 +13,7 @@ from tests.engine.stage3_models import Language, make_batches
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.seams import NullObserver
 from zerotrial.engine.watch.flops import PEAK_VARIABLE, count_flops
-from zerotrial.engine.watch.reporter import Reporter, count_tokens
+from zerotrial.engine.watch.step_observer import StepObserver, count_tokens
 from zerotrial.engine.watch.timers import PhaseTimer
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_rates_are_left_out_where_the_config_says_so(lines: pytest.LogCaptureFix
     step = r"step \d: lr 0\.001, gradient norm [\d.]+, skipped 0"
     assert len(lines.messages) == 2
     assert all(re.fullmatch(step, line) for line in lines.messages)
-    assert isinstance(observer, Reporter)
+    assert isinstance(observer, StepObserver)
     assert observer.rates == {}
     assert observer._meter.flops == 0
 
@@ -84,7 +84,7 @@ def test_operations_are_those_of_forward_and_backward(lines: pytest.LogCaptureFi
         model(*batch).backward()
         wanted = so_far()
     observer = train(2, {"steps_per_print": 2}).observer
-    assert isinstance(observer, Reporter)
+    assert isinstance(observer, StepObserver)
     assert observer._meter.flops == 2 * wanted
     again = train(2, {"steps_per_print": 2, "activation_checkpointing": {"enabled": True}})
     assert again.observer._meter.flops == pytest.approx(2 * wanted, rel=0.05)

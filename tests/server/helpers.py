@@ -21,6 +21,7 @@ from zerolab.client.archive import pack
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import (
     MSGPACK,
+    AgentWork,
     CheckpointRecord,
     LogBatch,
     LogEntry,
@@ -29,7 +30,6 @@ from zerolab.contract.wire import (
     Record,
     ReportBatch,
     RunExit,
-    Work,
     WorkItem,
 )
 from zeroserver.app import create_app
@@ -150,7 +150,7 @@ class Server:
         """What the agent shall be running."""
         answer = self.http.get(f"{PREFIX}/agents/{agent_id}/work", params={"wait_s": 0})
         assert answer.is_success, answer.text
-        return msgspec.json.decode(answer.content, type=Work).runs
+        return msgspec.json.decode(answer.content, type=AgentWork).runs
 
     def run_of(self, trial_id: int = 1, agent_id: int = 1) -> WorkItem:
         return next(item for item in self.work(agent_id) if item.spec.trial_id == trial_id)

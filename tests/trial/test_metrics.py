@@ -22,14 +22,14 @@ from tests.trial.helpers import (
 from zerolab.contract.spec import ProfilingSpec
 from zerolab.errors import TrialError
 from zerotrial import Batch, Reducer
-from zerotrial.loop.metrics import TrainingWindow, average_by_batch, to_numbers
+from zerotrial.loop.metrics import UnreportedMetrics, average_by_batch, to_numbers
 from zerotrial.loop.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 from zerotrial.process.failures import reason_of
 from zerotrial.reducers import reduce_values
 
 
 def test_a_bare_tensor_is_the_loss_and_micro_batches_are_averaged() -> None:
-    window = TrainingWindow()
+    window = UnreportedMetrics()
     weight = torch.tensor(2.0, requires_grad=True)
     for batch, value in ((1, 1.0), (1, 3.0), (2, 6.0)):
         window.add(batch, weight * value)
@@ -40,7 +40,7 @@ def test_a_bare_tensor_is_the_loss_and_micro_batches_are_averaged() -> None:
 
 def test_nothing_else_is_taken_for_a_training_metric() -> None:
     with pytest.raises(TrialError, match=r"must return the loss as a tensor.*got NoneType"):
-        TrainingWindow().add(1, None)
+        UnreportedMetrics().add(1, None)
 
 
 def test_averages_are_weighted_by_batches_and_taken_once() -> None:

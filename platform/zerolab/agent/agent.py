@@ -15,7 +15,7 @@ from zerolab.agent.run import Run, finish_run, leftover_runs
 from zerolab.agent.slots import run_environment
 from zerolab.client.http import Client
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import AgentRegistration, SlotInfo, Work, WorkItem
+from zerolab.contract.wire import AgentRegistration, AgentWork, SlotInfo, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
@@ -153,7 +153,7 @@ class Agent:
         noted = {"pid": os.getpid(), "master": self._client.url, **known}
         write_json(self._home.agent_file, noted)
 
-    def _apply(self, work: Work, asked: float) -> None:
+    def _apply(self, work: AgentWork, asked: float) -> None:
         """Begin what is new and stop what is not wanted.
 
         Args:

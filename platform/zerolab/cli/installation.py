@@ -40,7 +40,7 @@ def up(
 
     Prints the server's address. Example: zerolab up --slots 2
     """
-    from zerolab.cli.services import bring_up
+    from zerolab.cli.background import bring_up
 
     result(bring_up(Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, say=say))
 
@@ -50,7 +50,7 @@ def down() -> None:
 
     What was running goes on from its checkpoints after the next `zerolab up`.
     """
-    from zerolab.cli.services import bring_down
+    from zerolab.cli.background import bring_down
 
     if not bring_down(Home.default(), say):
         say("nothing was running")
@@ -127,7 +127,7 @@ def token(
 
     Example: curl -H "Authorization: Bearer $(zerolab token)" "$(zerolab status --url)/api/v1/info"
     """
-    from zerolab.cli.services import renew_token
+    from zerolab.cli.background import renew_token
 
     home = Home.default()
     result(renew_token(home) if renew else home.read_token() or home.create().ensure_token())

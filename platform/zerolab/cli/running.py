@@ -54,9 +54,9 @@ def run(
     Exit code 0 when it completed, 1 when it did not. Ctrl-C leaves it running.
     Example: zerolab run examples/digits/experiment.yaml
     """
+    from zerolab.cli.background import bring_up
     from zerolab.cli.connection import connect, named_master
     from zerolab.cli.progress import watch
-    from zerolab.cli.services import bring_up
     from zerolab.paths import Home
 
     content, archive = _read(config, model_dir)

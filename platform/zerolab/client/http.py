@@ -19,12 +19,12 @@ from zerolab.contract.wire import (
     JSON,
     MSGPACK,
     AgentRegistration,
+    AgentWork,
     Directive,
     LogBatch,
     LogEntry,
     RunExit,
     Stored,
-    Work,
 )
 from zerolab.errors import ConfigError, UnreachableError
 
@@ -298,11 +298,11 @@ class Client:
         agent_id: str | int = answer.json()["agent_id"]
         return agent_id
 
-    def work(self, agent_id: str | int, version: int, wait_s: float = 30.0) -> Work:
+    def work(self, agent_id: str | int, version: int, wait_s: float = 30.0) -> AgentWork:
         """Wait until what an agent must run differs from ``version``; also the heartbeat."""
         params = {"version": version, "wait_s": wait_s}
         response = self._get(f"/agents/{agent_id}/work", params, extra_s=wait_s)
-        return msgspec.json.decode(response.content, type=Work)
+        return msgspec.json.decode(response.content, type=AgentWork)
 
     def download_archive(self, path: str) -> bytes:
         """Fetch the archive whose path on the server a work item names."""

@@ -17,6 +17,7 @@ __all__ = [
     "JSON",
     "MSGPACK",
     "AgentRegistration",
+    "AgentWork",
     "CheckpointRecord",
     "Directive",
     "LogBatch",
@@ -29,7 +30,6 @@ __all__ = [
     "SlotInfo",
     "StateRecord",
     "Stored",
-    "Work",
     "WorkItem",
     "plain_number",
     "wire_number",
@@ -153,7 +153,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     slot_ids: list[int]
 
 
-class Work(msgspec.Struct, frozen=True):
+class AgentWork(msgspec.Struct, frozen=True):
     """Answer to ``GET /agents/{id}/work``: all that the agent shall be running."""
 
     version: int

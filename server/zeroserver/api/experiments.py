@@ -18,7 +18,7 @@ from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
 from zerolab.errors import ConfigError
 from zeroserver.api import queries
 from zeroserver.api.common import After, IdPath, Limit, answer
-from zeroserver.api.queries import Window
+from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import PlainText, StrictRoute
@@ -143,7 +143,7 @@ def list_experiments(
         query = query.where(columns.labels.contains(quoted, autoescape=True))
     if archived is not None:
         query = query.where(columns.archived == int(archived))
-    rows, next_after = queries.page(connection, query, experiments, Window(sort, after, limit))
+    rows, next_after = queries.page(connection, query, experiments, PageRequest(sort, after, limit))
     found = [queries.experiment(row, services.world.waiting) for row in rows]
     return respond(ExperimentPage(found, next_after))
 

@@ -37,7 +37,7 @@ from zeroserver.store.schema import (
 )
 
 __all__ = [
-    "Window",
+    "PageRequest",
     "agent_list",
     "checkpoint_list",
     "experiment",
@@ -66,7 +66,7 @@ def one(connection: Connection, table: Table, row_id: int | str) -> RowMapping:
     return row
 
 
-class Window(NamedTuple):
+class PageRequest(NamedTuple):
     """Which rows of a list are wanted."""
 
     sort: str
@@ -78,7 +78,7 @@ class Window(NamedTuple):
 
 
 def page(
-    connection: Connection, query: Select[Any], table: Table, window: Window
+    connection: Connection, query: Select[Any], table: Table, window: PageRequest
 ) -> tuple[Sequence[RowMapping], str | None]:
     """Return a page of rows and the cursor of the next page.
 

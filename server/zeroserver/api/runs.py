@@ -21,12 +21,12 @@ from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import (
     MSGPACK,
     AgentRegistration,
+    AgentWork,
     Directive,
     LogBatch,
     ReportBatch,
     RunExit,
     Stored,
-    Work,
     WorkItem,
 )
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
@@ -186,7 +186,7 @@ async def work(request: Request) -> Response:
     if not alive:
         await services.write(lambda world, tx: _revive(world, tx, agent_id))
 
-    async def ask() -> tuple[int, Work]:
+    async def ask() -> tuple[int, AgentWork]:
         found = await services.read(lambda connection: _work(connection, services, agent_id))
         return found.version, found
 
@@ -208,7 +208,7 @@ def _revive(world: World, transaction: Transaction, agent_id: int) -> None:
     scheduling.schedule(world, transaction)
 
 
-def _work(connection: Connection, services: Services, agent_id: int) -> Work:
+def _work(connection: Connection, services: Services, agent_id: int) -> AgentWork:
     columns = runs.c
     query = (
         select(columns.id, columns.experiment_id, columns.killed, columns.spec, columns.slot_ids)
@@ -230,7 +230,7 @@ def _work(connection: Connection, services: Services, agent_id: int) -> Work:
         )
     state = [(item.run_id, item.action) for item in items]
     version = zlib.crc32(msgspec.json.encode(state)) + 1
-    return Work(version, items)
+    return AgentWork(version, items)
 
 
 # -- runs ------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ _POLL = (
 
 WIRE_ROUTES: Sequence[WireRoute] = (
     WireRoute("POST", "/agents", register, Registered, AgentRegistration),
-    WireRoute("GET", "/agents/{agent_id}/work", work, Work, query=_POLL),
+    WireRoute("GET", "/agents/{agent_id}/work", work, AgentWork, query=_POLL),
     WireRoute("POST", "/runs/{run_id}/started", started, Empty),
     WireRoute("POST", "/runs/{run_id}/exited", exited, Empty, RunExit),
     WireRoute("POST", "/runs/{run_id}/reports", store_reports, Stored, ReportBatch, msgpack=True),

@@ -18,7 +18,7 @@ from zeroserver.api.common import (
     answer,
 )
 from zeroserver.api.export import ExportResponse, export_csv, export_ndjson
-from zeroserver.api.queries import Window
+from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
     CheckpointAnswer,
     CheckpointPage,
@@ -64,7 +64,7 @@ def list_trials(
     query = select(trials).where(trials.c.experiment_id == experiment_id)
     if state is not None:
         query = query.where(trials.c.state == state)
-    rows, next_after = queries.page(connection, query, trials, Window(sort, after, limit))
+    rows, next_after = queries.page(connection, query, trials, PageRequest(sort, after, limit))
     found = [queries.trial(row, services.world.waiting) for row in rows]
     return respond(TrialPage(found, next_after))
 
@@ -147,7 +147,7 @@ CheckpointState = Literal["COMPLETED", "DELETED", "ERROR"]
 
 
 def _checkpoints(
-    connection: Connection, where: ColumnElement[bool], state: str | None, window: Window
+    connection: Connection, where: ColumnElement[bool], state: str | None, window: PageRequest
 ) -> Response:
     query = select(checkpoints).where(where)
     if state is not None:
@@ -172,7 +172,7 @@ def list_experiment_checkpoints(
     """List an experiment's checkpoints, the oldest first."""
     queries.one(connection, experiments, experiment_id)
     where = checkpoints.c.experiment_id == experiment_id
-    return _checkpoints(connection, where, state, Window("id", after, limit))
+    return _checkpoints(connection, where, state, PageRequest("id", after, limit))
 
 
 @router.get(
@@ -188,7 +188,7 @@ def list_trial_checkpoints(
     """List a trial's checkpoints, the oldest first."""
     queries.one(connection, trials, trial_id)
     where = checkpoints.c.trial_id == trial_id
-    return _checkpoints(connection, where, state, Window("id", after, limit))
+    return _checkpoints(connection, where, state, PageRequest("id", after, limit))
 
 
 @router.get("/checkpoints/{uuid}", tags=["checkpoints"], responses=answer(CheckpointAnswer))

@@ -185,7 +185,7 @@ class Controller:
 
     def _train_until(self, stop: int) -> None:
         """Train up to ``stop`` batches in all; they lie in one epoch."""
-        schedule, context, window = self._schedule, self._context, self._recorder.window
+        schedule, context, window = self._schedule, self._context, self._recorder.unreported
         train_batch, batches = self._trial.train_batch, self._batches()
         timings = self._timings if self._settings.profiling.enabled else None
         profiler, look = context.profiler, self._skipping.look
@@ -332,7 +332,7 @@ class Controller:
             "validated_at": self._validated_at,
             "checkpointed_at": self._checkpointed_at,
             "best": self._best,
-            "window": self._recorder.window.state(),
+            "window": self._recorder.unreported.state(),
             "feed": self._feed.state(),
             "random": random_state.capture(),
         }
@@ -352,7 +352,7 @@ class Controller:
         if self._distributed.is_chief:
             for lost in saved.of_lost_ranks(self._distributed.size):
                 entries += lost["window"]
-        self._recorder.window.restore(entries)
+        self._recorder.unreported.restore(entries)
         mine = saved.mine if saved.mine is not None else shared
         self._feed.restore(mine["feed"])
         if saved.mine is not None and saved.world_size == self._distributed.size:

@@ -15,7 +15,7 @@ import torch
 
 from zerolab.errors import TrialError
 
-__all__ = ["Entry", "TrainingWindow", "average_by_batch", "mean", "to_numbers"]
+__all__ = ["Entry", "UnreportedMetrics", "average_by_batch", "mean", "to_numbers"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _STACK_FROM = 4  # scalars from which one transfer of all is cheaper
 _warned: set[str] = set()
 
 
-class TrainingWindow:
+class UnreportedMetrics:
     """What ``train_batch`` returned since the last report, on one rank."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.console import Console
-from zerotrial.loop.metrics import TrainingWindow, average_by_batch, to_numbers
+from zerotrial.loop.metrics import UnreportedMetrics, average_by_batch, to_numbers
 from zerotrial.loop.profiling import LoopTimings
 
 __all__ = ["Recorder"]
@@ -37,7 +37,7 @@ class Recorder:
         timings: LoopTimings,
         reporter: Reporter | None,
     ) -> None:
-        self.window = TrainingWindow()
+        self.unreported = UnreportedMetrics()
         """What ``train_batch`` returned since the last report."""
         self.trained_s = 0.0
         """Seconds of training in this run, without validations and checkpoints."""
@@ -66,8 +66,8 @@ class Recorder:
             steps: Batches completed.
             of_steps: Batches to train in all.
         """
-        entries = self.window.entries() if self._context.mpu.should_report_metrics else []
-        self.window.clear()
+        entries = self.unreported.entries() if self._context.mpu.should_report_metrics else []
+        self.unreported.clear()
         if self._distributed.size > 1:
             operation = f"reducing training metrics after batch {steps}"
             gathered = self._distributed.allgather(entries, operation)

@@ -34,7 +34,7 @@ from zerotrial.engine.checkpoint.state import (
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.checkpoint.window import SavedGradients
-from zerotrial.engine.lr_schedules import Schedule
+from zerotrial.engine.lr_schedules import LRSchedule
 
 __all__ = ["Loader", "Selection", "find"]
 
@@ -374,7 +374,7 @@ def _gaps(wish: _Wish, reader: ShardReader) -> list[str]:
 
 def _set_rates(optimizer: torch.optim.Optimizer, schedule: Any) -> None:
     """Give a fresh optimizer the rates that a loaded schedule has come to."""
-    ours = isinstance(schedule, Schedule)
+    ours = isinstance(schedule, LRSchedule)
     rates = schedule.get_lr() if ours else schedule.get_last_lr()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -9,7 +9,7 @@ here stand in :mod:`zerolab.config.engine.schedules`, which reads files where th
 """
 
 from zerolab.config.engine import schedules as files
-from zerotrial.engine.lr_schedules.base import Schedule
+from zerotrial.engine.lr_schedules.base import LRSchedule
 from zerotrial.engine.lr_schedules.linear_warmup import LinearWarmupLR
 from zerotrial.engine.lr_schedules.one_cycle import OneCycle
 from zerotrial.engine.lr_schedules.range_test import LRRangeTest
@@ -20,20 +20,20 @@ from zerotrial.engine.lr_schedules.warmup_decay import WarmupDecayLR
 __all__ = [
     "SCHEDULES",
     "LRRangeTest",
+    "LRSchedule",
     "LinearWarmupLR",
     "OneCycle",
-    "Schedule",
     "WarmupCosineLR",
     "WarmupDecayLR",
     "WarmupLR",
     "register",
 ]
 
-SCHEDULES: dict[str, type[Schedule]] = {}
+SCHEDULES: dict[str, type[LRSchedule]] = {}
 """By the name in the ``scheduler`` block."""
 
 
-def register(schedule: type[Schedule]) -> None:
+def register(schedule: type[LRSchedule]) -> None:
     """Let engine files name a schedule, and be checked by the rules of its arguments.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 from zerolab.config.section import Section, validate
 from zerolab.errors import ConfigError
 
-__all__ = ["Rates", "Schedule", "for_groups", "set_rates"]
+__all__ = ["LRSchedule", "Rates", "for_groups", "set_rates"]
 
 Rates = float | Sequence[float]
 """One value for all parameter groups, or one for each."""
@@ -16,7 +16,7 @@ Rates = float | Sequence[float]
 S = TypeVar("S", bound=Section)
 
 
-class Schedule:
+class LRSchedule:
     """Base of the schedules: a counter, and a rate for each parameter group at that count.
 
     ``it`` is -1 when a schedule is made; each :meth:`step`, one for each applied optimizer step,

@@ -53,6 +53,6 @@ class LinearWarmupLR(WarmupLR):
         return min(1.0, (it + 2) / self._given_steps)
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`Schedule`."""
+        """See :class:`LRSchedule`."""
         share = self.share(it)
         return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]

@@ -6,12 +6,12 @@ import torch
 
 from zerolab.config.engine.schedules import OneCycleParams
 from zerolab.config.section import Section
-from zerotrial.engine.lr_schedules.base import Rates, Schedule, for_groups, set_rates
+from zerotrial.engine.lr_schedules.base import LRSchedule, Rates, for_groups, set_rates
 
 __all__ = ["OneCycle"]
 
 
-class OneCycle(Schedule):
+class OneCycle(LRSchedule):
     """Up and down once between two rates, momentum the other way, then a decay.
 
     Args:
@@ -102,7 +102,7 @@ class OneCycle(Schedule):
         return (it - self._total + 1) / interval if interval else 0.0
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`Schedule`."""
+        """See :class:`LRSchedule`."""
         if it < self._total:
             height = self._height(it)
             both = zip(self._min, self._max, strict=True)

@@ -6,12 +6,12 @@ import torch
 
 from zerolab.config.engine.schedules import LRRangeTestParams
 from zerolab.config.section import Section
-from zerotrial.engine.lr_schedules.base import Rates, Schedule, for_groups, set_rates
+from zerotrial.engine.lr_schedules.base import LRSchedule, Rates, for_groups, set_rates
 
 __all__ = ["LRRangeTest"]
 
 
-class LRRangeTest(Schedule):
+class LRRangeTest(LRSchedule):
     """Ever larger rates, to find where training breaks.
 
     Args:
@@ -53,7 +53,7 @@ class LRRangeTest(Schedule):
             set_rates(optimizer, self._min)
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`Schedule`."""
+        """See :class:`LRSchedule`."""
         size, rate = self._given.lr_range_test_step_size, self._given.lr_range_test_step_rate
         stairs = self._given.lr_range_test_staircase
         interval = (it + 1) // size if stairs else (it + 1) / size

@@ -7,7 +7,7 @@ import torch
 
 from zerolab.config.engine.schedules import WarmupParams
 from zerolab.config.section import Section
-from zerotrial.engine.lr_schedules.base import Rates, Schedule, for_groups
+from zerotrial.engine.lr_schedules.base import LRSchedule, Rates, for_groups
 
 __all__ = ["WarmupLR", "warmup_share"]
 
@@ -23,7 +23,7 @@ def warmup_share(it: int, steps: int, kind: str) -> float:
     return math.log(it + 1) / math.log(steps) if kind == "log" else it / steps
 
 
-class WarmupLR(Schedule):
+class WarmupLR(LRSchedule):
     """From a minimum to a maximum in ``warmup_num_steps``, then constant.
 
     Args:
@@ -75,6 +75,6 @@ class WarmupLR(Schedule):
         return warmup_share(it, self._steps, self._kind) if it < self._steps else 1.0
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`Schedule`."""
+        """See :class:`LRSchedule`."""
         share = self.share(max(it, 0))
         return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]

@@ -7,13 +7,13 @@ import torch
 
 from zerolab.config.engine.schedules import WarmupCosineParams
 from zerolab.config.section import Section
-from zerotrial.engine.lr_schedules.base import Schedule
+from zerotrial.engine.lr_schedules.base import LRSchedule
 from zerotrial.engine.lr_schedules.warmup import warmup_share
 
 __all__ = ["WarmupCosineLR"]
 
 
-class WarmupCosineLR(Schedule):
+class WarmupCosineLR(LRSchedule):
     """A warm-up to the optimizer's own rates, then a cosine down to a share of them.
 
     As in DeepSpeed the first optimizer step runs at rate 0, whatever ``warmup_min_ratio`` says; the
@@ -70,6 +70,6 @@ class WarmupCosineLR(Schedule):
         return self._floor + (1.0 - self._floor) * (1.0 + math.cos(math.pi * done)) / 2.0
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`Schedule`."""
+        """See :class:`LRSchedule`."""
         ratio = self.ratio(it)
         return [base * ratio for base in self._base]

@@ -67,7 +67,7 @@ def make_observer(config: EngineConfig, device: torch.device, rank: int) -> Obse
     if rank != 0 or not wanted:
         return NullObserver()
     _make_audible()
-    return Reporter(config, device)
+    return StepObserver(config, device)
 
 
 def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> None:
@@ -97,7 +97,7 @@ def _make_audible() -> None:
         logger.addHandler(handler)
 
 
-class Reporter:
+class StepObserver:
     """The :class:`~zerotrial.engine.seams.Observer` that writes lines.
 
     Args:
