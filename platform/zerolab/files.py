@@ -36,9 +36,9 @@ def create_private(path: Path, content: bytes) -> bool:
         Whether this call has created it; when two processes try, exactly one does.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
     try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.link(name, path)
     except FileExistsError:
         return False

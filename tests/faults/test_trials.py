@@ -33,6 +33,7 @@ def make_run(
     at_batch: int = 7,
     latest: CheckpointRef | None = None,
     length: int = LENGTH,
+    checkpoint_dir: Path | None = None,
     **hparams: Any,
 ) -> RunFolder:
     folder = RunFolder(path)
@@ -56,7 +57,7 @@ def make_run(
         slots=2,
         model_dir=str(folder.model),
         run_dir=str(folder.path),
-        checkpoint_dir=str(path / "checkpoints"),
+        checkpoint_dir=str(checkpoint_dir or path / "checkpoints"),
         latest_checkpoint=latest,
     )
     write_run_spec(spec, folder.spec)

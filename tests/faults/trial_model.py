@@ -1,5 +1,6 @@
 """A user's model whose first run meets an accident, chosen by its hyperparameters."""
 
+import contextlib
 import os
 import signal
 import time
@@ -9,6 +10,13 @@ import torch
 from torch import nn
 
 import zerotrial
+
+
+def fill(file):
+    """Leave no room beside a file."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as content:
+        while content.write(b"x" * 4096):
+            pass
 
 
 class AccidentTrial(zerotrial.ZeroTrial):
@@ -45,6 +53,8 @@ class AccidentTrial(zerotrial.ZeroTrial):
             if self.hparams["accident"] == "hang":
                 while True:
                     time.sleep(3600)
+            if self.hparams["accident"] == "fill":
+                fill(Path(self.hparams["file"]))
             if self.hparams["accident"] == "tell":
                 Path(self.hparams["file"]).touch()
 

@@ -113,12 +113,15 @@ class Run:
             outcome = Outcome(EXIT_INFRASTRUCTURE, reason)
         if self._stop.is_set():
             outcome = _not_blamed(outcome)
-        self._folder.create()
-        write_outcome(self._folder.path, outcome)
-        if outcome.reason:
-            _say(self._folder, outcome.reason)
+        try:
+            self._folder.create()
+            write_outcome(self._folder.path, outcome)
+            if outcome.reason:
+                _say(self._folder, outcome.reason)
+        except OSError:  # a full disk, maybe; the server learns of it all the same
+            logger.exception("run %d: how it ended cannot be written down", self.run_id)
         logger.info("run %d ended with code %d", self.run_id, outcome.exit_code)
-        finish_run(self._folder, self.run_id, self._client, self._closing)
+        finish_run(self._folder, self.run_id, self._client, self._closing, outcome)
 
     def _execute(self) -> Outcome:
         refused = self._prepare()
@@ -166,8 +169,10 @@ class Run:
             if not _until_reached(fetch, self._stop):
                 return _STOPPED_EARLY
             unpack(fetched[0], folder.model)
-        except (ZerolabError, OSError) as error:
+        except ZerolabError as error:
             return Outcome(EXIT_USER_ERROR, f"the model directory cannot be unpacked: {error}")
+        except OSError as error:
+            return Outcome(EXIT_INFRASTRUCTURE, f"the model directory cannot be written: {error}")
         return None
 
     def _tell(self, over: threading.Event) -> None:
@@ -214,18 +219,32 @@ def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]
     return found
 
 
-def finish_run(folder: RunFolder, run_id: int, client: Client, closing: threading.Event) -> bool:
+def finish_run(
+    folder: RunFolder,
+    run_id: int,
+    client: Client,
+    closing: threading.Event,
+    outcome: Outcome | None = None,
+) -> bool:
     """Deliver all that a run has left: reports, logs, and last how it ended.
 
     Tries for as long as it takes, until ``closing`` is set and the server still does not answer.
     Logs and reports that an answering server fails to take are left out in the end; how the run
     ended never is: a server that does not know it would have the run started again.
 
+    Args:
+        folder: Of the run.
+        run_id: Its number.
+        client: The server.
+        closing: Ends the waiting.
+        outcome: How it ended; what stands in the folder when None.
+
     Returns:
         Whether the server knows the end now, or wants nothing of this run any more.
     """
     shipper = LogShipper(folder, run_id, client)
-    outcome = read_outcome(folder.path) or Outcome(1, "the run left no outcome")
+    if outcome is None:
+        outcome = read_outcome(folder.path) or Outcome(1, "the run left no outcome")
     end = RunExit(outcome.exit_code, outcome.reason, _log_tail(folder, outcome))
     steps: list[tuple[Callable[[], object], float]] = [
         (lambda: deliver(folder.path, client, run_id, lambda text: _say(folder, text)), _TRIES),
@@ -240,7 +259,10 @@ def finish_run(folder: RunFolder, run_id: int, client: Client, closing: threadin
             logger.info("run %d: the server wants nothing more: %s", run_id, error)
         except (ZerolabError, OSError):  # of the rest as much as possible: the end above all
             logger.exception("run %d: not all of its rest can be delivered", run_id)
-    write_json(folder.delivered, {"exit_code": outcome.exit_code})
+    try:
+        write_json(folder.delivered, {"exit_code": outcome.exit_code})
+    except OSError:  # then the next agent tells the server once more, which changes nothing
+        logger.exception("run %d: cannot be marked as delivered", run_id)
     _remove_tree(folder.model)
     return True
 
@@ -274,6 +296,8 @@ def _until_reached(action: Callable[[], object], stop: _Stoppable, tries: float 
 
 
 def _outcome_without_launcher(code: int) -> Outcome:
+    if code in DELIBERATE:
+        return Outcome(code, "why could not be written down; is the disk of this machine full?")
     if code < 0:
         return Outcome(code, f"the launcher was killed by {signal_text(-code)}")
     return Outcome(code or 1, f"the launcher ended with code {code}; see logs/launcher.log")

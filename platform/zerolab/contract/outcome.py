@@ -1,5 +1,6 @@
 """How a run ended: the exit code, and one line for the user."""
 
+import logging
 import signal
 from pathlib import Path
 
@@ -32,6 +33,8 @@ DELIBERATE = frozenset(
     {EXIT_USER_ERROR, EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE, EXIT_INFRASTRUCTURE}
 )
 """Exit codes with which a rank says something; every other one but 0 is a crash."""
+
+logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 64 * 1024
 _REASON_CHARS = 500
@@ -66,7 +69,10 @@ def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | N
     """
     text = reason if rank is None else f"rank {rank}: {reason}"
     content = msgspec.json.encode({"exit_code": exit_code, "reason": text, "rank": rank})
-    create_private(RunFolder(Path(run_dir)).reason, content)
+    try:
+        create_private(RunFolder(Path(run_dir)).reason, content)
+    except OSError as error:  # a full disk, maybe: the exit code says as much as it can
+        logger.warning("%s; why this run ends is not written down: %s", error, reason)
 
 
 def read_reason(run_dir: Path) -> Outcome | None:

@@ -13,20 +13,31 @@
 """
 
 import datetime
+import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
+from zerolab.contract.outcome import write_reason
+from zerolab.contract.spec import (
+    ENV_RUN_SPEC,
+    EXIT_INFRASTRUCTURE,
+    CheckpointRef,
+    RunSpec,
+    read_run_spec,
+)
 from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.core.store import CheckpointStore
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, StorageError
 
 __all__ = ["Context", "init"]
+
+logger = logging.getLogger(__name__)
 
 
 def init(
@@ -48,6 +59,8 @@ def init(
 
     Raises:
         ConfigError: If torchrun's variables are incomplete, or the run spec cannot be read.
+        StorageError: If checkpoints cannot be written where they would go.
+        SystemExit: The same under a server, with the code that has the run wait for its storage.
         ZerolabError: If the ranks do not find each other in time.
     """
     spec_path = os.environ.get(ENV_RUN_SPEC)
@@ -60,12 +73,21 @@ def init(
         if distributed.is_chief:
             store.sweep()  # what an earlier run of this trial died over
         distributed.barrier()
+        try:
+            _try_storage(store, distributed)
+        except StorageError as error:
+            distributed.close()
+            write_reason(info.run_dir, EXIT_INFRASTRUCTURE, str(error))
+            logger.error("%s", error)  # noqa: TRY400 - where in our code is of no interest
+            sys.exit(EXIT_INFRASTRUCTURE)
         return Context(info, distributed, store, platform=True)
     distributed = SocketRanks.from_environment(timeout_s=timeout_s)
     chosen = distributed.broadcast(str(_local_directory(directory)))
     store = CheckpointStore(Path(chosen) / "checkpoints")
     if distributed.is_chief:
         store.sweep()
+    distributed.barrier()
+    _try_storage(store, distributed)
     latest = store.latest() if distributed.is_chief else None
     furthest: list[Any] | None = [latest.uuid, latest.steps_completed] if latest else None
     found = distributed.broadcast(furthest)
@@ -83,6 +105,13 @@ def init(
         latest_checkpoint=CheckpointRef(*found) if found else None,
     )
     return Context(info, distributed, store, platform=False)
+
+
+def _try_storage(store: CheckpointStore, ranks: SocketRanks) -> None:
+    """Write to the storage before hours go into what could not be saved. **Collective**."""
+    with ranks.together("the run cannot begin"):
+        if ranks.local_rank == 0:
+            store.probe()
 
 
 def _read(path: Path) -> RunSpec:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
     EXIT_STALE,
@@ -25,6 +26,7 @@ from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,
     StaleRunError,
+    is_storage_failure,
 )
 from zerolab.ranks import OneRank, Ranks
 from zerolab.reports.reporter import Reporter, plain_metadata
@@ -137,7 +139,7 @@ class CheckpointContext:
         saver = CheckpointSaver(self.store, ranks, self._reporter)
         draft = saver.begin(apart=ranks.size > 1)
         try:
-            with ranks.together("checkpoint: not stored"):
+            with ranks.together("checkpoint: not stored"), saver.blaming_storage():
                 yield draft.path, draft.uuid
         except BaseException:
             saver.abandon(draft)  # on all ranks or on none
@@ -229,8 +231,8 @@ class Context:
         """Ship what is left; under a server, exit with the code that says why.
 
         Raises:
-            SystemExit: If the run was preempted, has been taken over, or declares its
-                hyperparameters impossible.
+            SystemExit: If the run was preempted, has been taken over, declares its hyperparameters
+                impossible, or was failed by its storage.
         """
         stale = self._reporter is not None and self._reporter.stale.is_set()
         self.close()
@@ -240,6 +242,9 @@ class Context:
             self._leave(EXIT_STALE, "another run of this trial has taken over")
         if isinstance(error, InvalidHyperparametersError):
             self._leave(EXIT_INVALID_HP, str(error))
+        if error is not None and is_storage_failure(error):
+            logger.error("the storage failed", exc_info=error)
+            self._leave(EXIT_INFRASTRUCTURE, str(error))
         if error is None and self.preempt.acknowledged:
             self._leave(EXIT_PREEMPTED, "preempted")
 

@@ -12,13 +12,14 @@ no more. What a death leaves behind, the trial's next run sweeps up.
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerolab.core.store import CheckpointStore, list_files, new_uuid
-from zerolab.errors import ConfigError, StaleRunError
+from zerolab.errors import ConfigError, StaleRunError, StorageError, is_storage_failure
 from zerolab.ranks import Ranks
 from zerolab.reports.reporter import Reporter, plain_metadata
 
@@ -98,6 +99,28 @@ class CheckpointSaver:
         except BaseException:
             self.abandon(draft)
             raise
+
+    @contextmanager
+    def blaming_storage(self) -> Iterator[None]:
+        """Tell a failure of the storage from one of the code in the block, which writes to it.
+
+        Not every library says that the disk was full; whether it is can be found out.
+
+        Raises:
+            StorageError: In place of another error, if the storage cannot be written now.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_storage_failure(error):
+                self._probe_after(error)
+            raise
+
+    def _probe_after(self, error: Exception) -> None:
+        try:
+            self._store.probe()
+        except StorageError as storage:
+            raise storage from error
 
     def abandon(self, draft: Draft) -> None:
         """Remove what was written; only when every rank knows that it is to be."""

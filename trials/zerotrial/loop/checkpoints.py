@@ -108,7 +108,8 @@ class CheckpointKeeper:
         self._callbacks.call("on_checkpoint_save_start", dict(state))
         # Engines fail on all ranks or on none. Where a trial's own save() fails on one, the others
         # may still be writing: what is there is left to the sweep of the trial's next run.
-        self._trial.save(self._context, draft.path)
+        with self._saver.blaming_storage():
+            self._trial.save(self._context, draft.path)
         try:
             with self._context.distributed.together("checkpoint: not stored"):
                 self._write(draft.path, state)

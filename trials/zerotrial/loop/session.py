@@ -11,6 +11,7 @@ from types import FrameType
 from zerolab.contract.outcome import read_reason
 from zerolab.contract.spec import EXIT_PREEMPTED, RunSpec
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerolab.core.store import CheckpointStore
 from zerolab.reports.reporter import Reporter
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
@@ -31,10 +32,14 @@ class Session:
 
     Args:
         context: Of the trial.
+
+    Raises:
+        StorageError: On all ranks, if the checkpoint storage cannot be written.
     """
 
     def __init__(self, context: ZeroTrialContext) -> None:
         spec: RunSpec = context.spec
+        _try_storage(context)
         self._context = context
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | SigtermFlag
@@ -74,6 +79,18 @@ class Session:
             wait_s = _LAST_REPORTS_AFTER_FAILURE_S if ending is None else _LAST_REPORTS_S
             if not self._reporter.close(wait_s):
                 logger.info("some reports are still on disk; they are delivered later")
+
+
+def _try_storage(context: ZeroTrialContext) -> None:
+    """Write to the checkpoint storage before hours go into what could not be saved. **Collective**.
+
+    Raises:
+        StorageError: On all ranks, if that fails on a machine.
+    """
+    spec, ranks = context.spec, context.distributed
+    with ranks.together("the run cannot begin"):
+        if ranks.is_local_chief:
+            CheckpointStore(spec.checkpoint_dir, owner=f"trial-{spec.trial_id}").probe()
 
 
 def _die_after_another_rank(run_dir: Path) -> None:

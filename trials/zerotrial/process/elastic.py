@@ -51,7 +51,14 @@ from zerolab.contract.outcome import (
     write_reason,
 )
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_PREEMPTED, Command, RunSpec, read_run_spec
+from zerolab.contract.spec import (
+    ENV_RUN_SPEC,
+    EXIT_INFRASTRUCTURE,
+    EXIT_PREEMPTED,
+    Command,
+    RunSpec,
+    read_run_spec,
+)
 from zerolab.launcher.rank import announce_rank
 
 __all__ = ["launch", "run_launcher", "run_rank"]
@@ -292,12 +299,19 @@ def run_launcher(spec_file: Path) -> int:
     """Run all ranks and leave how it ended in the run's directory.
 
     Returns:
-        Exit code of this process: 0 when the outcome stands in the directory.
+        Exit code of this process: 0 when the outcome stands in the directory, else one of
+        :mod:`zerolab.contract.spec`, or 1.
     """
     try:
         outcome = launch(spec_file)
     except Exception as error:
         logger.exception("the ranks could not be run")
         outcome = Outcome(1, f"the launcher failed: {type(error).__name__}: {error}")
-    write_outcome(spec_file.parent, outcome)
+    try:
+        write_outcome(spec_file.parent, outcome)
+    except OSError:
+        logger.exception("how the run ended cannot be written down")
+        if outcome.exit_code == 0:
+            return EXIT_INFRASTRUCTURE  # it goes on from its last checkpoint, and says so then
+        return outcome.exit_code if outcome.exit_code in DELIBERATE else 1
     return 0

@@ -5,12 +5,19 @@ import traceback
 from pathlib import Path
 
 from zerolab.contract.outcome import LESS_MEMORY
-from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_STALE, EXIT_USER_ERROR
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_INVALID_HP,
+    EXIT_STALE,
+    EXIT_USER_ERROR,
+)
 from zerolab.errors import (
     InvalidHyperparametersError,
+    PeerFailedError,
     StaleRunError,
     UnreachableError,
     ZerolabError,
+    is_storage_failure,
 )
 from zerotrial.ranks import is_peer_failure
 
@@ -31,7 +38,9 @@ def exit_code_of(error: BaseException, *, building: bool) -> int:
         return EXIT_STALE
     if isinstance(error, InvalidHyperparametersError):
         return EXIT_INVALID_HP
-    if isinstance(error, UnreachableError) or is_peer_failure(error):
+    if is_storage_failure(error):
+        return EXIT_INFRASTRUCTURE
+    if isinstance(error, UnreachableError | PeerFailedError) or is_peer_failure(error):
         return _FAILED
     if isinstance(error, ZerolabError) or building:
         return EXIT_USER_ERROR

@@ -1,0 +1,119 @@
+"""Storage that is full or read-only: the run ends as something that passes, and nothing is lost."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.client.helpers import make_spec
+from tests.faults.test_trials import launch, make_run, said
+from tests.launcher.helpers import end_of
+from tests.trial.helpers import last_checkpoint, metrics
+from zerolab.contract.outcome import read_reason
+from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_INFRASTRUCTURE, CheckpointRef, write_run_spec
+from zerolab.core.store import CheckpointStore
+from zerolab.errors import StorageError
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no `mount` here")
+    if done.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_no_fault_of_the_trial_which_goes_on_when_there_is_room(
+    tmp_path: Path, disk: Path
+) -> None:
+    storage = disk / "checkpoints"
+    filler = disk / "filler"
+    full = make_run(tmp_path / "full", "fill", at_batch=7, checkpoint_dir=storage, file=str(filler))
+    outcome = end_of(launch(full), full)
+    assert outcome.exit_code == EXIT_INFRASTRUCTURE, said(full)
+    assert "No space left on device" in str(outcome.reason)
+    latest = last_checkpoint(full.path)
+    assert latest is not None
+    assert 3 <= latest.steps_completed <= 7
+    CheckpointStore(storage).describe(latest.uuid)  # whole, or it would raise
+
+    def go_on(name: str, latest: CheckpointRef) -> tuple[object, Path]:
+        folder = make_run(tmp_path / name, latest=latest, checkpoint_dir=storage)
+        return end_of(launch(folder), folder), folder.path
+
+    with pytest.raises(StorageError, match="No space left"):
+        CheckpointStore(storage).probe()
+    outcome, path = go_on("still_full", latest)
+    assert outcome.exit_code == EXIT_INFRASTRUCTURE
+    assert "checkpoint storage" in str(outcome.reason)
+    assert not (path / "metrics.jsonl").exists() or not metrics(path, "training")
+
+    filler.unlink()
+    outcome, path = go_on("room", latest)
+    assert outcome.exit_code == 0
+    furthest = CheckpointStore(storage).latest()
+    assert furthest is not None
+    assert furthest.steps_completed == 12
+    assert not list(storage.glob(".partial*"))
+    assert min(metrics(path, "training")) > latest.steps_completed
+
+
+def test_a_read_only_disk_is_found_before_anything_is_trained(tmp_path: Path, disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    folder = make_run(tmp_path / "run", checkpoint_dir=disk / "checkpoints")
+    outcome = end_of(launch(folder), folder)
+    assert outcome.exit_code == EXIT_INFRASTRUCTURE, said(folder)
+    assert "Read-only file system" in str(outcome.reason)
+    assert not (folder.path / "metrics.jsonl").exists()
+
+
+SCRIPT = """
+import sys
+import zerolab.core
+with zerolab.core.init() as context:
+    for size in map(int, sys.argv[1:]):
+        with context.checkpoint.store_path({"steps_completed": size}) as (path, _):
+            (path / "weights").write_bytes(bytes(size))
+"""
+
+
+def quota(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"), [(200_000, [100_000]), (30_000, [])], ids=["later", "from the beginning"]
+)
+def test_a_script_that_may_write_no_more_ends_as_something_that_passes(
+    tmp_path: Path, limit: int, kept: list[int]
+) -> None:
+    write_run_spec(make_spec(tmp_path), tmp_path / "run.json")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "100000", "300000"],
+        env=os.environ | {ENV_RUN_SPEC: str(tmp_path / "run.json")},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: quota(limit),
+    )
+    assert done.returncode == EXIT_INFRASTRUCTURE, done.stderr
+    reason = read_reason(tmp_path)
+    assert reason is not None
+    assert reason.exit_code == EXIT_INFRASTRUCTURE
+    assert "File too large" in str(reason.reason)
+    store = CheckpointStore(make_spec(tmp_path).checkpoint_dir)
+    assert [found.steps_completed for found in store.list()] == kept
