@@ -157,12 +157,17 @@ def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
     return [found.prefix + problem] if problem else []
 
 
-def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
+def check_file(
+    path: str | PathLike[str],
+    world_size: int | None = None,
+    model_dir: str | PathLike[str] | None = None,
+) -> str:
     """Check an experiment file or an engine file, and say what it comes to.
 
     Args:
         path: An experiment file (``.yaml``, ``.yml``) or an engine file (JSON).
         world_size: Data-parallel ranks; ``slots_per_trial`` of an experiment, else 1, by default.
+        model_dir: With the code of an experiment; the file's own directory by default.
 
     Returns:
         The resolved engine configuration, line by line, with the origin of every value.
@@ -172,7 +177,7 @@ def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
     """
     path = experiment_file(Path(path))
     if path.suffix.lower() in (".yaml", ".yml"):
-        return _check_experiment_file(path, world_size)
+        return _check_experiment_file(path, world_size, Path(model_dir or path.parent))
     found = parse_engine_config(read_json(path), str(path))
     problems = found.problems + _batch_problems(found, world_size or 1)
     if problems or found.config is None:
@@ -180,9 +185,9 @@ def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
     return _report(str(path), found.config, world_size or 1)
 
 
-def _check_experiment_file(path: Path, world_size: int | None) -> str:
+def _check_experiment_file(path: Path, world_size: int | None, model_dir: Path) -> str:
     content = dict(read_yaml(path))
-    model = FolderFiles(path.parent)
+    model = FolderFiles(model_dir)
     resources = content.get("resources")
     if world_size is not None and isinstance(resources, Mapping | None):
         content["resources"] = {**(resources or {}), "slots_per_trial": world_size}
