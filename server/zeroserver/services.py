@@ -14,6 +14,7 @@ from zeroserver.access.keys import Keys
 from zeroserver.errors import StorageError
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.settings import Settings
 from zeroserver.store.database import Database, Transaction
 
@@ -43,11 +44,15 @@ class Services:
     """Address at which agents on this machine reach the server; known once it listens."""
     started_at: float = 0.0
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
+    policies: PolicySearch = field(init=False, repr=False)
     exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
     """Held by each export that is on its way."""
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
     _storing: asyncio.Task[int] | None = field(default=None, repr=False)
     _store_next: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.policies = PolicySearch(self.database)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Answer a question to the database without blocking the event loop."""

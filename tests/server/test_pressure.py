@@ -4,7 +4,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -67,6 +67,18 @@ def test_a_change_that_was_refused_is_never_made(sqlite_server: Server) -> None:
         until("the next change waits", lambda: server.services.database.waiting == 2)
     assert (refused.status_code, behind.result().status_code) == (503, 200)
     assert (server.experiment()["name"], server.experiment()["notes"]) == ("digits", "in time")
+
+
+def test_readers_beyond_the_pool_are_told_to_come_back(server: Server) -> None:
+    database = server.services.database
+    pool: Any = database._readers.pool
+    with ExitStack() as held:
+        for _ in range(pool.size() + pool._max_overflow):
+            held.enter_context(database.read())
+        answer = server.http.get("/api/v1/experiments")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+        assert server.http.get("/healthz").status_code == 200
+    assert server.http.get("/api/v1/experiments").status_code == 200
 
 
 def test_exports_that_nobody_reads_hold_no_connection(server: Server) -> None:

@@ -32,8 +32,8 @@ from zerolab.contract.wire import (
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
 from zeroserver.api.common import MAX_ID, id_of
 from zeroserver.orchestrator import ingest as reports
-from zeroserver.orchestrator import log_policies, scheduling
 from zeroserver.orchestrator import runs as running
+from zeroserver.orchestrator import scheduling
 from zeroserver.orchestrator.desk import World, save
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
@@ -252,7 +252,7 @@ async def exited(request: Request) -> Response:
     if not -(2**31) <= end.exit_code < 2**31:
         raise ConfigError("request", [f"exit_code: must be an exit code, got {end.exit_code}"])
     lines = end.log_tail.splitlines()
-    matches = await run_in_threadpool(log_policies.search, services.database, run_id, lines)
+    matches = await run_in_threadpool(services.policies.search, run_id, lines)
 
     def job(world: World, transaction: Transaction) -> None:
         running.exited(world, transaction, run_id, end, matches)
@@ -277,7 +277,7 @@ async def store_logs(request: Request) -> Response:
     batch = await _body(request, LogBatch)
     services = services_of(request)
     lines = [entry.text for entry in batch.entries]
-    matches = await run_in_threadpool(log_policies.search, services.database, run_id, lines)
+    matches = await run_in_threadpool(services.policies.search, run_id, lines)
     stored = await services.write(
         lambda world, tx: reports.store_logs(world, tx, run_id, batch, matches)
     )

@@ -395,7 +395,7 @@ def store_logs(
         transaction: Of the writer.
         run_id: Whose lines.
         batch: Numbered lines.
-        matches: What :func:`~zeroserver.orchestrator.log_policies.search` found in the batch.
+        matches: What the log policies found in the batch.
 
     Raises:
         NotFoundError: If there is no such run.

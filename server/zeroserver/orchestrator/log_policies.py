@@ -17,12 +17,14 @@ from zeroserver.orchestrator.desk import find, save, touch
 from zeroserver.store.database import Database, Transaction
 from zeroserver.store.schema import experiments, runs, trials
 
-__all__ = ["Match", "apply_matches", "search"]
+__all__ = ["Match", "PolicySearch", "apply_matches"]
 
 logger = logging.getLogger(__name__)
 
 _LINE = 4096
 """Characters of a line that are searched."""
+_RUNS = 4096
+"""Whose policies are kept."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +44,47 @@ class _Policy:
     pattern: Any
 
 
-def search(database: Database, run_id: int, lines: Sequence[str]) -> list[Match]:
-    """Search lines of a run's log for the patterns of its experiment; not for the writer's thread.
+class PolicySearch:
+    """Searches lines for the patterns of an experiment; any thread but the writer's may.
 
-    A run that is not known matches nothing: whoever stores the lines says so.
+    Args:
+        database: Asked once for each run: neither a run's experiment nor its policies change.
     """
-    if not lines:
-        return []
-    config = select(experiments.c.config).join(runs, runs.c.experiment_id == experiments.c.id)
-    with database.read() as connection:
-        text = connection.scalar(config.where(runs.c.id == run_id))
-    texts = [line[:_LINE] for line in lines]
-    found = []
-    for policy in _policies(text) if text else ():
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[int, tuple[_Policy, ...]] = {}
+
+    def search(self, run_id: int, lines: Sequence[str]) -> list[Match]:
+        """Search lines of a run's log.
+
+        A run that is not known matches nothing: whoever stores the lines says so.
+        """
+        if not lines:
+            return []
+        texts = [line[:_LINE] for line in lines]
         backwards = range(len(texts) - 1, -1, -1)
-        last = next((at for at in backwards if policy.pattern.search(texts[at])), None)
-        if last is not None:
-            found.append(Match(policy.label, policy.action, last))
-    return found
+        found = []
+        for policy in self._policies(run_id):
+            last = next((at for at in backwards if policy.pattern.search(texts[at])), None)
+            if last is not None:
+                found.append(Match(policy.label, policy.action, last))
+        return found
+
+    def _policies(self, run_id: int) -> tuple[_Policy, ...]:
+        known = self._known.get(run_id)
+        if known is None:
+            query = select(experiments.c.config).join(
+                runs, runs.c.experiment_id == experiments.c.id
+            )
+            with self._database.read() as connection:
+                config = connection.scalar(query.where(runs.c.id == run_id))
+            if config is None:
+                return ()
+            if len(self._known) >= _RUNS:
+                self._known.clear()
+            known = self._known[run_id] = _compiled(config)
+        return known
 
 
 class _Stored(msgspec.Struct):
@@ -67,7 +92,7 @@ class _Stored(msgspec.Struct):
 
 
 @lru_cache(maxsize=64)
-def _policies(config: str) -> tuple[_Policy, ...]:
+def _compiled(config: str) -> tuple[_Policy, ...]:
     """Compile the policies of a stored configuration."""
     # Loads the whole configuration's code, which a server that only starts can do without.
     from zerolab.config.experiment.experiment_config import policies_in_force
