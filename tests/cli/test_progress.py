@@ -1,15 +1,13 @@
 """Progress is told in one line a trial, in words and units that can be read."""
 
-import io
 import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from zerolab.cli.output import age, duration, number, print_fields, print_table
-from zerolab.cli.progress import Lines, TrialProgress, _table, describe_line
+from zerolab.cli.progress import Lines, TrialProgress, describe_line
 
 
 def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:
@@ -24,19 +22,6 @@ def test_what_is_not_known_yet_is_left_out() -> None:
 def test_a_trial_that_waits_says_why_and_nothing_else() -> None:
     waits = TrialProgress(3, "QUEUED", 0, 0.0, waiting="it needs 8 slots")
     assert describe_line(waits) == "trial 3  waits: it needs 8 slots"
-
-
-def test_the_table_on_a_terminal_says_why_trials_wait() -> None:
-    experiment = {
-        "id": 1, "name": "line", "state": "ACTIVE", "progress": 0.0, "metric": "loss",
-        "best_validation": None,
-    }  # fmt: skip
-    waits = [TrialProgress(n, "QUEUED", 0, 0.0, waiting="it needs 8 slots") for n in (1, 2)]
-    console = Console(width=100, file=io.StringIO(), record=True)
-    console.print(_table(experiment, [*waits, TrialProgress(3, "RUNNING", 5, 0.5)]))
-    drawn = console.export_text()
-    assert drawn.count("waits: it needs 8 slots") == 1
-    assert "running" in drawn
 
 
 def test_where_nothing_can_be_redrawn_a_trial_has_a_line_each_ten_seconds_and_one_a_change() -> (

@@ -9,7 +9,7 @@ from zerolab.config import load_engine_config, load_experiment
 from zerolab.config.describe import TABLES, rows, with_tables
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.hints import hints_of
+from zerolab.schema.hints import hints_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("ds_config.md", "experiment_config.md")

@@ -20,8 +20,8 @@ from zerolab.config.describe import rows
 from zerolab.config.engine.engine_config import EngineConfig, parse_engine_config
 from zerolab.config.engine.optimizers import AdamParams
 from zerolab.config.engine.refused import REFUSED
-from zerolab.config.hints import hints_of
 from zerolab.errors import ConfigError
+from zerolab.schema.hints import hints_of
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
 

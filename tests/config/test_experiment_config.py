@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
 from zerolab.config.experiment.for_runs import sections_of
-from zerolab.config.experiment.hyperparameters import extremes
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.errors import ConfigError
+from zerolab.schema.hyperparameters import extremes
 
 MINIMAL: dict[str, Any] = {
     "entrypoint": "model_def:DigitsTrial",

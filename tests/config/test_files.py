@@ -89,15 +89,3 @@ def test_a_folder_means_its_experiment_file(tmp_path: Path) -> None:
     file.write_text("entrypoint: python train.py\nsearcher: {name: single, metric: m}\n")
     assert experiment_file(tmp_path) == experiment_file(file) == file
     assert check_file(tmp_path).startswith(f"{file}: ok")
-
-
-def test_the_code_of_an_experiment_may_lie_elsewhere(tmp_path: Path) -> None:
-    file = tmp_path / "experiment.yaml"
-    searcher = "searcher: {name: single, metric: m, max_length: 3}"
-    file.write_text(f"entrypoint: model_def:T\n{searcher}\n")
-    code = tmp_path / "code"
-    code.mkdir()
-    (code / "model_def.py").write_text("class T(ZeroTrial): ...")
-    with pytest.raises(ConfigError, match="there is no module 'model_def'"):
-        check_file(file)
-    assert check_file(file, model_dir=code).startswith(f"{file}: ok")

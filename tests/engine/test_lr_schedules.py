@@ -13,8 +13,8 @@ import torch
 
 from zerolab.config.engine import schedules
 from zerolab.config.engine.engine_config import load_engine_config
-from zerolab.config.section import PositiveInt, Section
 from zerolab.errors import ConfigError
+from zerolab.schema.section import PositiveInt, Section
 from zerotrial.engine import initialize, lr_schedules
 from zerotrial.engine.lr_schedules import (
     LinearWarmupLR,

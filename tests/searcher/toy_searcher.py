@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Literal
 
-from zerolab.config.experiment.hyperparameters import sample_hyperparameters
+from zerolab.schema.hyperparameters import sample_hyperparameters
 from zerolab.searcher.interface import ExitReason, Searcher
 from zerolab.searcher.operations import Create, Operation, Shutdown, Stop
 from zerolab.searcher.section import SearcherConfig

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from zerolab.config.section import suggest
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerolab.errors import TrialError
+from zerolab.schema.section import suggest
 from zerotrial.compat.engine_view import EngineView
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.mpu import ModelParallelUnit, make_data_parallel_mpu, make_pipeline_mpu

@@ -22,10 +22,6 @@ def about() -> None:
 @group.command()
 def check(
     file: Annotated[Path, typer.Argument(help="experiment.yaml or ds_config.json.")],
-    model_dir: Annotated[
-        Path | None,
-        typer.Argument(help="Directory with the model's code. Default: the experiment file's."),
-    ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
@@ -39,4 +35,4 @@ def check(
     """
     from zerolab.config import check_file
 
-    result(check_file(file, world_size, model_dir).rstrip("\n"))
+    result(check_file(file, world_size).rstrip("\n"))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from zerolab.config.engine.merge import overwrite_deepspeed_config
     from zerolab.config.engine.resolved import resolve
     from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
-    from zerolab.config.experiment.hyperparameters import grid_points, sample_hyperparameters
+    from zerolab.schema.hyperparameters import grid_points, sample_hyperparameters
 
 __all__ = [
     "BatchSizes",
@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchSizes": "engine.batch",
-    "EngineConfig": "engine.engine_config",
-    "ExperimentConfig": "experiment.experiment_config",
-    "check_experiment": "checking",
-    "check_file": "checking",
-    "grid_points": "experiment.hyperparameters",
-    "load_engine_config": "engine.engine_config",
-    "load_experiment": "experiment.experiment_config",
-    "overwrite_deepspeed_config": "engine.merge",
-    "resolve": "engine.resolved",
-    "sample_hyperparameters": "experiment.hyperparameters",
+    "BatchSizes": "zerolab.config.engine.batch",
+    "EngineConfig": "zerolab.config.engine.engine_config",
+    "ExperimentConfig": "zerolab.config.experiment.experiment_config",
+    "check_experiment": "zerolab.config.checking",
+    "check_file": "zerolab.config.checking",
+    "grid_points": "zerolab.schema.hyperparameters",
+    "load_engine_config": "zerolab.config.engine.engine_config",
+    "load_experiment": "zerolab.config.experiment.experiment_config",
+    "overwrite_deepspeed_config": "zerolab.config.engine.merge",
+    "resolve": "zerolab.config.engine.resolved",
+    "sample_hyperparameters": "zerolab.schema.hyperparameters",
 }
 
 
@@ -48,4 +48,4 @@ def __getattr__(name: str) -> object:
     """Load a public name from the module that defines it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"zerolab.config.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

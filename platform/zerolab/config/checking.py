@@ -10,13 +10,13 @@ from zerolab.config.engine.resolved import format_entries, resolve
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
-from zerolab.config.experiment.hyperparameters import extremes, space_problems
 from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
 from zerolab.config.files import experiment_file, parse_json, read_json, read_yaml
-from zerolab.config.hints import hints_of
 from zerolab.config.plain import plain_problems
-from zerolab.config.section import keys_of
 from zerolab.errors import ConfigError
+from zerolab.schema.hints import hints_of
+from zerolab.schema.hyperparameters import extremes, space_problems
+from zerolab.schema.section import keys_of
 
 __all__ = ["check_experiment", "check_file", "engine_files"]
 
@@ -157,17 +157,12 @@ def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
     return [found.prefix + problem] if problem else []
 
 
-def check_file(
-    path: str | PathLike[str],
-    world_size: int | None = None,
-    model_dir: str | PathLike[str] | None = None,
-) -> str:
+def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
     """Check an experiment file or an engine file, and say what it comes to.
 
     Args:
         path: An experiment file (``.yaml``, ``.yml``) or an engine file (JSON).
         world_size: Data-parallel ranks; ``slots_per_trial`` of an experiment, else 1, by default.
-        model_dir: With the code of an experiment; the file's own directory by default.
 
     Returns:
         The resolved engine configuration, line by line, with the origin of every value.
@@ -177,7 +172,7 @@ def check_file(
     """
     path = experiment_file(Path(path))
     if path.suffix.lower() in (".yaml", ".yml"):
-        return _check_experiment_file(path, world_size, Path(model_dir or path.parent))
+        return _check_experiment_file(path, world_size)
     found = parse_engine_config(read_json(path), str(path))
     problems = found.problems + _batch_problems(found, world_size or 1)
     if problems or found.config is None:
@@ -185,9 +180,9 @@ def check_file(
     return _report(str(path), found.config, world_size or 1)
 
 
-def _check_experiment_file(path: Path, world_size: int | None, model_dir: Path) -> str:
+def _check_experiment_file(path: Path, world_size: int | None) -> str:
     content = dict(read_yaml(path))
-    model = FolderFiles(model_dir)
+    model = FolderFiles(path.parent)
     resources = content.get("resources")
     if world_size is not None and isinstance(resources, Mapping | None):
         content["resources"] = {**(resources or {}), "slots_per_trial": world_size}

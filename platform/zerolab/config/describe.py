@@ -21,11 +21,11 @@ from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
 from zerolab.config.engine.refused import ALIASES, REFUSED
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, OTHER_STORAGES, REFUSED_FIELDS
-from zerolab.config.hints import HINT
 from zerolab.config.refusing import Refused
-from zerolab.config.section import Section, choices_of, section_of
+from zerolab.schema.hints import HINT
+from zerolab.schema.lengths import Length
+from zerolab.schema.section import Section, choices_of, section_of
 
 __all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
 

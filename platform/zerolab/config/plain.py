@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zerolab.config.section import Path, dotted
+from zerolab.schema.section import Path, dotted
 
 __all__ = ["MAX_DEPTH", "plain_problems"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any, Literal
 
-from zerolab.config.experiment.hyperparameters import grid_points, space_problems
+from zerolab.schema.hyperparameters import grid_points, space_problems
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.listed import ListedSearcher
 from zerolab.searcher.section import SearcherConfig

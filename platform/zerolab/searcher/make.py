@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from zerolab.config.section import OneOf, Section, validate
 from zerolab.errors import ConfigError
+from zerolab.schema.section import OneOf, Section, validate
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.registered import SEARCHERS
 from zerolab.searcher.section import SearcherConfig

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from zerolab.config.experiment.hyperparameters import MAX_TRIALS, sample_hyperparameters
-from zerolab.config.section import PositiveInt
+from zerolab.schema.hyperparameters import MAX_TRIALS, sample_hyperparameters
+from zerolab.schema.section import PositiveInt
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.listed import ListedSearcher
 from zerolab.searcher.section import SearcherConfig

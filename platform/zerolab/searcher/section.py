@@ -4,9 +4,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from zerolab.config.experiment.hyperparameters import space_problems
-from zerolab.config.experiment.lengths import Length
-from zerolab.config.section import NonNegativeInt, Section
+from zerolab.schema.hyperparameters import space_problems
+from zerolab.schema.lengths import Length
+from zerolab.schema.section import NonNegativeInt, Section
 from zerolab.searcher.interface import Searcher
 
 __all__ = ["SearcherConfig"]

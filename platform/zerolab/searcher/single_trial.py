@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any, ClassVar, Literal
 
-from zerolab.config.experiment.hyperparameters import needs_search, sample_hyperparameters
+from zerolab.schema.hyperparameters import needs_search, sample_hyperparameters
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.listed import ListedSearcher
 from zerolab.searcher.section import SearcherConfig

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.mesh import Mesh
+    from zerotrial.engine.module.precision import Precision
     from zerotrial.engine.module.taken import Taken
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "OptimizerFactory",
     "ParamGroup",
     "Piece",
-    "Precision",
     "Stage",
     "StageInputs",
     "StepResult",
@@ -98,26 +98,6 @@ class OptimizerFactory(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Precision:
-    """In which types a model computes, accumulates and communicates."""
-
-    compute: torch.dtype | None
-    """Of parameters and activations: bf16 or fp16; None keeps each parameter's own type."""
-
-    accumulate: torch.dtype | None = None
-    """Of gradients while micro-batches are summed; None means the parameter's type."""
-
-    communicate: torch.dtype | None = None
-    """Of gradients on their way between ranks; None means what costs the stage no extra cast."""
-
-    master: torch.dtype = torch.float32
-    """Of the weights that the optimizer updates."""
-
-    cast_inputs: bool = False
-    """Whether floating-point inputs of the module are cast to ``compute``."""
-
-
 class Observer(Protocol):
     """Is told what the engine does: timers, progress lines, breakdowns."""
 
@@ -152,7 +132,7 @@ class StageInputs:
     """Trainable parameters by optimizer group; each parameter in exactly one."""
 
     config: "EngineConfig"
-    precision: Precision
+    precision: "Precision"
     optimizer_factory: OptimizerFactory
     accumulation_steps: int
     device: torch.device

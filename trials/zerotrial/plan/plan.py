@@ -37,9 +37,9 @@ from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucke
 from zerotrial.engine.memory import (
     WHOLE,
     Device,
+    DTypeName,
     MemoryEstimate,
     Place,
-    Precision,
     every_choice,
 )
 from zerotrial.plan.noting import Noted, note_engines
@@ -171,7 +171,7 @@ def _estimates(engines: Sequence[Noted], ranks: int, device: Device) -> Iterator
 
 def _of_engine(noted: Noted, ranks: int, device: Device) -> Iterator[MemoryEstimate]:
     config = noted.config
-    precision: Precision = config.dtype
+    precision: DTypeName = config.dtype
     accumulate = config.data_types.grad_accum_dtype
     if accumulate is None and config.sums_micro_batches(_accumulation(config, ranks)):
         accumulate = "fp32"

@@ -27,10 +27,11 @@ from zerolab.config.engine.runtime import (
 from zerolab.config.engine.schedules import SchedulerConfig
 from zerolab.config.engine.zero import ZeroConfig
 from zerolab.config.files import as_mapping
-from zerolab.config.hints import hint
 from zerolab.config.plain import plain_problems
 from zerolab.config.refusing import take_refused
-from zerolab.config.section import (
+from zerolab.errors import ConfigError
+from zerolab.schema.hints import hint
+from zerolab.schema.section import (
     NonNegativeFloat,
     Path,
     PositiveFloat,
@@ -40,7 +41,6 @@ from zerolab.config.section import (
     validate,
     without_nulls,
 )
-from zerolab.errors import ConfigError
 
 __all__ = ["EngineConfig", "EngineFile", "load_engine_config", "parse_engine_config"]
 

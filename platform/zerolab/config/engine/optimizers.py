@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from zerolab.config.hints import hint
-from zerolab.config.section import (
+from zerolab.schema.hints import hint
+from zerolab.schema.section import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,

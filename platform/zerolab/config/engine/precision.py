@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from zerolab.config.hints import hint
-from zerolab.config.section import NonNegativeFloat, NonNegativeInt, PositiveInt, Section
+from zerolab.schema.hints import hint
+from zerolab.schema.section import NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
 __all__ = ["Bf16Config", "DType", "DataTypesConfig", "Fp16Config"]
 

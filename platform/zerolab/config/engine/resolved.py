@@ -6,8 +6,8 @@ from typing import Any
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.config.engine.zero import LIVE_LIMIT
-from zerolab.config.hints import hints_of
-from zerolab.config.section import Section
+from zerolab.schema.hints import hints_of
+from zerolab.schema.section import Section
 
 __all__ = ["Entry", "format_entries", "resolve"]
 

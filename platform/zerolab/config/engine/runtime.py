@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from zerolab.config.hints import hint
-from zerolab.config.section import Int, NonNegativeFloat, PositiveInt, Section
+from zerolab.schema.hints import hint
+from zerolab.schema.section import Int, NonNegativeFloat, PositiveInt, Section
 
 __all__ = [
     "ActivationCheckpointingConfig",

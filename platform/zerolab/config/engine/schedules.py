@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from zerolab.config.section import (
+from zerolab.schema.section import (
     Int,
     NonNegativeFloat,
     NonNegativeInt,

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zerolab.config.hints import hint
-from zerolab.config.section import Fraction, NonNegativeInt, PositiveInt, Section
+from zerolab.schema.hints import hint
+from zerolab.schema.section import Fraction, NonNegativeInt, PositiveInt, Section
 
 __all__ = [
     "LIVE_LIMIT",

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from zerolab.config.experiment.entrypoint import parse_entrypoint
-from zerolab.config.experiment.hyperparameters import space_problems
-from zerolab.config.experiment.lengths import Length
 from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
 from zerolab.config.experiment.sections import (
     CheckpointStorageConfig,
@@ -24,7 +22,12 @@ from zerolab.config.experiment.sections import (
 from zerolab.config.files import read_yaml
 from zerolab.config.plain import plain_problems
 from zerolab.config.refusing import take_refused
-from zerolab.config.section import (
+from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
+from zerolab.contract.spec import TrialClass
+from zerolab.errors import ConfigError
+from zerolab.schema.hyperparameters import space_problems
+from zerolab.schema.lengths import Length
+from zerolab.schema.section import (
     NonNegativeInt,
     OneOf,
     PositiveInt,
@@ -33,9 +36,6 @@ from zerolab.config.section import (
     validate,
     without_nulls,
 )
-from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
-from zerolab.contract.spec import TrialClass
-from zerolab.errors import ConfigError
 from zerolab.searcher.registered import SEARCHERS
 from zerolab.searcher.section import SearcherConfig
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.experiment.lengths import Length
 from zerolab.contract.spec import FitSpec, LengthSpec, ProfilingSpec
+from zerolab.schema.lengths import Length
 
 __all__ = ["sections_of", "variables_of"]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from zerolab.config.section import suggest
 from zerolab.contract.spec import Command, TrialClass
+from zerolab.schema.section import suggest
 
 __all__ = ["FolderFiles", "ModelFiles", "entrypoint_problem"]
 

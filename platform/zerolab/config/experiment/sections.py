@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
-from zerolab.config.hints import hint
-from zerolab.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
+from zerolab.schema.hints import hint
+from zerolab.schema.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 __all__ = [
     "CheckpointStorageConfig",

@@ -15,8 +15,8 @@ from torch import nn
 
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.section import suggest
 from zerolab.errors import EngineError
+from zerolab.schema.section import suggest
 from zerotrial.engine.loader import EngineLoader, build_loader
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import set_rates

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from zerolab.config.section import Section, validate
 from zerolab.errors import ConfigError
+from zerolab.schema.section import Section, validate
 
 __all__ = ["LRSchedule", "Rates", "for_groups", "set_rates"]
 

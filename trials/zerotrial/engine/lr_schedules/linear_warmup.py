@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 
 from zerolab.config.engine.schedules import LinearWarmupParams
-from zerolab.config.section import Section
+from zerolab.schema.section import Section
 from zerotrial.engine.lr_schedules.base import Rates
 from zerotrial.engine.lr_schedules.warmup import WarmupLR
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 
 from zerolab.config.engine.schedules import OneCycleParams
-from zerolab.config.section import Section
+from zerolab.schema.section import Section
 from zerotrial.engine.lr_schedules.base import LRSchedule, Rates, for_groups, set_rates
 
 __all__ = ["OneCycle"]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from zerolab.config.engine.schedules import WarmupParams
-from zerolab.config.section import Section
+from zerolab.schema.section import Section
 from zerotrial.engine.lr_schedules.base import LRSchedule, Rates, for_groups
 
 __all__ = ["WarmupLR", "warmup_share"]

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from zerolab.config.engine.schedules import WarmupCosineParams
-from zerolab.config.section import Section
+from zerolab.schema.section import Section
 from zerotrial.engine.lr_schedules.base import LRSchedule
 from zerotrial.engine.lr_schedules.warmup import warmup_share
 

@@ -39,8 +39,8 @@ from zerotrial.engine.memory.asked import (
     MOMENTS,
     WHOLE,
     Device,
+    DTypeName,
     Place,
-    Precision,
 )
 from zerotrial.engine.memory.states import MemoryEstimate, estimate, every_choice
 
@@ -48,10 +48,10 @@ __all__ = [
     "DEFAULT_BUCKET_NUMEL",
     "MOMENTS",
     "WHOLE",
+    "DTypeName",
     "Device",
     "MemoryEstimate",
     "Place",
-    "Precision",
     "estimate",
     "every_choice",
 ]

@@ -13,13 +13,13 @@ __all__ = [
     "MOMENTS",
     "WHOLE",
     "Asked",
+    "DTypeName",
     "Device",
     "Place",
-    "Precision",
     "check",
 ]
 
-Precision = Literal["fp32", "bf16", "fp16"]
+DTypeName = Literal["fp32", "bf16", "fp16"]
 Place = Literal["none", "cpu", "nvme"]
 Device = Literal["cuda", "cpu"]
 
@@ -32,7 +32,7 @@ WHOLE = frozenset({"lamb", "muon"})
 DEFAULT_BUCKET_NUMEL = 500_000_000
 """Elements in a bucket when the config does not say; never more than the model."""
 
-BYTES: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+BYTES: dict[DTypeName, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Of one element."""
 
 
@@ -46,11 +46,11 @@ class Asked:
     stage: int
     offload_optimizer: Place
     offload_param: Place
-    precision: Precision
+    precision: DTypeName
     optimizer: str
-    kept: Precision
+    kept: DTypeName
     """Type of the gradients that are kept, below stage 3."""
-    sent: Precision | None
+    sent: DTypeName | None
     bucket_numel: int
     """Of the largest bucket."""
     kept_whole: int

@@ -2,19 +2,45 @@
 
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerotrial.engine.seams import Precision
 
-__all__ = ["DTYPES", "cast_inputs", "choose_precision", "kept_in_full", "register_input_cast"]
+__all__ = [
+    "DTYPES",
+    "Precision",
+    "cast_inputs",
+    "choose_precision",
+    "kept_in_full",
+    "register_input_cast",
+]
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Names of the configuration to torch's."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """In which types a model computes, accumulates and communicates."""
+
+    compute: torch.dtype | None
+    """Of parameters and activations: bf16 or fp16; None keeps each parameter's own type."""
+
+    accumulate: torch.dtype | None = None
+    """Of gradients while micro-batches are summed; None means the parameter's type."""
+
+    communicate: torch.dtype | None = None
+    """Of gradients on their way between ranks; None means what costs the stage no extra cast."""
+
+    master: torch.dtype = torch.float32
+    """Of the weights that the optimizer updates."""
+
+    cast_inputs: bool = False
+    """Whether floating-point inputs of the module are cast to ``compute``."""
 
 
 def choose_precision(config: EngineConfig, accumulation_steps: int) -> Precision:

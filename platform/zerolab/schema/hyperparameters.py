@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from zerolab.config.section import Int, PositiveFloat, PositiveInt, Section, dotted, validate
 from zerolab.errors import ConfigError
+from zerolab.schema.section import Int, PositiveFloat, PositiveInt, Section, dotted, validate
 
 __all__ = [
     "MAX_TRIALS",

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import model_serializer, model_validator
 
-from zerolab.config.section import NonNegativeInt, Section
+from zerolab.schema.section import NonNegativeInt, Section
 
 __all__ = ["Length"]
 

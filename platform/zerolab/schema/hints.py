@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from zerolab.config.section import Section, section_of
+from zerolab.schema.section import Section, section_of
 
 __all__ = ["HINT", "hint", "hints_of"]
 

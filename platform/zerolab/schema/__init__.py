@@ -1,0 +1,1 @@
+"""What configuration files are made of: sections, hints, lengths, and spaces of hyperparameters."""
