@@ -5,21 +5,28 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import psutil
 
 __all__ = [
+    "PARENT_DIED",
     "die_with_parent",
+    "head_a_family",
     "kill_all",
+    "kill_descendants",
     "kill_tree",
     "our_process",
+    "reap_adopted",
     "usable_cores",
     "wait_for_end",
 ]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+PARENT_DIED = signal.Signals(signal.SIGRTMAX) if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
+"""Tells the head of a family that the process that has started it is gone."""
 _WAIT_S = 10.0
 _POLL_S = 0.01
 
@@ -41,6 +48,61 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
         return
     if os.getppid() != parent:
         os.kill(os.getpid(), with_signal)
+
+
+def head_a_family(parent: int) -> None:
+    """Let nothing that descends from this process outlive it, should its parent die.
+
+    A descendant whose own parent ends becomes our child, in whatever session it is; when ``parent``
+    ends, all of them are killed, and we with them. Elsewhere than on Linux it does nothing.
+
+    Args:
+        parent: As for :func:`die_with_parent`.
+    """
+    try:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+    signal.signal(PARENT_DIED, _die_out)
+    die_with_parent(parent, PARENT_DIED)
+
+
+def _die_out(_number: int, _frame: object) -> None:
+    kill_descendants()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_descendants() -> None:
+    """Kill all that descends from this process, also what is started meanwhile."""
+    deadline = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline:
+        found = psutil.Process().children(recursive=True)
+        left = [one for one in found if _runs(one) and not _clears_up(one)]
+        if not left:
+            return
+        for victim in left:
+            with contextlib.suppress(psutil.Error):
+                victim.kill()
+        time.sleep(_POLL_S)
+
+
+def _clears_up(process: psutil.Process) -> bool:
+    """Whether it is Python's own, which gives shared memory back and ends with those who use it."""
+    with contextlib.suppress(psutil.Error):
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    return False
+
+
+def reap_adopted(own: Collection[int]) -> None:
+    """Clear away children that have ended, all but our own.
+
+    Args:
+        own: Process ids of the children that someone else here waits for.
+    """
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, ChildProcessError):
+            if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
 
 
 def usable_cores() -> int:

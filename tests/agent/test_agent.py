@@ -1,5 +1,6 @@
 """Agents with a real server: what ranks write and how they end arrives, whoever is killed."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -106,6 +107,46 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest
     for rank in (0, 1):
         found = lines_of_rank(installation, experiment_id, rank)
         assert found == expected_lines(rank, 500) + expected_lines(rank, 1000)
+
+
+FAMILY = """
+import os, pathlib, subprocess, sys, time
+gate = pathlib.Path(GATE)
+def note(name, pid):
+    (gate / "new").write_text(str(pid))
+    (gate / "new").rename(gate / name)
+if os.environ["RANK"] == "0":
+    clean = {key: value for key, value in os.environ.items() if "ZEROLAB" not in key}
+    note("child", subprocess.Popen(["sleep", "1000"]).pid)
+    note("session", subprocess.Popen(["sleep", "1000"], start_new_session=True, env=clean).pid)
+    if os.fork() == 0:  # as a daemon is made: its parent ends, and it belongs to nobody
+        os.setsid()
+        if os.fork() == 0:
+            note("daemon", os.getpid())
+            os.execve("/bin/sleep", ["sleep", "1000"], clean)
+        os._exit(0)
+time.sleep(1000)
+"""
+
+
+def test_a_killed_agent_takes_along_what_the_ranks_have_started(
+    installation: Installation, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    experiment_id = installation.submit(tmp_path / "model", CONFIG, script(FAMILY, gate))
+    names = ("child", "session", "daemon")
+    wait_for_files(gate, *names)
+    family = [psutil.Process(int((gate / name).read_text())) for name in names]
+    try:
+        installation.kill_agent()
+        assert wait_for_end(family, DEADLINE_S)
+    finally:
+        for each in family:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        installation.up()
+        installation.cli("experiment", "kill", str(experiment_id))
+    assert installation.wait_for(experiment_id)["state"] == "CANCELED"
 
 
 def test_a_renewed_token_is_found_by_the_agent_and_leaves_its_runs_alone(

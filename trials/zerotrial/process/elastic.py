@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -60,6 +61,7 @@ from zerolab.contract.spec import (
     read_run_spec,
 )
 from zerolab.launcher.rank import announce_rank
+from zerolab.linux import PARENT_DIED, reap_adopted
 
 __all__ = ["launch", "run_launcher", "run_rank"]
 
@@ -68,6 +70,8 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _STOP_S = 15
 """Seconds that ranks have to checkpoint and end after SIGTERM."""
+_REAP_S = 10.0
+"""How often, in seconds, processes that the launcher has adopted are cleared away."""
 _SAME_MOMENT_S = 2
 """Failures at most this far apart, in seconds, may be one event seen by several ranks."""
 
@@ -136,9 +140,13 @@ class _Agent(LocalElasticAgent):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._shutdown_timeout = _STOP_S
+        self._reap_next = 0.0
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext
+        if context is not None and time.monotonic() >= self._reap_next:
+            self._reap_next = time.monotonic() + _REAP_S
+            reap_adopted(context.pids().values())
         forked = context._pc if isinstance(context, MultiprocessContext) else None  # noqa: SLF001 - there is no public way
         if forked is None or not isinstance(context, MultiprocessContext):
             commands: RunResult = super()._monitor_workers(worker_group)
@@ -245,7 +253,7 @@ def run_rank(parent: str, *, forked: bool = True) -> None:
         forked: Whether this process was forked from it, and has what is the parent's own.
     """
     if forked:
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, PARENT_DIED):
             signal.signal(number, signal.SIG_DFL)
         _forget_exit_functions()
     announce_rank(int(parent))

@@ -23,7 +23,7 @@ import socket
 import sys
 from typing import Any
 
-from zerolab.linux import die_with_parent
+from zerolab.linux import head_a_family
 
 __all__ = ["serve"]
 
@@ -113,7 +113,7 @@ def _become_launcher(request: dict[str, Any], server: int) -> int:
     from zerotrial.process.elastic import run_launcher
 
     os.setsid()
-    die_with_parent(server)
+    head_a_family(server)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):

@@ -6,7 +6,7 @@ python -m zerotrial.process.launch --serve PARENT FD      fork such launchers on
 python -m zerotrial.process.launch --rank LAUNCHER        be one rank of a trial class
 ```
 
-It dies with the process ``PARENT`` that has started it.
+It dies with the process ``PARENT`` that has started it, and so does all that its ranks started.
 """
 
 import logging
@@ -14,7 +14,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from zerolab.linux import die_with_parent
+from zerolab.linux import die_with_parent, head_a_family
 
 __all__ = ["main"]
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             return serve(int(channel))
         case [parent, spec_file] if parent.isdecimal():
-            die_with_parent(int(parent))
+            head_a_family(int(parent))
             from zerotrial.process.elastic import run_launcher
 
             return run_launcher(Path(spec_file).absolute())
