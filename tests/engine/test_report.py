@@ -1,5 +1,6 @@
 """What an engine writes while it trains, and that it writes nothing unless asked."""
 
+import csv
 import itertools
 import logging
 import re
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.seams import NullObserver
@@ -195,13 +198,108 @@ def test_the_resolved_config_says_where_each_value_comes_from(
     assert found["zero_optimization.contiguous_gradients"] == "hint"
 
 
-def test_a_key_without_effect_is_named_even_without_being_asked(
-    lines: pytest.LogCaptureFixture,
+def test_keys_that_are_on_without_effect_are_named_in_one_line_when_training_starts(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    train(1, {"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 7}})
-    (text,) = lines.messages
-    assert "accepted, without effect here" in text
-    assert "zero_optimization.stage3_module_granularity_threshold = 7" in text
+    """At the level of a warning, which a plain script shows without setting up logging."""
+    zero = {
+        "stage": 3,
+        "stage3_module_granularity_threshold": 7,
+        "contiguous_gradients": True,  # says what is anyway
+        "allgather_partitions": False,
+        "reduce_bucket_size": 1000,  # of other stages
+        "zenflow": None,
+    }
+    optimizer = {"type": "AdamW", "params": {"torch_adam": True, "fp32_optimizer_states": True}}
+    train(2, {"zero_optimization": zero, "optimizer": optimizer, "aio": {"queue_depth": 32}})
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        "engine config: accepted, and without effect here: optimizer.params.torch_adam, "
+        "zero_optimization.reduce_bucket_size, zero_optimization.allgather_partitions, "
+        "zero_optimization.stage3_module_granularity_threshold, aio.queue_depth; "
+        "`zerolab config check` says why"
+    )
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_monitors_write_the_numbers_of_each_step(tmp_path: Path, stage: int) -> None:
+    """In the layout of DeepSpeed: one CSV file for each name, events in the job's folder."""
+    blocks = {
+        name: {"enabled": True, "output_path": str(tmp_path / name), "job_name": "mine"}
+        for name in ("tensorboard", "csv_monitor")
+    }
+    scheduler = {"type": "LinearWarmupLR", "params": {"warmup_num_steps": 4}}
+    fp16 = {"enabled": True, "initial_scale_power": 4}
+    more = {"scheduler": scheduler, "fp16": fp16, "zero_optimization": {"stage": stage}}
+    engine = train(3, {**blocks, **more})
+    samples = [4, 8, 12]
+    found: dict[str, list[float]] = {}
+    for name in ("lr", "grad_norm", "loss_scale"):
+        with (tmp_path / "csv_monitor" / "mine" / f"Train_Samples_{name}.csv").open() as file:
+            head, *rows = csv.reader(file)
+        assert head == ["step", name]
+        assert [int(step) for step, _ in rows] == samples
+        found[name] = [float(value) for _, value in rows]
+    # Written when the step has ended: the rate is that of the next one.
+    assert found["lr"] == pytest.approx([0.0005, 0.00075, 0.001])
+    assert found["loss_scale"] == [16.0] * 3
+    assert found["grad_norm"][-1] == pytest.approx(engine.get_global_grad_norm())
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "mine")).Reload()
+    for name, values in found.items():
+        points = events.Scalars(f"Train/Samples/{name}")
+        assert [point.step for point in points] == samples
+        assert [point.value for point in points] == pytest.approx(values)
+
+
+def write_on_ranks(directory: str) -> list[str]:
+    engine = train(11, {"csv_monitor": {"enabled": True, "output_path": directory}})
+    return [type(engine.observer).__name__]
+
+
+@pytest.mark.processes
+def test_rank_0_alone_writes_to_monitors(tmp_path: Path) -> None:
+    assert run_on_ranks(write_on_ranks, 2, str(tmp_path)) == [["Monitored"], ["NullObserver"]]
+    file = tmp_path / "DeepSpeedJobName" / "Train_Samples_lr.csv"
+    assert len(file.read_text().splitlines()) == 12
+
+
+def communication_lines(stage: int, comms: dict[str, Any]) -> list[str]:
+    """What rank 0 logs at step 10, without its first words."""
+    logger = logging.getLogger("zerotrial.engine")
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    zero = {"stage": stage}
+    train(10, {"comms_logger": {"enabled": True, **comms}, "zero_optimization": zero}, micro=1)
+    logger.removeHandler(handler)
+    return [line for line in seen if line.startswith("communication of a step")]
+
+
+def communication_of_stages() -> dict[Any, list[str]]:
+    cases = [(0, {}), (1, {}), (2, {}), (1, {"prof_all": False, "prof_ops": ["all_gather"]})]
+    return {(stage, str(comms)): communication_lines(stage, comms) for stage, comms in cases}
+
+
+@pytest.mark.processes
+def test_the_log_of_collectives_tells_what_a_step_moves() -> None:
+    first, second = run_on_ranks(communication_of_stages, 2)
+    assert not any(second.values())
+    numel = sum(p.numel() for p in Language().parameters() if p.requires_grad)
+    found = {
+        case: dict(re.findall(r"(\w+) ([\d,]+)", line.partition(": ")[2]))
+        for case, (line,) in first.items()
+    }
+    moved = {
+        case: {name: int(count.replace(",", "")) for name, count in parts.items()}
+        for case, parts in found.items()
+    }
+    each = pytest.approx(numel, rel=0.02)
+    assert moved[0, "{}"] == {"all_reduce": pytest.approx(2 * numel, rel=0.02)}
+    assert moved[1, "{}"] == moved[2, "{}"] == {"reduce_scatter": each, "all_gather": each}
+    (only,) = [parts for (_, comms), parts in moved.items() if "prof_ops" in comms]
+    assert only == {"all_gather": each}
 
 
 def test_tokens_are_counted_in_the_first_integer_matrix() -> None:

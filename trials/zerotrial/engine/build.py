@@ -31,7 +31,7 @@ from zerotrial.engine.seams import (
     StageInputs,
 )
 from zerotrial.engine.update.choose import choose_optimizer
-from zerotrial.engine.watch.step_observer import StepObserver, describe_config, make_observer
+from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
 __all__ = ["initialize"]
 
@@ -144,8 +144,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             attendance=Attendance.of(mesh),
         )
     )
-    if isinstance(inputs.observer, StepObserver):
-        inputs.observer.attach(engine)
+    inputs.observer.attach(engine)
     names = {named.name for group in inputs.groups for named in group.parameters}
     trained = [parameter for name, parameter in model.named_parameters() if name in names]
     taken.hold(trained, engine.close_for_another, alone=alone)

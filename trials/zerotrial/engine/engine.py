@@ -365,6 +365,7 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
         with self.attendance.call("close"):
             stage.close(give_back=give_back)
         self.attendance.close()
+        self.observer.close()
         self._taken.give_back()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from zerolab.config.engine.engine_config import EngineConfig
+    from zerotrial.engine.comm.communicator import Traffic
     from zerotrial.engine.mesh import Mesh
     from zerotrial.engine.module.precision import Precision
     from zerotrial.engine.module.taken import Taken
@@ -101,6 +102,10 @@ class OptimizerFactory(Protocol):
 class Observer(Protocol):
     """Is told what the engine does: timers, progress lines, breakdowns."""
 
+    def attach(self, engine: Any) -> None:
+        """Get to know the engine, when it is built."""
+        ...
+
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what runs inside; ``forward``, ``backward``, ``reduce`` or ``step``."""
         ...
@@ -109,15 +114,25 @@ class Observer(Protocol):
         """Take note of an accumulation boundary (counters are already up to date)."""
         ...
 
+    def close(self) -> None:
+        """End: the engine is closed."""
+        ...
+
 
 class NullObserver:
     """Observes nothing, at no cost."""
+
+    def attach(self, engine: Any) -> None:
+        """Do nothing."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return _NOTHING
 
     def step_finished(self, result: StepResult) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -179,6 +194,11 @@ class Stage(Protocol):
 
     gathers: bool
     """Whether a forward pass is **Collective**: it gathers weights."""
+
+    @property
+    def traffic(self) -> "Traffic":
+        """What went through collectives, in elements."""
+        ...
 
     @property
     def share_factor(self) -> float | None:

@@ -124,7 +124,7 @@ class EngineConfig(Section):
     """A table of the floating-point operations of one step."""
 
     comms_logger: CommsLoggerConfig = CommsLoggerConfig()
-    """DeepSpeed's log of collectives."""
+    """What collectives move."""
 
     timers: TimersConfig = TimersConfig()
     """DeepSpeed's timers."""
@@ -133,10 +133,10 @@ class EngineConfig(Section):
     """How DeepSpeed reads and writes offloaded files."""
 
     tensorboard: MonitorConfig = MonitorConfig()
-    """DeepSpeed's TensorBoard logger."""
+    """Numbers of each step, for TensorBoard."""
 
     csv_monitor: MonitorConfig = MonitorConfig()
-    """DeepSpeed's CSV logger."""
+    """Numbers of each step, in CSV files."""
 
     zero_allow_untested_optimizer: bool = hint(
         default=False, reason="any optimizer may be used, and one that cannot be sharded says so"

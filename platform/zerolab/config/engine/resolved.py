@@ -9,7 +9,7 @@ from zerolab.config.engine.zero import LIVE_LIMIT
 from zerolab.schema.hints import hints_of
 from zerolab.schema.section import Section
 
-__all__ = ["Entry", "format_entries", "resolve"]
+__all__ = ["Entry", "format_entries", "resolve", "without_effect"]
 
 Entry = tuple[str, Any, str]
 """Dotted key, value, origin. The origin begins with ``file``, ``override``, ``default``,
@@ -114,6 +114,27 @@ def _derived(config: EngineConfig, world_size: int, model_elements: int | None) 
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
             values[f"zero_optimization.{name}"] = min(getattr(zero, name), model_elements)
     return values
+
+
+def without_effect(config: EngineConfig, entries: Iterable[Entry]) -> list[str]:
+    """List the keys that ask for something and change nothing.
+
+    Args:
+        config: The configuration.
+        entries: From :func:`resolve`.
+
+    Returns:
+        Dotted keys whose values are others than their defaults.
+    """
+    defaults = {key: value for key, value, _ in _leaves(EngineConfig(), "")}
+    if config.optimizer is not None and config.optimizer.type in OPTIMIZERS:
+        fields = OPTIMIZERS[config.optimizer.type].model_fields
+        defaults |= {f"optimizer.params.{name}": field.default for name, field in fields.items()}
+    return [
+        key
+        for key, value, origin in entries
+        if origin.startswith("hint") and origin != _OFF and value != defaults.get(key)
+    ]
 
 
 def _leaves(section: Section, prefix: str) -> Iterator[tuple[str, Any, bool]]:

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from zerolab.schema.hints import hint
 from zerolab.schema.section import Int, NonNegativeFloat, PositiveInt, Section
@@ -19,7 +19,6 @@ __all__ = [
 ]
 
 _FILES = "files are read and written by threads of the engine"
-_METRICS = "metrics go to the platform, and a trial has its own TensorBoard writer"
 
 
 class ActivationCheckpointingConfig(Section):
@@ -148,21 +147,23 @@ class CheckpointConfig(Section):
 
 
 class CommsLoggerConfig(Section):
-    """DeepSpeed's log of collectives."""
+    """What collectives move."""
 
-    enabled: bool = hint(default=False, reason="wall_clock_breakdown shows the time of reduction")
-    """Count and time collectives."""
+    enabled: bool = False
+    """Write the elements that this rank's collectives moved in a step, with each line of progress:
+    every 10 optimizer steps unless ``steps_per_print`` says otherwise."""
 
-    prof_all: bool = hint(default=True, reason="collectives are not logged one by one")
-    """All operations."""
+    prof_all: bool = True
+    """All collectives."""
 
-    prof_ops: list[str] = hint([], "collectives are not logged one by one")
-    """Only these operations."""
+    prof_ops: list[str] = Field(default_factory=list)
+    """Only these, where ``prof_all`` is false: ``all_reduce``, ``reduce_scatter``,
+    ``all_gather``."""
 
-    verbose: bool = hint(default=False, reason="collectives are not logged one by one")
+    verbose: bool = hint(default=False, reason="collectives are counted, not logged one by one")
     """Print each."""
 
-    debug: bool = hint(default=False, reason="collectives are not logged one by one")
+    debug: bool = hint(default=False, reason="collectives are counted, not logged one by one")
     """Print the caller."""
 
 
@@ -228,13 +229,14 @@ class CompileConfig(Section):
 
 
 class MonitorConfig(Section):
-    """A logger of DeepSpeed's."""
+    """Where the numbers of each optimizer step are written, by rank 0."""
 
-    enabled: bool = hint(default=False, reason=_METRICS)
-    """Write events."""
+    enabled: bool = False
+    """Write learning rate, gradient norm and, in fp16, loss scale, over the samples trained."""
 
-    output_path: str = hint("", _METRICS)
-    """Directory of the files."""
+    output_path: str = ""
+    """Directory of the files; ``runs`` (TensorBoard) or ``csv_monitor`` in the working directory
+    by default."""
 
-    job_name: str = hint("DeepSpeedJobName", _METRICS)
+    job_name: str = "DeepSpeedJobName"
     """Folder inside it."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.comm.communicator import Buffer, Communicator, Traffic, Work
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.flat.gradients import Averaging, Gradients
 from zerotrial.engine.flat.hooks import GradientHooks
@@ -179,6 +179,11 @@ class FlatStage:
                         stop - slot.start,
                         {kind: tensor[cut] for kind, tensor in states.items()},
                     )
+
+    @property
+    def traffic(self) -> Traffic:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return self._comm.traffic
 
     @property
     def share_factor(self) -> float | None:

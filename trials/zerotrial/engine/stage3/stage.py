@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zerolab.errors import EngineError
-from zerotrial.engine.comm.communicator import Communicator
+from zerotrial.engine.comm.communicator import Communicator, Traffic
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.flat.gradients import Averaging
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
@@ -157,6 +157,11 @@ class Stage3:
         for shard in self._shards:
             shard.parameter.grad = None
         self.drop_gradients()
+
+    @property
+    def traffic(self) -> Traffic:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return self._comm.traffic
 
     share_factor: float | None = None
     """See :class:`~zerotrial.engine.seams.Stage`: every backward averages."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zerolab.config.engine.resolved import format_entries, resolve
+from zerolab.config.engine.resolved import format_entries, resolve, without_effect
 from zerotrial.engine.seams import NullObserver, Observer
 from zerotrial.engine.watch.census import census
 from zerotrial.engine.watch.flops import (
@@ -30,6 +30,7 @@ from zerotrial.engine.watch.flops import (
     in_units,
     peak_flops,
 )
+from zerotrial.engine.watch.monitors import Monitored, make_monitors
 from zerotrial.engine.watch.timers import PhaseTimer
 
 if TYPE_CHECKING:
@@ -63,15 +64,20 @@ def make_observer(config: EngineConfig, device: torch.device, rank: int) -> Obse
         or config.wall_clock_breakdown
         or config.memory_breakdown
         or config.flops_profiler.enabled
+        or config.comms_logger.enabled
     )
-    if rank != 0 or not wanted:
+    if rank != 0:
         return NullObserver()
-    _make_audible()
-    return StepObserver(config, device)
+    observer: Observer = NullObserver()
+    if wanted:
+        _make_audible()
+        observer = StepObserver(config, device)
+    monitors = make_monitors(config)
+    return Monitored(observer, monitors) if monitors else observer
 
 
 def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> None:
-    """Write the resolved configuration, when asked, and the keys that change nothing, always.
+    """Write the resolved configuration, when asked, and in one line the keys without effect.
 
     Args:
         config: Of the engine.
@@ -83,8 +89,13 @@ def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> 
     if config.dump_state:
         _make_audible()
         logger.info("%s, on %d ranks:\n%s", config.source, world_size, format_entries(entries))
-    elif hints := format_entries(entries, origins=["hint"]):
-        logger.info("%s: accepted, without effect here:\n%s", config.source, hints)
+    if idle := without_effect(config, entries):
+        # A warning, since a plain script shows no less.
+        logger.warning(
+            "%s: accepted, and without effect here: %s; `zerolab config check` says why",
+            config.source,
+            ", ".join(idle),
+        )
 
 
 def _make_audible() -> None:
@@ -114,6 +125,7 @@ class StepObserver:
         self._timer = PhaseTimer(device) if config.wall_clock_breakdown else None
         self._meter = FlopMeter(config)
         self._began: float | None = None
+        self._moved: dict[str, int] = {}  # elements by collective, at the last line
         self._steps = 0
         self._tokens = 0
         self._engine: Engine | None = None
@@ -166,6 +178,8 @@ class StepObserver:
         logger.info("%s", self._line(engine, result))
         if self._timer is not None:
             logger.info("%s", self._breakdown())
+        if self._config.comms_logger.enabled:
+            logger.info("%s", self._communication(engine))
         if self._config.memory_breakdown:
             logger.info("%s", memory_line(engine))
         self._restart()
@@ -174,6 +188,8 @@ class StepObserver:
         self._wait()
         if self._timer is not None:
             self._timer.take()
+        if self._engine is not None and self._config.comms_logger.enabled:
+            self._moved = dict(self._engine.stage.traffic.elements)
         self._steps = self._tokens = 0
         self._began = time.perf_counter()
 
@@ -230,6 +246,21 @@ class StepObserver:
         rest = max(0.0, whole - sum(spent.values()))
         parts.append(f"between {rest * 1e3:.2f} ms ({rest / whole:.0%})")
         return f"time of a step, {whole * 1e3:.2f} ms: {', '.join(parts)}"
+
+    def _communication(self, engine: Engine) -> str:
+        """What this rank's collectives moved in a step, on average since the last line."""
+        wanted = self._config.comms_logger
+        counted = dict(engine.stage.traffic.elements)
+        parts = []
+        for name, elements in counted.items():
+            if wanted.prof_all or name in wanted.prof_ops:
+                moved = (elements - self._moved.get(name, 0)) / self._steps
+                parts.append(f"{name} {moved:,.0f}")
+        self._moved = counted
+        return f"communication of a step, in elements: {', '.join(parts) or 'none'}"
+
+    def close(self) -> None:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
 
     def _count_tokens(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         if module.training and torch.is_grad_enabled():
