@@ -40,7 +40,7 @@ class Stage:
         return self.server.url
 
     def login_link(self) -> str:
-        return self.server.client().login_link()
+        return self.url + str(self.played.post("/login-links")["url"])
 
     def trials(self, experiment_id: int) -> list[int]:
         """Ids of an experiment's trials, the oldest first."""
@@ -110,6 +110,7 @@ def _point(step: int) -> Any:
         falling=0.2 * 5 ** (1 - step / LONG_STEPS),  # from 1 to 0.2
         wave=math.sin(step / 1000),
         depth=-float(step),
+        spiky=100.0 if step == LONG_STEPS // 2 else step % 2,  # 0 and 1 in turn
     )
 
 

@@ -185,3 +185,68 @@ def test_a_chart_can_be_enlarged(stage: Stage, spectator: Watched) -> None:
     assert large is not None
     assert large["width"] > 1.5 * small["width"]
     assert large["height"] > 1.5 * small["height"]
+
+
+def test_a_smoothed_curve_is_a_running_mean_and_its_values_are_told_as_they_are(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?{PART}&metric=spiky")
+    spiky = chart(page, "training: spiky")
+    expect(page.get_by_role("figure")).to_have_count(1)
+
+    def height() -> int:
+        drawn = [number for number, count in enumerate(rows(spiky, BLUE)) if count]
+        return drawn[-1] - drawn[0] if drawn else 0
+
+    wild = until("it goes up and down", height, lambda found: found > 100)
+    page.get_by_label("smooth").select_option("0.99")
+    until("it hardly moves at the end", lambda: _right_half(spiky), lambda found: found < wild / 4)
+    expect(hover(spiky)).to_contain_text(re.compile(r"· [01]$|· [01] "))
+    page.reload()
+    expect(page.get_by_label("smooth")).to_have_value("0.99")
+
+
+def _right_half(figure: Locator) -> int:
+    """Pixels between the lowest and the highest of the line, on the right of the drawing."""
+    found: int = figure.locator("canvas").evaluate(f"""(canvas) => {{
+        const {{ width, height }} = canvas;
+        const half = Math.floor(width / 2);
+        const {{ data }} = canvas.getContext("2d").getImageData(half, 0, width - half, height);
+        const passes = {BLUE};
+        let [first, last] = [height, 0];
+        for (let i = 0; i < data.length; i += 4) {{
+            if (!passes(data.subarray(i, i + 4))) continue;
+            const row = Math.floor(i / 4 / (width - half));
+            first = Math.min(first, row);
+            last = Math.max(last, row);
+        }}
+        return Math.max(0, last - first);
+    }}""")
+    return found
+
+
+def test_without_outliers_one_spike_does_not_flatten_the_curve(
+    stage: Stage, spectator: Watched
+) -> None:
+    around = "batches=9900-10100"
+    page = spectator.show(f"#/experiments/{stage.long}/curves?{around}&metric=spiky")
+    spiky = chart(page, "training: spiky")
+
+    def tall() -> int:
+        """Rows of the drawing that the line goes through again and again."""
+        return sum(count > 40 for count in rows(spiky, BLUE))
+
+    until("the line is flat below its spike", lambda: pixels(spiky, BLUE), lambda n: n > 100)
+    flat = tall()
+    page.get_by_label("without outliers").check()
+    until("the line fills the chart", tall, lambda found: found > flat + 50)
+
+
+def test_metrics_are_found_by_a_part_of_their_name(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?metric=wav")
+    expect(chart(page, "training: wave")).to_be_visible()
+    expect(page.get_by_role("figure")).to_have_count(1)
+    page.get_by_label("search metrics").fill("nothing")
+    expect(page.get_by_text("None matches.")).to_be_visible()
+    page.get_by_label("search metrics").fill("")
+    expect(page.get_by_role("figure")).to_have_count(5)

@@ -5,7 +5,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
 import { number } from "../format";
-import { banded, type Curve, draw, type Drawing, type Zoom } from "./curve";
+import { banded, type Curve, draw, type Drawing, type Style, type Zoom } from "./curve";
 import { options } from "./options";
 
 const HEIGHT = 220;
@@ -14,7 +14,9 @@ const LARGE = 480;
 export interface ChartProps {
   title: string;
   curves: Curve[];
-  log: boolean;
+  style: Style;
+  /** Whether the axis of values leaves outliers beyond its edges. */
+  tight: boolean;
   /** First and last batch that are shown; the same in all charts. */
   range: Zoom;
   zoom: (zoom: Zoom | null) => void;
@@ -60,13 +62,14 @@ export function Chart(props: ChartProps) {
   const { title, curves, range, hot, large } = props;
   const host = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const drawing = useMemo(() => draw(curves, props.log), [curves, props.log]);
+  const { log, smooth } = props.style;
+  const drawing = useMemo(() => draw(curves, props.style), [curves, log, smooth]);
   const now = useRef({ ...props, drawing, hovered: false });
   Object.assign(now.current, props, { drawing });
   const [at, setAt] = useState<(number | null)[] | null>(null);
   const dark = useDark();
   const height = large ? LARGE : HEIGHT;
-  const shape = [...curves.map((c) => `${c.trial} ${c.label} ${banded(c.series)}`), drawing.log, dark, height].join("|");
+  const shape = [...curves.map((c) => `${c.trial} ${c.label} ${banded(c.series)}`), drawing.log, props.tight, dark, height].join("|");
 
   useEffect(() => {
     const element = host.current!;
@@ -78,7 +81,8 @@ export function Chart(props: ChartProps) {
       const index = outside ? null : nearest(moving, now.current.drawing);
       now.current.heat(index === null ? null : now.current.curves[index]!.trial);
     };
-    const wishes = { log: drawing.log, height, width: width(), style: getComputedStyle(element), moved };
+    const tight = props.tight ? drawing.columns : null;
+    const wishes = { log: drawing.log, tight, height, width: width(), style: getComputedStyle(element), moved };
     const made = new uPlot(options(curves, { ...wishes, zoom: (zoom) => now.current.zoom(zoom) }), drawing.data, element);
     plot.current = made;
     show(made, drawing, range);
@@ -128,7 +132,7 @@ function show(plot: uPlot, drawing: Drawing, [min, max]: Zoom): void {
 }
 
 /** What the drawing cannot show. */
-function Notes({ drawing, log }: ChartProps & { drawing: Drawing }) {
+function Notes({ drawing, style: { log } }: ChartProps & { drawing: Drawing }) {
   return (
     <>
       {drawing.lost > 0 && <small class="warn">{number(drawing.lost)} not finite</small>}
@@ -153,10 +157,11 @@ function Readout({ plot, at, curves, hot, drawing }: Reading) {
   const index = curves.length === 1 ? 0 : curves.findIndex((curve) => curve.trial === hot);
   const column = drawing.columns[index];
   const row = column === undefined ? null : at?.[column];
-  const value = plot && row != null ? plot.data[column!]?.[row] : null;
-  if (row == null || value == null) return <p class="readout axis">batch</p>;
+  const drawn = plot && row != null ? plot.data[column!]?.[row] : null;
+  if (row == null || drawn == null) return <p class="readout axis">batch</p>;
   const curve = curves[index]!;
   const step = plot!.data[0]![row]!;
+  const value = curve.series.points.find((point) => point[0] === step)?.[1]; // not the smoothed one
   const band = curve.series.band?.find((one) => one[0] === step);
   return (
     <p class="readout">

@@ -51,8 +51,26 @@ export interface Drawing {
   log: boolean;
 }
 
+/** How lines are drawn. */
+export interface Style {
+  log: boolean;
+  /** Weight of what came before in a running mean, from 0 to 1; bands stay as they are. */
+  smooth: number;
+}
+
+/** The running mean, without the pull of a beginning; what is not finite is passed over. */
+function smoothed(values: (number | null)[], weight: number): (number | null)[] {
+  let [mean, mass] = [0, 0];
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = weight * mean + (1 - weight) * value;
+    mass = weight * mass + (1 - weight);
+    return mean / mass;
+  });
+}
+
 /** Merge curves onto one axis of steps; lines go on across what is missing, and stop at zero. */
-export function draw(curves: Curve[], log: boolean): Drawing {
+export function draw(curves: Curve[], { log, smooth }: Style): Drawing {
   const values = log ? curves.flatMap(({ series }) => series.points.map((point) => point[1])) : [];
   const least = values.reduce<number>((low, value) => (typeof value === "number" && value > 0 && value < low ? value : low), Infinity);
   const drawn = log && least < Infinity;
@@ -60,10 +78,11 @@ export function draw(curves: Curve[], log: boolean): Drawing {
   const columns: number[] = [];
   let width = 1;
   const tables = curves.flatMap(({ series }): uPlot.AlignedData[] => {
-    const column = (rows: Num[][], index: number, edge: boolean): uPlot.AlignedData => [
-      rows.map((row) => row[0] as number),
-      rows.map((row) => place(finite(row[index]), drawn, edge ? floor : null)),
-    ];
+    const column = (rows: Num[][], index: number, edge: boolean): uPlot.AlignedData => {
+      const raw = rows.map((row) => finite(row[index]));
+      const line = edge || smooth === 0 ? raw : smoothed(raw, smooth);
+      return [rows.map((row) => row[0] as number), line.map((value) => place(value, drawn, edge ? floor : null))];
+    };
     columns.push(width);
     width += banded(series) ? 3 : 1;
     if (!banded(series)) return [column(series.points, 1, false)];

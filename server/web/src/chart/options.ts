@@ -4,10 +4,12 @@ import uPlot from "uplot";
 
 import { tick } from "../format";
 import { banded, type Curve, type Zoom } from "./curve";
-import { linear, logarithmic, logTicks, type Range } from "./scales";
+import { linear, logarithmic, logTicks, type Range, withoutOutliers } from "./scales";
 
 export interface Wishes {
   log: boolean;
+  /** Columns whose outliers may lie beyond the edge; null when all is shown. */
+  tight: number[] | null;
   height: number;
   width: number;
   /** Of the page: colours of the axes. */
@@ -18,14 +20,16 @@ export interface Wishes {
 
 const PIXELS_A_TICK = 34;
 const LEAST_DRAG = 6;
+/** Curves whose bands may be strong: more would cover each other. */
+const FEW = 3;
 
 export function options(curves: Curve[], wishes: Wishes): uPlot.Options {
-  const { log, height, width } = wishes;
+  const { height, width } = wishes;
   return {
     width,
     height,
     padding: [8, 26, 0, 0],
-    scales: { x: { time: false, auto: false }, y: log ? { distr: 3, range: (_, a, b) => logarithmic(a, b) } : { range: (_, a, b) => linear(a, b) } },
+    scales: { x: { time: false, auto: false }, y: values(wishes) },
     axes: axes(wishes),
     focus: { alpha: 0.2 },
     cursor: {
@@ -40,6 +44,14 @@ export function options(curves: Curve[], wishes: Wishes): uPlot.Options {
   };
 }
 
+/** The axis of values. */
+function values({ log, tight }: Wishes): uPlot.Scale {
+  const form = log ? logarithmic : linear;
+  const range = (plot: uPlot, min: number | null, max: number | null) =>
+    form(...(tight === null ? ([min, max] as const) : withoutOutliers(plot, tight)));
+  return log ? { distr: 3, range } : { range };
+}
+
 /** A line for each curve, and the band around it. */
 function lines(curves: Curve[]): { series: uPlot.Series[]; bands: uPlot.Band[] } {
   const series: uPlot.Series[] = [{}];
@@ -49,7 +61,7 @@ function lines(curves: Curve[]): { series: uPlot.Series[]; bands: uPlot.Band[] }
     if (banded(drawn)) {
       const edge: uPlot.Series = { width: 0, points: { show: false } };
       series.push(edge, { ...edge });
-      bands.push({ series: [series.length - 2, series.length - 1], fill: `${look.color}38` });
+      bands.push({ series: [series.length - 2, series.length - 1], fill: `${look.color}${curves.length > FEW ? "18" : "38"}` });
     }
   }
   return { series, bands };

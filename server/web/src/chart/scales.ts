@@ -19,6 +19,15 @@ export function logarithmic(min: number | null, max: number | null): Range {
   return [min / room, max * room];
 }
 
+/** Most of the values of some columns that are in sight: without the outer fiftieth on each side. */
+export function withoutOutliers(plot: uPlot, columns: number[]): [number | null, number | null] {
+  const [first, last] = plot.series[0]!.idxs ?? [0, -1];
+  const seen = columns.flatMap((column) => [...plot.data[column]!].slice(first, last + 1));
+  const values = seen.filter((value) => value != null).sort((a, b) => a - b);
+  const edge = Math.floor(values.length / 50);
+  return [values[edge] ?? null, values[values.length - 1 - edge] ?? null];
+}
+
 const MANTISSAS = [[1], [1, 3], [1, 2, 5], [1, 2, 3, 4, 5, 6, 8]];
 
 /** Ticks of a logarithmic axis: round numbers, about `wanted` of them. */

@@ -3,11 +3,11 @@
 import { useMemo, useState } from "preact/hooks";
 
 import { Chart } from "../chart/chart";
-import { type Curve, extent, type Zoom } from "../chart/curve";
+import { type Curve, extent, type Style, type Zoom } from "../chart/curve";
 import { look, places } from "../chart/looks";
 import { number } from "../format";
 import { useLoaded } from "../live";
-import { ENDED, Problem } from "../parts";
+import { ENDED, Problem, Select } from "../parts";
 import type { Experiment, Trial } from "../resources";
 import { address, useChoice } from "../route";
 import { charts, counter, differences, drawn, MOST_TRIALS, type Titled, useReader } from "./drawn";
@@ -19,15 +19,26 @@ const SHOWN: Record<string, string[]> = {
   system: ["system"],
 };
 const USUAL = "training and validation";
+const SMOOTH: [string, string][] = [
+  ["", "not smoothed"],
+  ...["0.6", "0.9", "0.97", "0.99"].map((part): [string, string] => [part, `smoothed ${part}`]),
+];
+/** Charts that are drawn before more are asked for. */
+const MOST_CHARTS = 12;
+/** Charts that need no search. */
+const FEW = 6;
 
 export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[]; tick: number }) {
   const { row, trials, chosen, tick } = props;
   const [wanted, setShown] = useChoice("group", USUAL);
   const shown = wanted in SHOWN ? wanted : USUAL;
   const [log, setLog] = useChoice("log");
+  const [smooth, setSmooth] = useChoice("smooth");
+  const [tight, setTight] = useChoice("tight");
+  const [find, setFind] = useChoice("metric");
   const [part, setPart] = useChoice("batches");
   const zoom = zoomed(part);
-  const some = drawn(row, trials, chosen);
+  const some = useMemo(() => drawn(row, trials, chosen), [row, trials, chosen.map((t) => t.id).join()]);
   const read = useReader(some.length);
   const at = useMemo(() => places(trials), [trials]);
   const told = useMemo(() => differences(trials), [trials]);
@@ -52,6 +63,20 @@ export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[
         <label>
           <input type="checkbox" checked={log !== ""} onChange={(e) => setLog(e.currentTarget.checked ? "1" : "")} /> logarithmic
         </label>
+        <label title="The outer fiftieth of the values may lie beyond the edge">
+          <input type="checkbox" checked={tight !== ""} onChange={(e) => setTight(e.currentTarget.checked ? "1" : "")} /> without
+          outliers
+        </label>
+        <Select name="smooth" value={smooth} options={SMOOTH} choose={setSmooth} />
+        {(found.length > FEW || find !== "") && (
+          <input
+            type="search"
+            placeholder="part of a metric's name"
+            aria-label="search metrics"
+            value={find}
+            onInput={(e) => setFind(e.currentTarget.value)}
+          />
+        )}
         {zoom === null ? (
           found.length > 0 && <span class="muted wide-only">drag in a chart to zoom</span>
         ) : (
@@ -64,13 +89,26 @@ export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[
       {found.length === 0 ? (
         <Empty row={row} reading={loaded.value === null} />
       ) : (
-        <Charts found={found} zoom={zoom} setZoom={setZoom} log={log !== ""} some={some} row={row} told={told} at={at} />
+        <Charts
+          found={found.filter(([title]) => title.toLowerCase().includes(find.toLowerCase()))}
+          zoom={zoom}
+          setZoom={setZoom}
+          style={{ log: log !== "", smooth: weight(smooth) }}
+          tight={tight !== ""}
+          some={some}
+          row={row}
+          told={told}
+          at={at}
+        />
       )}
     </section>
   );
 }
 
 const within = (text: string | undefined): string => (text ? ` (${text})` : "");
+
+/** The weight of `0.9`; none where that is no weight. */
+const weight = (text: string): number => (Number(text) > 0 && Number(text) < 1 ? Number(text) : 0);
 
 /** The part of `120-480`; null where that is none. */
 function zoomed(part: string): Zoom | null {
@@ -105,18 +143,21 @@ interface Drawn {
   found: Titled[];
   zoom: Zoom | null;
   setZoom: (zoom: Zoom | null) => void;
-  log: boolean;
+  style: Style;
+  tight: boolean;
   some: Trial[];
   row: Experiment;
   told: Map<number, string>;
   at: Map<number, number>;
 }
 
-function Charts({ found, zoom, setZoom, log, some, row, told, at }: Drawn) {
+function Charts({ found, zoom, setZoom, style, tight, some, row, told, at }: Drawn) {
   const [large, setLarge] = useChoice("large");
   const [open, setOpen] = useChoice("counters");
   const [hot, setHot] = useState<number | null>(null);
+  const [most, setMost] = useState(MOST_CHARTS);
   const counters = found.filter(counter);
+  const main = found.filter((one) => !counter(one));
   const range = zoom ?? extent(found.flatMap(([, curves]) => curves));
   const grid = (titled: Titled[]) => (
     <div class="charts">
@@ -125,7 +166,8 @@ function Charts({ found, zoom, setZoom, log, some, row, told, at }: Drawn) {
           key={title}
           title={title}
           curves={curves}
-          log={log}
+          style={style}
+          tight={tight}
           range={range}
           zoom={setZoom}
           hot={hot}
@@ -139,7 +181,15 @@ function Charts({ found, zoom, setZoom, log, some, row, told, at }: Drawn) {
   return (
     <>
       {row.num_trials > 1 && <Legend some={some} row={row} told={told} at={at} hot={hot} heat={setHot} />}
-      {grid(found.filter((one) => !counter(one)))}
+      {found.length === 0 && <p class="muted">None matches.</p>}
+      {grid(main.slice(0, most))}
+      {main.length > most && (
+        <p>
+          <button type="button" onClick={() => setMost(main.length)}>
+            {main.length - most} more charts
+          </button>
+        </p>
+      )}
       {counters.length > 0 && (
         <details class="counters" open={open !== ""} onToggle={(e) => setOpen(e.currentTarget.open ? "1" : "")}>
           <summary>

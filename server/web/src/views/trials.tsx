@@ -1,6 +1,6 @@
 /** The trials of an experiment: sorted by any column, chosen for the other views. */
 
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 
 import { duration, hparams, number } from "../format";
 import { Action, Badge, Cell, ENDED, Progress, Select, Table, Trouble } from "../parts";
@@ -53,7 +53,7 @@ function leaf(tree: Record<string, unknown>, name: string): number | string | nu
 
 export function Trials(props: { row: Experiment; trials: Trial[]; chosen: number[]; refresh: () => void }) {
   const { row, trials, chosen, refresh } = props;
-  const varied = varying(trials);
+  const varied = useMemo(() => varying(trials), [trials]);
   const heads = columns(row, varied);
   const [order, sort] = useOrder(heads, { name: "trial", falling: false });
   const [state, setState] = useChoice("state");
