@@ -3,11 +3,11 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
-__all__ = ["create_private", "read_json", "write_atomic", "write_json"]
+__all__ = ["append_private", "create_private", "read_json", "write_atomic", "write_json"]
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -45,6 +45,12 @@ def create_private(path: Path, content: bytes) -> bool:
     finally:
         Path(name).unlink()
     return True
+
+
+def append_private(path: Path) -> BinaryIO:
+    """Open a file to write behind what it holds; a new one is readable by its owner alone."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.fdopen(os.open(path, flags, 0o600), "ab")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,7 +1,11 @@
 """Where an installation keeps its data: the only module that knows the names inside."""
 
+import contextlib
+import errno
+import logging
 import os
 import secrets
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -11,6 +15,8 @@ from zerolab.errors import ConfigError
 from zerolab.files import create_private, write_atomic
 
 __all__ = ["Home"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,16 @@ class Home:
         try:
             for directory in (self.path, self.archives, self.checkpoints, self.runs, self.logs):
                 directory.mkdir(mode=0o700, parents=directory is self.path, exist_ok=True)
+                if not os.access(directory, os.W_OK):
+                    raise PermissionError(errno.EACCES, "Permission denied", str(directory))
         except OSError as error:
-            problem = f"cannot be written ({error}); set {ENV_HOME} to a directory of yours"
-            raise ConfigError(f"data directory {self.path}", [problem]) from error
+            raise self.unwritable(error) from error
         return self
+
+    def unwritable(self, error: OSError) -> ConfigError:
+        """Say that this directory cannot be used, and what to do."""
+        problem = f"cannot be written ({error}); set {ENV_HOME} to a directory of yours"
+        return ConfigError(f"data directory {self.path}", [problem])
 
     def read_token(self) -> str | None:
         """Return the owner's token, or None before the first start."""
@@ -111,13 +123,28 @@ class Home:
     def ensure_token(self) -> str:
         """Return the owner's token, made at random the first time.
 
-        Two processes that ask at once get the same one.
+        Two processes that ask at once get the same one. A file that others can read is closed.
         """
         token = self.read_token()
+        if token is not None:
+            self._close_token()
         if token is None:
             create_private(self.token_file, f"{secrets.token_urlsafe(32)}\n".encode())
             token = self.read_token()
         return token or self.replace_token()  # an emptied file
+
+    def _close_token(self) -> None:
+        mode = stat.S_IMODE(self.token_file.stat().st_mode)
+        if not mode & 0o077:
+            return
+        with contextlib.suppress(OSError):  # another owner's, or a disk that knows no modes
+            self.token_file.chmod(0o600)
+        logger.warning(
+            "%s could be read by others (mode %03o) and is closed now; if someone may have read "
+            "it, make a new one: zerolab token --renew",
+            self.token_file,
+            mode,
+        )
 
     def replace_token(self) -> str:
         """Put a new random token in place of the old; return it."""

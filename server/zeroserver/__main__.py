@@ -60,6 +60,7 @@ class _Server(uvicorn.Server):
 def main(arguments: list[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments)
+    os.umask(0o077)  # what the server writes is its owner's alone
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -93,6 +94,8 @@ def _serve(options: argparse.Namespace) -> int:
     except filelock.Timeout:
         msg = f"another server already works on {home.path}; stop it with `zerolab down`"
         raise ConflictError(msg) from None
+    except OSError as error:
+        raise home.unwritable(error) from error
     with lock, _listen(options.host, options.port) as listening:
         host, port = listening.getsockname()[:2]
         settings = Settings(

@@ -149,6 +149,28 @@ def test_a_killed_agent_takes_along_what_the_ranks_have_started(
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
 
 
+def test_no_file_of_an_installation_is_open_to_others_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with Installation.running(tmp_path / "home") as installation:
+            gate = tmp_path / "gate"
+            gate.mkdir()
+            (gate / "go").touch()
+            found = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
+            assert installation.wait_for(found)["state"] == "COMPLETED"
+            home = installation.home
+            users = {home.checkpoints, *(run / "model" for run in home.runs.iterdir())}
+            files = {
+                path: f"{path.stat().st_mode & 0o777:03o}"
+                for path in home.path.rglob("*")
+                if not path.is_dir() and not users & set(path.parents)
+            }
+    finally:
+        os.umask(before)
+    assert {"zerolab.db", "agent.lock", "rank_0.out", "server.log"} <= {path.name for path in files}
+    assert {str(path): mode for path, mode in files.items() if mode[1:] != "00"} == {}
+
+
 def test_a_renewed_token_is_found_by_the_agent_and_leaves_its_runs_alone(
     installation: Installation, tmp_path: Path
 ) -> None:

@@ -6,6 +6,9 @@ import itertools
 import json
 import os
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,7 @@ from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.contract.wire import AgentRegistration, LogEntry, ReportBatch, RunExit, SlotInfo
 from zerolab.errors import UnreachableError
+from zerolab.paths import Home
 
 pytestmark = pytest.mark.processes
 
@@ -294,3 +298,39 @@ def test_reports_that_were_answered_survive_every_death_of_the_server(
         curve = mortal.client().metrics(trial["id"], max_points=10_000)[0]["points"]
         assert curve == [[step, float(step)] for step in range(1, len(curve) + 1)]
         assert answered[run_id] <= len(curve) <= answered[run_id] + 3
+
+
+def test_a_home_that_cannot_be_written_is_named_in_one_message(tmp_path: Path) -> None:
+    # Root may write anywhere: as root, the server becomes somebody else.
+    drop = "os.setgroups([]), os.setgid(65534), os.setuid(65534)" if os.getuid() == 0 else "0"
+    start = f"import os, sys; from zeroserver.__main__ import main; {drop}; sys.exit(main())"
+    with tempfile.TemporaryDirectory(prefix="zerolab-") as place:
+        Path(place).chmod(0o755)
+        home = Home(Path(place) / "home").create()
+        if os.getuid() == 0:
+            for path in (home.path, *home.path.iterdir()):
+                os.chown(path, 65534, 65534)
+        for closed in (home.archives, home.path):
+            closed.chmod(0o500)
+            command = [sys.executable, "-c", start, "--home", str(home.path), "--port", "0"]
+            ended = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+            )
+            assert ended.returncode == 2, ended.stderr
+            assert "cannot be written" in ended.stderr
+            assert "set ZEROLAB_HOME to a directory of yours" in ended.stderr
+            assert "Traceback" not in ended.stderr
+            closed.chmod(0o700)
+
+
+def test_an_open_token_file_is_closed_and_the_log_says_so(tmp_path: Path) -> None:
+    live = LiveServer(tmp_path / "home")
+    Home(live.home).create().ensure_token()
+    (live.home / "token").chmod(0o644)
+    live.start()
+    try:
+        assert (live.home / "token").stat().st_mode & 0o777 == 0o600
+        assert "could be read by others (mode 644)" in live.log.read_text()
+        assert "zerolab token --renew" in live.log.read_text()
+    finally:
+        live.close()

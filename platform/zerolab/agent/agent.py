@@ -78,7 +78,7 @@ class Agent:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._stopping.set())
-        lock = filelock.FileLock(self._home.agent_lock)
+        lock = filelock.FileLock(self._home.agent_lock, mode=0o600)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout as error:

@@ -27,7 +27,7 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, write_run_spec
 from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
-from zerolab.files import write_json
+from zerolab.files import append_private, write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.launcher.local import note_launcher
 from zerolab.reports.delivery import deliver
@@ -316,8 +316,9 @@ def _log_tail(folder: RunFolder, outcome: Outcome) -> str:
 def _say(folder: RunFolder, text: str) -> None:
     """Add a line to what the agent says about a run."""
     now = datetime.fromtimestamp(time.time(), UTC).strftime("%H:%M:%SZ")
-    with folder.agent_log.open("a", encoding="utf-8") as file:
-        file.write("".join(f"{now} {line}\n" for line in text.splitlines() if line.strip()))
+    with append_private(folder.agent_log) as file:
+        lines = (f"{now} {line}\n" for line in text.splitlines() if line.strip())
+        file.write("".join(lines).encode())
 
 
 def _remove_tree(path: Path) -> None:

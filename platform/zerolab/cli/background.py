@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
-from zerolab.files import read_json
+from zerolab.files import append_private, read_json
 from zerolab.paths import Home
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def bring_up(
 
     home.create()
     home.ensure_token()
-    with filelock.FileLock(home.up_lock):
+    with filelock.FileLock(home.up_lock, mode=0o600):
         url = _server_up(home, port, say)
         if agent:
             _agent_up(home, url, slots, cpu=cpu, say=say)
@@ -108,7 +108,7 @@ def bring_down(home: Home, say: Callable[[str], None]) -> bool:
 
     home.create()
     found = False
-    with filelock.FileLock(home.up_lock):
+    with filelock.FileLock(home.up_lock, mode=0o600):
         for service in (agent_of(home), server_of(home)):
             process = running(service)
             if process is not None:
@@ -229,7 +229,7 @@ def _start(
 ) -> "subprocess.Popen[bytes]":
     # This installation's own token counts here, whatever another server's may be.
     inherited = {key: value for key, value in os.environ.items() if key != ENV_TOKEN}
-    with service.log.open("ab") as log:
+    with append_private(service.log) as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", *words],
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.contract.run_folder import RunFolder
+from zerolab.files import append_private
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.local import MODULE, start_launcher
 
@@ -49,7 +50,7 @@ class ForkServer:
 
     def __init__(self, log: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, log.open("ab") as output:
+        with theirs, append_private(log) as output:
             words = [sys.executable, "-P", "-m", MODULE, "--serve", str(os.getpid())]
             self._process = subprocess.Popen(
                 [*words, str(theirs.fileno())],

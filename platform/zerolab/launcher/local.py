@@ -11,7 +11,7 @@ import psutil
 
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC
-from zerolab.files import read_json, write_json
+from zerolab.files import append_private, read_json, write_json
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.linux import kill_all, kill_tree
 
@@ -32,7 +32,7 @@ def start_launcher(folder: RunFolder, environment: Mapping[str, str]) -> Launche
         folder: Of the run; holds the run spec.
         environment: Variables on top of ours.
     """
-    with folder.launcher_log.open("ab") as log:
+    with append_private(folder.launcher_log) as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(os.getpid()), str(folder.spec)],
             stdin=subprocess.DEVNULL,

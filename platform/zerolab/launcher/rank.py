@@ -23,6 +23,7 @@ def announce_rank(parent: int) -> None:
     die_with_parent(parent)
     folder = RunFolder(Path(os.environ[ENV_RUN_SPEC]).parent)
     file = folder.ranks / os.environ["RANK"]
+    file.touch(0o600)
     file.write_text(f"{os.getpid()}\n", encoding="ascii")
 
 

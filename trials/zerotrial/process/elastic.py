@@ -119,6 +119,9 @@ class _RunLogs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         folder, ranks = self._folder, {local: int(env["RANK"]) for local, env in envs.items()}
+        for rank in ranks.values():
+            for file in (folder.stdout(rank), folder.stderr(rank)):
+                file.touch(0o600)  # torch leaves the mode to the umask
         return LogsDest(
             stdouts={local: str(folder.stdout(rank)) for local, rank in ranks.items()},
             stderrs={local: str(folder.stderr(rank)) for local, rank in ranks.items()},
