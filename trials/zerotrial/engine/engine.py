@@ -20,6 +20,7 @@ from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.frozen import FrozenParameters
 from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
@@ -67,6 +68,7 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
         self.local_rank = parts.local_rank
         self.mesh = parts.mesh
         self._taken = parts.taken
+        self._frozen = FrozenParameters(parts.module, parts.taken.trained_elsewhere)
         # the calls that all ranks must make
         self.attendance = parts.attendance
         self._forward_call: AbstractContextManager[None] = nullcontext()
@@ -187,6 +189,7 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
         if boundary:
             with self._step_call:
                 self._last = self._update(lr_kwargs or {})
+            self._frozen.look()
         else:
             self._last = StepResult(updated=False)
         return self._last

@@ -280,6 +280,17 @@ class Stage(Protocol):
         """Restore what :meth:`scalars` gave; call after :meth:`prepare_states`."""
         ...
 
+    def other_states(self) -> dict[str, Mapping[str, Any]]:
+        """Return optimizer states that do not go by element, by the name of the parameter.
+
+        Each parameter's from one rank; where none has any, nothing.
+        """
+        ...
+
+    def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore this rank's part of what all ranks' :meth:`other_states` gave together."""
+        ...
+
     def prepare_states(self) -> None:
         """Make the optimizer's states as its first step would, so that a load can fill them."""
         ...
@@ -361,6 +372,20 @@ class Updater(Protocol):
         Args:
             index: Of the bucket.
             write: Keep what was changed when the context ends.
+        """
+        ...
+
+    def other_states(self, index: int) -> Sequence[Mapping[str, Any]]:
+        """Return the states of one bucket that do not go by element, for each whole parameter."""
+        ...
+
+    def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
+        """Restore them for one parameter; call after :meth:`prepare_states`.
+
+        Args:
+            index: Of the bucket.
+            place: Of the parameter in what :meth:`other_states` gave.
+            values: By name.
         """
         ...
 

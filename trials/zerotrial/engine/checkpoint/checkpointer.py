@@ -28,6 +28,7 @@ from zerotrial.engine.checkpoint.state import (
     get_random_state,
     module_extra_state,
     module_tensors,
+    other_states_file,
     rank_file,
     to_bytes,
 )
@@ -221,6 +222,9 @@ class Checkpointer:
                 "buffers": {} if _digest(buffers) == first_digest else buffers,
             }
             objects[rank_file(self._ranks.rank)] = to_bytes("rank state", own)
+            others = state.stage.other_states()
+            if others:
+                objects[other_states_file(self._ranks.rank)] = to_bytes("optimizer states", others)
             if self._ranks.rank == 0:
                 engine_state = {
                     "optimizer": {

@@ -147,17 +147,26 @@ class Loader:
                 client_state: dict[str, Any] = from_file(self._path / CLIENT_STATE)
                 own = self._own_state(manifest)
                 gradients = self._gradients(manifest, engine_state, stack)
-                self._prepare(reader)
+                others = self._others(manifest)
+                self._prepare(reader, others)
                 plan = self._plan()
             kinds = set().union(*self._ranks.allgather({k for wish in plan for k in wish.kinds}))
+            keeps_others = any(self._ranks.allgather(bool(self._state.stage.other_states())))
             with self._ranks.together():
                 problems = self._misfits(manifest, reader, whole, engine_state)
                 problems += self._unreadable(plan, kinds, manifest, reader)
+                if others and not keeps_others:
+                    names = _listed({name for states in others.values() for name in states})
+                    problems.append(
+                        f"optimizer: must keep {names} of whole parameters, as the checkpoint has "
+                        "them; load_optimizer_states=False starts it afresh"
+                    )
                 self._complain(problems)
                 self._check_window(gradients, manifest)
             self._state.forget_window()
             with self._ranks.together():
                 self._fill(manifest, reader, whole)
+                self._state.stage.set_other_states(others)
                 rest = {**self._frozen_since(manifest, reader), **whole, **own.get("buffers", {})}
             self._set_module(rest)
             self._set_rest(engine_state)
@@ -208,12 +217,20 @@ class Loader:
         rank = self._ranks.rank if manifest.world_size == self._ranks.size else None
         return SavedGradients(reader, saved, self._state.stage.share_factor, rank)
 
-    def _prepare(self, reader: ShardReader) -> None:
+    def _others(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
+        """Read the optimizer states that do not go by element, of all ranks."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in sorted(manifest.files) if self._selection.with_states else ():
+            if name.startswith("states-"):
+                found |= from_file(self._path / name)
+        return found
+
+    def _prepare(self, reader: ShardReader, others: Mapping[str, Any]) -> None:
         """Give optimizer states somewhere to go, or drop those that the checkpoint is without."""
         if not self._selection.with_states:
             return
         stage = self._state.stage
-        if any(kind != "master" for kind in reader.all_kinds):
+        if others or any(kind != "master" for kind in reader.all_kinds):
             stage.prepare_states()
         else:
             stage.optimizer.state.clear()

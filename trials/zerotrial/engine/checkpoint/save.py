@@ -4,6 +4,7 @@
 
     <dir>/<tag>/rank-00000-000.safetensors       what rank 0 owns: master weights, optimizer states
                 gradients-00000-000.safetensors  what it gathered since the accumulation boundary
+                states-00000.pt                  optimizer states of other shapes, if it has any
                 rank-00000.pt                    its random generators; its buffers, if they differ
                 module-000.safetensors           buffers and frozen parameters
                 state.pt                         counters, schedule, loss scaler, optimizer options

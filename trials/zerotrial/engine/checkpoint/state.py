@@ -29,6 +29,7 @@ __all__ = [
     "module_extra_state",
     "module_targets",
     "module_tensors",
+    "other_states_file",
     "rank_file",
     "set_module_extra_state",
     "set_module_tensor",
@@ -43,6 +44,11 @@ CLIENT_STATE = "client_state.pt"
 def rank_file(rank: int) -> str:
     """Name the file of what every rank has for itself."""
     return f"rank-{rank:05}.pt"
+
+
+def other_states_file(rank: int) -> str:
+    """Name the file of a rank's optimizer states that do not go by element."""
+    return f"states-{rank:05}.pt"
 
 
 class Stateful(Protocol):

@@ -5,7 +5,7 @@ updates, and how gradients are kept. N ranks, S elements in a rank's shard of a 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from zerotrial.engine.comm.communicator import Buffer, Communicator, Traffic, Wo
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.flat.gradients import Averaging, Gradients
 from zerotrial.engine.flat.hooks import GradientHooks
-from zerotrial.engine.flat.layout import Bucket, allocate_for, cut_into_buckets
+from zerotrial.engine.flat.layout import Bucket, Slot, allocate_for, cut_into_buckets
 from zerotrial.engine.flat.sharded import ShardedGradients
 from zerotrial.engine.flat.whole import WholeGradients
 from zerotrial.engine.flat.window import gathered_pieces, resume_gathered, slots_within
@@ -204,6 +204,30 @@ class FlatStage:
         owned = [self._owned(bucket) for bucket in self.buckets]
         resume_gathered(self.gradients, self.buckets, owned, source)
 
+    def other_states(self) -> dict[str, Mapping[str, Any]]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        if not self.shards_states and self._comm.rank > 0:
+            return {}  # rank 0 has the same
+        found = {}
+        for index, members in self._whole_members():
+            for slot, states in zip(members, self._updater.other_states(index), strict=True):
+                if states:
+                    found[slot.name] = states
+        return found
+
+    def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        for index, members in self._whole_members():
+            for place, slot in enumerate(members):
+                if slot.name in states:
+                    self._updater.set_other_states(index, place, states[slot.name])
+
+    def _whole_members(self) -> Iterator[tuple[int, list[Slot]]]:
+        """For each bucket, the parameters that the optimizer has whole on this rank."""
+        for bucket in () if self._inputs.optimizer_factory.elementwise else self.buckets:
+            own = self._owned(bucket)
+            yield bucket.index, [s for s in bucket.slots if own.start <= s.start < own.stop]
+
     def scalars(self) -> dict[str, float]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         return self._updater.scalars()
@@ -333,14 +357,10 @@ class FlatStage:
         shapes: list[list[tuple[int, int, torch.Size]]] | None = None
         if not inputs.optimizer_factory.elementwise:
             shapes = []
-            for bucket in self.buckets:
-                own = self._owned(bucket)
+            for index, members in self._whole_members():
+                begin = self._owned(self.buckets[index]).start
                 shapes.append(
-                    [
-                        (slot.start - own.start, slot.stop - own.start, slot.parameter.shape)
-                        for slot in bucket.slots
-                        if own.start <= slot.start < own.stop
-                    ]
+                    [(s.start - begin, s.stop - begin, s.parameter.shape) for s in members]
                 )
         return UpdaterInputs(
             masters=list(self._masters),

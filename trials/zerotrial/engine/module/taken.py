@@ -99,17 +99,25 @@ class Taken:
         """Take note of what gives parameters back, while the engine is being built."""
         self._close = close
 
-    def new_parameter(self, name: str, value: torch.Tensor) -> nn.Parameter:
+    def trained_elsewhere(self) -> frozenset[nn.Parameter]:
+        """Return what other engines train of the model."""
+        others = [taken.trained for taken in _holders(self._module) if taken is not self]
+        return frozenset[nn.Parameter]().union(*others)
+
+    def replace(self, name: str, old: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
         """Make the plain parameter that takes a sharded one's place, marks and all.
 
         Args:
             name: In the model.
+            old: The sharded one. It has been frozen by the engine if that did not train it.
             value: Whole, and nobody else's memory.
         """
-        requires_grad, marks = self._marks.get(name, (True, {}))
-        parameter = nn.Parameter(value, requires_grad=requires_grad)
-        vars(parameter).update(marks)
-        return parameter
+        required, marks = self._marks.get(name, (True, {}))
+        frozen_here = required and old not in self.trained
+        new = nn.Parameter(value, requires_grad=old.requires_grad or frozen_here)
+        vars(new).update(marks)
+        self.replaced[old] = new
+        return new
 
     def give_back(self) -> None:
         """Undo what was changed, but for values; what user code has put there since stays."""

@@ -48,7 +48,5 @@ def give_back(
             else:
                 value = old.detach().full_tensor()
             whole = value.detach().to(device, member.forward_dtype, copy=True)
-            new = taken.new_parameter(names[old], whole)
-            taken.replaced[old] = new
-            wholes.append(new)
+            wholes.append(taken.replace(names[old], old, whole))
         undo(unit, wholes)

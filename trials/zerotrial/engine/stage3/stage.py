@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from zerolab.errors import EngineError
+from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.communicator import Communicator, Traffic
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.flat.gradients import Averaging
@@ -195,6 +195,22 @@ class Stage3:
         """Walk the ranges whose optimizer states this rank keeps."""
         return self._update.pieces(write=write)
 
+    def other_states(self) -> dict[str, Mapping[str, Any]]:
+        """Optimizer states that do not go by element, of parameters that are whole on this rank."""
+        return {
+            name: states
+            for index, names in enumerate(self._update.whole_names)
+            for name, states in zip(names, self._update.updater.other_states(index), strict=True)
+            if states
+        }
+
+    def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore what :meth:`other_states` gave."""
+        for index, names in enumerate(self._update.whole_names):
+            for place, name in enumerate(names):
+                if name in states:
+                    self._update.updater.set_other_states(index, place, states[name])
+
     def scalars(self) -> dict[str, float]:
         """Optimizer scalars that are the same on all ranks."""
         return self._update.updater.scalars()
@@ -262,11 +278,29 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     """
     comm = connect(inputs.mesh.data.group, inputs.device)
     mesh, leave = open_mesh(inputs)
-    units = shard_module(inputs, comm, mesh)
-    layout = lay_out(inputs, units)
-    start(inputs.module)
+    units: list[FSDPModule] = []
+    layout: Layout | None = None
+    try:
+        units = shard_module(inputs, comm, mesh)
+        layout = lay_out(inputs, units)
+        start(inputs.module)
+        plugged = _plug_in(inputs, units, comm)
+        kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
+        update = kind(inputs, layout, comm, _updater_factory(inputs))
+    except ConfigError:  # the user's mistake, found on every rank: the model is to be of use still
+        if layout is not None:
+            make_plain(units, layout, comm, inputs.device, inputs.taken)
+        comm.close()
+        leave()
+        raise
+    return Stage3(inputs, units, layout, update, comm, plugged, leave)
+
+
+def _plug_in(
+    inputs: StageInputs, units: Sequence[FSDPModule], comm: Communicator
+) -> Plugged | None:
+    """Put our collectives in the place of those that ``fully_shard`` has, on CPU."""
     config = inputs.config
-    plugged = None
     if comm.size > 1 and inputs.device.type == "cpu":
         averaging = Averaging.of(
             comm.size,
@@ -275,17 +309,19 @@ def build_stage3(inputs: StageInputs) -> Stage3:
             predivide=config.gradient_predivide_factor,
         )
         factor = averaging.before * averaging.after
-        plugged = plug_in(units, comm, inputs.device, factor, inputs.observer)
-    elif config.gradient_allreduce_op == "sum":
+        return plug_in(units, comm, inputs.device, factor, inputs.observer)
+    if config.gradient_allreduce_op == "sum":
         for unit in units:
             unit.set_gradient_divide_factor(1.0)
-    make_updater: Callable[[UpdaterInputs], Updater] = build_updater
-    offload = config.zero_optimization.offload_optimizer.device
-    on_host = config.zero_optimization.offload_param.device == "cpu"
+    return None
+
+
+def _updater_factory(inputs: StageInputs) -> Callable[[UpdaterInputs], Updater]:
+    """Choose where optimizer states live; the import costs, and is seldom needed."""
+    zero = inputs.config.zero_optimization
+    offload, on_host = zero.offload_optimizer.device, zero.offload_param.device == "cpu"
     if offload == "nvme" or (offload == "cpu" and not on_host):
         from zerotrial.engine.update import offload as elsewhere
 
-        make_updater = elsewhere.build_updater
-    kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
-    update = kind(inputs, layout, comm, make_updater)
-    return Stage3(inputs, units, layout, update, comm, plugged, leave)
+        return elsewhere.build_updater
+    return build_updater

@@ -31,6 +31,9 @@ class Update(Protocol):
 
     updater: Updater
 
+    whole_names: Sequence[Sequence[str]]
+    """For each of the updater's buckets, the parameters in it; nothing where they are cut."""
+
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
         """Update all shards. **Collective**.
 
@@ -79,6 +82,7 @@ class ShardUpdate:
         self, inputs: StageInputs, layout: Layout, comm: Communicator, make_updater: MakeUpdater
     ) -> None:
         self._layout = layout
+        self.whole_names: Sequence[Sequence[str]] = ()
         limit = inputs.config.zero_optimization.sub_group_size
         self._tiles = [
             _Tile(index, slice(start, min(start + length, bucket.master.numel())))
@@ -164,6 +168,9 @@ class WholeUpdate:
         self._comm = comm
         self._device = inputs.device
         self._mine = _divide(layout, comm)
+        self.whole_names: Sequence[Sequence[str]] = [
+            [whole.shard.name for whole in mine] for mine in self._mine
+        ]
         masters = []
         for index, bucket in enumerate(layout.buckets):
             buffer = self._gathered(index, bucket.master)

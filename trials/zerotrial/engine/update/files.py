@@ -21,6 +21,7 @@ from zerotrial.engine.update.in_memory import step_scaled
 from zerotrial.engine.update.paged_file import OffloadError, PagedFile
 from zerotrial.engine.update.states import (
     make_states,
+    other_states,
     read_scalars,
     tensor_states,
     write_scalars,
@@ -145,6 +146,13 @@ class NvmeUpdater:
         for record in bucket.records.values():
             self._release(record)
 
+    def other_states(self, index: int) -> list[dict[str, Any]]:
+        """Return nothing: optimizers that have any are refused."""
+        return [{} for _ in self._buckets[index].members]
+
+    def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
+        """Not called, see :meth:`other_states`."""
+
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         for bucket in self._buckets:
@@ -192,8 +200,10 @@ class NvmeUpdater:
 
     def _refuse_other_shapes(self, bucket: _Bucket) -> None:
         for member in bucket.members:
-            for kind, state in tensor_states(self.optimizer, member).items():
-                if state.numel() != member.numel():
+            by_element = tensor_states(self.optimizer, member)
+            others = other_states(self.optimizer, member)
+            for kind in (*by_element, *others):
+                if kind in others or by_element[kind].numel() != member.numel():
                     name = type(self.optimizer).__name__
                     problem = (
                         "zero_optimization.offload_optimizer.device: must be cpu or none for "

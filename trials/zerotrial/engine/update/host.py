@@ -103,6 +103,14 @@ class CpuUpdater:
         with self._inner.states(index, write=write) as tensors:
             yield tensors
 
+    def other_states(self, index: int) -> list[dict[str, Any]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        return self._inner.other_states(index)
+
+    def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._inner.set_other_states(index, place, values)
+
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         self._inner.prepare_states()

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 
 from zerotrial.engine.seams import UpdaterInputs
 from zerotrial.engine.update.states import (
+    check_savable,
     make_states,
+    other_states,
     read_scalars,
+    set_other_states,
     tensor_states,
+    tensors_within,
     write_scalars,
 )
 
@@ -54,6 +58,8 @@ class _InMemory:
         for index, members in zip(inputs.group_indices, parameters, strict=True):
             groups[index]["params"].extend(members)
         self.optimizer = inputs.optimizer_factory(groups)
+        every = [member for members in parameters for member in members]
+        check_savable(self.optimizer, every, whole=inputs.shapes is not None)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
@@ -76,6 +82,14 @@ class _InMemory:
         for state, part in copies:
             state.copy_(part)
 
+    def other_states(self, index: int) -> list[dict[str, Any]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        return [other_states(self.optimizer, member) for member in self._parameters[index]]
+
+    def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        set_other_states(self.optimizer, self._parameters[index][place], values)
+
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         make_states(self.optimizer, [member for _, member in self._members])
@@ -91,10 +105,7 @@ class _InMemory:
     def held(self) -> dict[str, list[Tensor]]:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         states = [
-            value
-            for state in self.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor)
+            value for state in self.optimizer.state.values() for value in tensors_within(state)
         ]
         return {"master": list(self._masters), "optimizer": states}
 

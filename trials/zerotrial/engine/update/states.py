@@ -2,17 +2,31 @@
 
 An optimizer keeps, for each parameter, tensors of the parameter's shape (Adam's ``exp_avg``) and
 numbers (``step``). A checkpoint stores the former by element and the latter once for each group.
+Whatever else there is (SOAP's and Shampoo's factors, the scales of an 8-bit Adam, a counter in a
+tensor of shape (1,)) has no elements to go by. It is stored as it is, with its parameter, which is
+possible where the optimizer sees whole parameters.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zerolab.errors import EngineError
+from zerolab.errors import ConfigError
 
-__all__ = ["make_states", "read_scalars", "tensor_states", "write_scalars"]
+__all__ = [
+    "check_savable",
+    "make_states",
+    "other_states",
+    "read_scalars",
+    "set_other_states",
+    "tensor_states",
+    "tensors_within",
+    "write_scalars",
+]
 
 _FIRST_VALUES: Mapping[tuple[type[torch.optim.Optimizer], str], float | str] = {
     (torch.optim.Rprop, "step_size"): "lr",
@@ -30,28 +44,118 @@ def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
     """Return the states that have the parameter's shape, or can be expanded to it.
 
     Adafactor keeps one number for each row and each column, as ``(rows, 1)`` and ``(1, columns)``.
+    """
+    return {
+        name: value
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if _is_by_element(value, parameter)
+    }
+
+
+def other_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
+    """Return what is neither a number nor in :func:`tensor_states`."""
+    return {
+        name: value
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if not _is_by_element(value, parameter) and not _is_scalar(value, parameter)
+    }
+
+
+def set_other_states(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]
+) -> None:
+    """Restore what :func:`other_states` gave, where the parameter is now."""
+    optimizer.state[parameter].update(
+        {name: _on_device(value, parameter.device) for name, value in values.items()}
+    )
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, dict):
+        return {key: _on_device(item, device) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_device(item, device) for item in value)
+    return value
+
+
+def tensors_within(value: Any) -> Iterator[Tensor]:
+    """Walk the tensors of a state, which may lie in lists and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors_within(item)
+
+
+def check_savable(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], *, whole: bool
+) -> None:
+    """Refuse an optimizer whose states no checkpoint could hold, before anything is trained.
+
+    A twin of it takes one step on a parameter of its own; torch's optimizers and ours are known.
+
+    Args:
+        optimizer: The user's or the file's, not stepped yet.
+        parameters: That it updates.
+        whole: Whether these are whole parameters.
 
     Raises:
-        EngineError: If there is a state of another shape, which has no elements to go by.
+        ConfigError: If it keeps what can be stored neither by element nor with its parameter.
     """
-    found = {}
-    for name, value in optimizer.state.get(parameter, {}).items():
-        if not isinstance(value, Tensor) or _is_scalar(value, parameter):
+    kind = type(optimizer)
+    if kind.__module__.startswith(("torch.optim", "zerotrial.")) or not parameters:
+        return
+    model = min(parameters, key=lambda parameter: parameter.numel())
+    probe = nn.Parameter(torch.zeros_like(model.data if whole else model.data[:8]))
+    state = _states_after_a_step(optimizer, model, probe)
+    for name, value in state.items():
+        if _is_by_element(value, probe) or _is_scalar(value, probe):
             continue
-        if not _expands(value, parameter):
-            msg = (
-                f"{type(optimizer).__name__}: its state {name!r} has shape {tuple(value.shape)} "
-                f"for a parameter of shape {tuple(parameter.shape)}; states of another shape than "
-                "the parameter cannot be checkpointed"
+        if not whole and any(True for _ in tensors_within(value)):
+            told = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a list"
+            problem = (
+                f"optimizer: {kind.__name__} has the attribute elementwise, so that it gets flat "
+                f"parts of parameters, and must keep tensors of their shape, got {name!r} {told} "
+                f"for {tuple(probe.shape)}; without the attribute it gets whole parameters"
             )
-            raise EngineError(msg)
-        found[name] = value
-    return found
+            raise ConfigError("initialize()", [problem])
+        if not _is_plain(value):
+            problem = (
+                f"optimizer: {kind.__name__} must keep tensors, numbers, texts and containers of "
+                f"them, which a checkpoint can hold, got {name!r} of {type(value).__name__}"
+            )
+            raise ConfigError("initialize()", [problem])
 
 
-def _expands(value: Tensor, parameter: nn.Parameter) -> bool:
-    if value.numel() == parameter.numel():
-        return True
+def _states_after_a_step(
+    optimizer: torch.optim.Optimizer, model: nn.Parameter, probe: nn.Parameter
+) -> dict[str, Any]:
+    """Step a twin, on ``probe`` in the place of ``model``; the optimizer itself is not touched."""
+    twin = copy.copy(optimizer)
+    group = next(g for g in optimizer.param_groups if any(p is model for p in g["params"]))
+    twin.param_groups = [{**copy.deepcopy({**group, "params": []}), "params": [probe]}]
+    twin.state = defaultdict(dict)
+    probe.grad = torch.zeros_like(probe)
+    try:
+        type(optimizer).step(twin)
+    except Exception:  # noqa: BLE001 - whatever it does not like about zeros; training will show
+        return {}
+    return dict(twin.state.get(probe, {}))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str | int) and _is_plain(item) for k, item in value.items())
+    if isinstance(value, list | tuple):
+        return type(value) in {list, tuple} and all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, Tensor | bool | int | float | str)
+
+
+def _is_by_element(value: Any, parameter: nn.Parameter) -> bool:
+    if not isinstance(value, Tensor) or _is_scalar(value, parameter):
+        return False
     same_rank = value.dim() == parameter.dim()
     return same_rank and all(
         mine in {1, whole} for mine, whole in zip(value.shape, parameter.shape, strict=True)

@@ -1,0 +1,213 @@
+"""Optimizers whose states have another shape than the parameter, as SOAP's and an 8-bit Adam's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import ConfigError
+from zerotrial.engine.checkpoint.files import CheckpointError
+
+STEPS = 3
+
+
+class Factored(torch.optim.Optimizer):
+    """Keeps a factor for each dimension, scales of blocks, and a counter, as others do."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["count"] = torch.zeros(1, 1, 1)
+                    state["ready"] = False
+                    state["factors"] = [torch.zeros(n, n) for n in parameter.shape]
+                    state["scale"] = {"absmax": torch.ones(3, dtype=torch.float64)}
+                    state["mean"] = torch.zeros_like(parameter)
+                self._update(parameter, state, group["lr"])
+
+    @staticmethod
+    def _update(parameter: Tensor, state: dict[str, Any], lr: float) -> None:
+        gradient = parameter.grad
+        state["count"] += 1
+        state["ready"] = True
+        state["scale"]["absmax"] *= 0.9
+        state["mean"].lerp_(gradient, 0.3)
+        update = state["mean"]
+        for dimension, factor in enumerate(state["factors"]):
+            rows = gradient.movedim(dimension, 0).reshape(len(factor), -1)
+            factor.lerp_(rows @ rows.T, 0.5)
+            update = torch.tensordot(update, factor + torch.eye(len(factor)), dims=([0], [0]))
+        step = lr * float(state["scale"]["absmax"][0]) / float(state["count"])
+        parameter.sub_(update, alpha=step)
+
+
+class Flat(Factored):
+    elementwise = True
+
+
+class Odd(Factored):
+    """Keeps what no checkpoint holds."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+        for state in self.state.values():
+            state["owner"] = object()
+
+
+class Mostly(torch.optim.SGD):
+    elementwise = True
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1))
+
+
+def engine_of(stage: int, kind: type[torch.optim.Optimizer] = Factored, **zero: Any) -> Any:
+    module = model()
+    config = {
+        "train_batch_size": 2,
+        "zero_optimization": {"stage": stage, **zero},
+    }
+    return zerotrial.initialize(model=module, optimizer=kind(module.parameters()), config=config)[0]
+
+
+def train(engine: Any, steps: range) -> list[float]:
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    losses = []
+    for step in steps:
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(step)).chunk(ranks)[rank]
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(engine.get_global_grad_norm())
+    return losses
+
+
+def resumed(directory: str, saving: int, loading: int) -> bool:
+    """Go on from a checkpoint at another stage, and compare with the run that was not cut."""
+    engine = engine_of(saving)
+    train(engine, range(STEPS))
+    engine.save_checkpoint(directory)
+    expected = train(engine, range(STEPS, 2 * STEPS))
+    engine.close()
+    other = engine_of(loading)
+    other.load_checkpoint(directory)
+    assert train(other, range(STEPS, 2 * STEPS)) == pytest.approx(expected, rel=1e-5)
+    other.close()
+    return True
+
+
+PAIRS = [(0, 0), (1, 2), (2, 3), (3, 0), (3, 3)]
+
+
+@pytest.mark.parametrize(("saving", "loading"), PAIRS)
+def test_one_process_goes_on_from_states_of_any_shape(
+    tmp_path: Path, saving: int, loading: int
+) -> None:
+    assert resumed(str(tmp_path), saving, loading)
+
+
+def on_two_ranks(directory: str) -> dict[str, Any]:
+    for saving, loading in PAIRS:
+        resumed(f"{directory}/{saving}{loading}", saving, loading)
+    engine = engine_of(1)
+    train(engine, range(STEPS))
+    engine.save_checkpoint(f"{directory}/one")
+    engine.close()
+    return {"files": sorted(p.name for p in Path(f"{directory}/one").rglob("states-*.pt"))}
+
+
+@pytest.mark.processes
+def test_two_ranks_go_on_and_one_takes_their_checkpoint_up(tmp_path: Path) -> None:
+    for found in run_on_ranks(on_two_ranks, 2, str(tmp_path)):
+        assert found["files"] == ["states-00000.pt", "states-00001.pt"]
+    engine, other = engine_of(0), engine_of(3)
+    train(engine, range(STEPS))
+    other.load_checkpoint(tmp_path / "one")
+    expected = train(engine, range(STEPS, 2 * STEPS))
+    assert train(other, range(STEPS, 2 * STEPS)) == pytest.approx(expected, rel=1e-5)
+    other.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_an_optimizer_on_flat_parts_that_keeps_other_shapes_is_refused(stage: int) -> None:
+    with pytest.raises(ConfigError, match=r"Flat has the attribute elementwise.*'count'"):
+        engine_of(stage, Flat)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_no_checkpoint_holds_is_refused_before_training(stage: int) -> None:
+    with pytest.raises(ConfigError, match=r"Odd must keep tensors.*'owner' of object"):
+        engine_of(stage, Odd)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_model_whose_optimizer_was_refused_is_as_it_was(stage: int) -> None:
+    module = model()
+    config = {"train_batch_size": 2, "zero_optimization": {"stage": stage}}
+    with pytest.raises(ConfigError):
+        zerotrial.initialize(model=module, optimizer=Odd(module.parameters()), config=config)
+    torch.testing.assert_close(module.state_dict(), model().state_dict())
+    optimizer = Factored(module.parameters())
+    engine = zerotrial.initialize(model=module, optimizer=optimizer, config=config)[0]
+    train(engine, range(1))
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_files_refuse_other_shapes(tmp_path: Path, stage: int) -> None:
+    offload = {"device": "nvme", "nvme_path": str(tmp_path)}
+    with pytest.raises(ConfigError, match="must be cpu or none for Factored"):
+        engine_of(stage, offload_optimizer=offload)
+
+
+def test_a_users_class_on_flat_parts_is_asked_without_being_stepped() -> None:
+    steps = []
+
+    class Counting(Mostly):
+        def step(self, closure: Any = None) -> Any:
+            steps.append(self.state)
+            return super().step(closure)
+
+    module = model()
+    optimizer = Counting(module.parameters(), lr=0.1, momentum=0.9)
+    engine = zerotrial.initialize(
+        model=module,
+        optimizer=optimizer,
+        config={"train_batch_size": 2, "zero_optimization": {"stage": 1}},
+    )[0]
+    assert not optimizer.state
+    assert all(state is not optimizer.state for state in steps)
+    engine.close()
+
+
+def test_a_checkpoint_of_other_shapes_does_not_fit_another_optimizer(tmp_path: Path) -> None:
+    engine = engine_of(1)
+    train(engine, range(1))
+    engine.save_checkpoint(tmp_path)
+    other = zerotrial.initialize(
+        model=model(),
+        config={
+            "train_batch_size": 2,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+        },
+    )[0]
+    with pytest.raises(CheckpointError, match="must keep count, factors, ready, scale"):
+        other.load_checkpoint(tmp_path)
+    engine.close()
+    other.close()
