@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.comm.ring import Ring
 from zerotrial.engine.flat.gradients import Averaging, Gradients, late, take_gradient
 from zerotrial.engine.flat.layout import Bucket
 
@@ -51,10 +52,8 @@ class ShardedGradients(Gradients):
             bucket.numel * sent.itemsize for bucket, sent in zip(buckets, communicate, strict=True)
         )
         count = min(self._BUFFERS, len(buckets))
-        self._transport = [comm.allocate(nbytes, torch.uint8, device) for _ in range(count)]
-        self._users: list[Work | None] = [None] * count
-        self._turn = 0
-        """The buffer of the next bucket that is sent."""
+        self._ring = Ring(comm, device, count, self._works, nbytes)
+        """Its turn is that of the next bucket which is sent."""
         self._filling: dict[int, Buffer] = {}
         """Buffers that take gradients now, by bucket."""
         self._filled: list[set[int]] = [set() for _ in buckets]
@@ -89,7 +88,7 @@ class ShardedGradients(Gradients):
         """See :class:`Gradients`."""
         return {
             "gradients": list(self._shards),
-            "buckets": [buffer.tensor for buffer in self._transport],
+            "buckets": self._ring.tensors,
         }
 
     def _start_pass(self, *, sending: bool) -> None:
@@ -101,24 +100,14 @@ class ShardedGradients(Gradients):
     def _take(self, bucket: int, slot: int) -> None:
         if bucket < self._next:
             raise late(self._buckets[bucket], slot)
-        if bucket not in self._filling and self._is_free(bucket):
+        if bucket not in self._filling and self._ring.is_free(bucket - self._next):
             self._open(bucket)
         if bucket in self._filling:
             self._fill(bucket, slot)
 
-    def _is_free(self, bucket: int) -> bool:
-        """Whether the buffer that a bucket will use can be written to now."""
-        ahead = bucket - self._next
-        if ahead >= len(self._transport):
-            return False
-        user = self._users[(self._turn + ahead) % len(self._transport)]
-        return user is None or user.is_free()
-
     def _open(self, bucket: int) -> None:
-        turn = (self._turn + bucket - self._next) % len(self._transport)
-        layout, sent = self._buckets[bucket], self._types[bucket]
-        buffer = self._transport[turn].part(0, layout.numel * sent.itemsize).cast(sent)
-        self._filling[bucket] = buffer
+        numel, sent = self._buckets[bucket].numel, self._types[bucket]
+        self._filling[bucket] = self._ring.lend(numel, sent, bucket - self._next)
 
     def _fill(self, bucket: int, slot: int) -> None:
         place = self._buckets[bucket].slots[slot]
@@ -134,13 +123,8 @@ class ShardedGradients(Gradients):
         self._filled[bucket].add(slot)
 
     def _send(self, bucket: int) -> Work:
-        turn = self._turn
         if bucket not in self._filling:
-            user = self._users[turn]
-            if user is not None:
-                while self._works and not user.advance():
-                    self._works.popleft().wait()
-                user.release()
+            self._ring.wait()
             self._open(bucket)
         for slot in self._arrived[bucket] - self._filled[bucket]:
             self._fill(bucket, slot)
@@ -153,8 +137,7 @@ class ShardedGradients(Gradients):
         work = self._comm.reduce_scatter(
             buffer, self._shards[bucket], self._averaging.after, add=self._begun
         )
-        self._users[turn] = work
-        self._turn = (turn + 1) % len(self._transport)
+        self._ring.pass_on(work)
         return work
 
     def settle(self) -> None:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.comm.ring import Ring
 from zerotrial.engine.stage3.internals import ReduceScatter, ShardedParameter, parameters_of
 from zerotrial.engine.stage3.publish import PublishedShards, publish_shards
 
@@ -48,16 +49,13 @@ class Reductions:
 
     def __init__(self, comm: Communicator, device: torch.device) -> None:
         self._comm = comm
-        self._device = device
-        self._slots: list[Buffer] = []  # as bytes
-        self._readers: list[Work | None] = [None] * _RING
-        self._turn = 0
         self._works: deque[Work] = deque()
+        self._ring = Ring(comm, device, _RING, self._works)
 
     @property
     def tensors(self) -> list[Tensor]:
         """This rank's memory."""
-        return [slot.tensor for slot in self._slots]
+        return self._ring.tensors
 
     def lend(self, numel: int, dtype: torch.dtype) -> Buffer:
         """Lend a buffer, to be filled and given to :meth:`start`. **Collective**.
@@ -69,24 +67,14 @@ class Reductions:
         Returns:
             A buffer with arbitrary content.
         """
-        nbytes = numel * dtype.itemsize
-        reader, self._readers[self._turn] = self._readers[self._turn], None
-        if reader is not None:
-            while self._works and not reader.advance():  # in order, as the other ranks do
-                self._works.popleft().wait()
-            reader.release()
-        if self._turn == len(self._slots):
-            self._slots.append(self._comm.allocate(nbytes, torch.uint8, self._device))
-        elif self._slots[self._turn].tensor.numel() < nbytes:
-            self._slots[self._turn] = self._comm.allocate(nbytes, torch.uint8, self._device)
-        return self._slots[self._turn].part(0, nbytes).cast(dtype)
+        self._ring.wait()
+        return self._ring.lend(numel, dtype)
 
     def start(self, buffer: Buffer, out: Tensor, factor: float) -> None:
         """Start ``out = factor * sum over ranks`` of what was lent last. **Collective**."""
         self.advance()
         work = self._comm.reduce_scatter(buffer, out, factor, add=False)
-        self._readers[self._turn] = work
-        self._turn = (self._turn + 1) % _RING
+        self._ring.pass_on(work)
         self._works.append(work)
         self.advance()
 
