@@ -26,11 +26,13 @@ from zerotrial.engine.module.precision import choose_precision, register_input_c
 from zerotrial.engine.module.taken import Taken, release
 from zerotrial.engine.seams import (
     NamedParameter,
+    OptimizerFactory,
     ParamGroup,
     Stage,
     StageInputs,
 )
 from zerotrial.engine.update.choose import choose_optimizer
+from zerotrial.engine.update.states import check_savable
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
 __all__ = ["initialize"]
@@ -107,7 +109,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             groups=_groups_of(model, made, model_parameters),
             config=resolved,
             precision=precision,
-            optimizer_factory=choose_optimizer(resolved, made),
+            optimizer_factory=_optimizer_factory(resolved, made),
             accumulation_steps=batch.accumulation_steps,
             device=where,
             mesh=mesh,
@@ -232,6 +234,15 @@ def _make_given(
         msg = f"optimizer: the callable must return a torch Optimizer, got {type(made).__name__}"
         raise ConfigError("initialize()", [msg])
     return made
+
+
+def _optimizer_factory(
+    config: EngineConfig, given: torch.optim.Optimizer | None
+) -> OptimizerFactory:
+    factory = choose_optimizer(config, given)
+    if given is not None:
+        check_savable(given, whole=not factory.elementwise)
+    return factory
 
 
 def _groups_of(

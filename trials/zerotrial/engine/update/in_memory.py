@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from zerotrial.engine.seams import UpdaterInputs
 from zerotrial.engine.update.states import (
-    check_savable,
     make_states,
     other_states,
     read_scalars,
@@ -58,8 +57,6 @@ class _InMemory:
         for index, members in zip(inputs.group_indices, parameters, strict=True):
             groups[index]["params"].extend(members)
         self.optimizer = inputs.optimizer_factory(groups)
-        every = [member for members in parameters for member in members]
-        check_savable(self.optimizer, every, whole=inputs.shapes is not None)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:

@@ -89,26 +89,25 @@ def tensors_within(value: Any) -> Iterator[Tensor]:
             yield from tensors_within(item)
 
 
-def check_savable(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], *, whole: bool
-) -> None:
+def check_savable(optimizer: torch.optim.Optimizer, *, whole: bool) -> None:
     """Refuse an optimizer whose states no checkpoint could hold, before anything is trained.
 
     A twin of it takes one step on a parameter of its own; torch's optimizers and ours are known.
 
     Args:
-        optimizer: The user's or the file's, not stepped yet.
-        parameters: That it updates.
-        whole: Whether these are whole parameters.
+        optimizer: The user's, on the model's parameters, and not stepped yet: the same on all
+            ranks, so that all of them refuse it or none.
+        whole: Whether it is to get whole parameters.
 
     Raises:
         ConfigError: If it keeps what can be stored neither by element nor with its parameter.
     """
     kind = type(optimizer)
-    if kind.__module__.startswith(("torch.optim", "zerotrial.")) or not parameters:
+    members = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if kind.__module__.startswith(("torch.optim", "zerotrial.")) or not members:
         return
-    model = min(parameters, key=lambda parameter: parameter.numel())
-    probe = nn.Parameter(torch.zeros_like(model.data if whole else model.data[:8]))
+    model = min(members, key=lambda parameter: parameter.numel())
+    probe = nn.Parameter(torch.zeros(model.shape if whole else 8, dtype=model.dtype))
     state = _states_after_a_step(optimizer, model, probe)
     for name, value in state.items():
         if _is_by_element(value, probe) or _is_scalar(value, probe):
