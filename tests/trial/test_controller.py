@@ -161,6 +161,40 @@ def test_a_trial_may_loop_over_the_micro_batches_itself(tmp_path: Path, loops, r
             fit(spec, Trial)
 
 
+class UnmanagedTrial(LineTrial):
+    """Every ``engine.step()`` is an update."""
+
+    def __init__(self, context):
+        self.context, self.samples = context, 12
+        engine, *_ = zerotrial.initialize(
+            model=torch.nn.Linear(1, 1),
+            config={
+                "train_micro_batch_size_per_gpu": 2,
+                "gradient_accumulation_steps": 3,
+                "managed_gradient_accumulation": False,
+                "optimizer": {"type": "SGD", "params": {"lr": 0.01}},
+            },
+        )
+        self.engine = context.wrap_model_engine(engine)
+        if context.get_hparam("once"):
+            context.disable_auto_grad_accumulation()
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        for _ in range(3):
+            x, y, _ = next(dataloader_iter)
+            loss = (self.engine(x) - y).square().mean()
+            self.engine.backward(loss)
+        self.engine.step()
+        return loss
+
+
+def test_a_trial_whose_every_step_updates_is_called_once_a_batch(tmp_path: Path) -> None:
+    _, trial = fit(make_spec(tmp_path, {"once": True}), UnmanagedTrial, make_settings(4))
+    assert (trial.engine.global_steps, trial.engine.micro_steps) == (4, 12)
+    with pytest.raises(TrialError, match=r"managed_gradient_accumulation: must be true where"):
+        fit(make_spec(tmp_path, {"once": False}), UnmanagedTrial, make_settings(4))
+
+
 class PipelineEngine(PlainEngine):
     """A pipeline of one stage: one call trains a whole batch."""
 

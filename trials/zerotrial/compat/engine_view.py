@@ -55,6 +55,25 @@ class EngineView:
         """Micro-batches in one optimizer step on one rank."""
         return int(self.engine.gradient_accumulation_steps())
 
+    def check_calls(self, *, once_a_batch: bool) -> None:
+        """Refuse calls of ``train_batch`` that would update the weights too often.
+
+        Args:
+            once_a_batch: Whether it trains all micro-batches of a batch in one call.
+
+        Raises:
+            TrialError: If every ``engine.step()`` updates, and it is called for each micro-batch.
+        """
+        config = getattr(self.engine, "config", None)
+        managed = getattr(config, "managed_gradient_accumulation", True) is not False
+        if not managed and not once_a_batch and self.accumulation_steps > 1:
+            raise TrialError(
+                "managed_gradient_accumulation: must be true where train_batch is called for each "
+                f"of {self.accumulation_steps} micro-batches, got false, with which each "
+                "engine.step() is an update; call context.disable_auto_grad_accumulation(), and "
+                "in train_batch engine.backward(loss) for each micro-batch and engine.step() once"
+            )
+
     @property
     def is_pipeline(self) -> bool:
         """Whether one ``train_batch`` call trains a whole batch."""

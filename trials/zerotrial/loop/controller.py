@@ -124,6 +124,7 @@ class Controller:
         self._pipeline = context.use_pipeline_parallel
         self._manual = self._pipeline or not context.auto_grad_accumulation
         self._accumulation = context.get_num_micro_batches_per_slot()
+        self._first.check_calls(once_a_batch=self._manual)
         self._said_drawn = False
         self._calls_per_batch = 1 if self._manual else self._accumulation
         self._skipping = SkippedSteps(context.engines)
