@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until
 from zerolab.client.archive import pack
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import (
@@ -202,6 +202,9 @@ class Server:
     @contextmanager
     def writer_held(self) -> Iterator[Callable[[], int]]:
         """Keep the writer from its work until the block ends; yields how many jobs wait for it."""
+        database = self.services.database
+        # A server has jobs of its own when it starts, which would be counted with the test's.
+        until("the sweep and the first tick are done", lambda: database.jobs >= 2)
         begun, let_go = threading.Event(), threading.Event()
 
         def hold(_transaction: Transaction) -> None:

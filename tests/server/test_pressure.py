@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -46,7 +47,8 @@ def test_a_database_that_another_process_keeps_locked_stops_no_reader(server: Se
             answers = [pool.submit(rename) for _ in range(WRITERS)]
             until("changes wait", lambda: server.services.database.waiting or before)
             for path in ("/healthz", "/api/v1/experiments", "/api/v1/agents", "/metrics"):
-                assert server.http.get(path).status_code == 200
+                get = partial(server.http.get, path)
+                until(f"{path} answers", get, lambda answer: answer.status_code == 200)
             refused = [answer.result() for answer in answers]
         assert {answer.status_code for answer in refused} == {503}
         assert {answer.headers["Retry-After"] for answer in refused} == {"2"}
