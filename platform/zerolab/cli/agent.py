@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import print_json, print_table
+from zerolab.cli.output import AsJson, print_json, print_table
 
 __all__ = ["group", "jobs"]
 
@@ -53,7 +53,7 @@ def start(
 
 @group.command("list")
 def list_agents(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the agents and their slots."""
     from zerolab.cli.connection import connect
@@ -92,7 +92,7 @@ def about_jobs() -> None:
 
 @jobs.command("list")
 def list_jobs(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what waits for slots, and why, and what holds them; the first to run first."""
     from zerolab.cli.connection import connect

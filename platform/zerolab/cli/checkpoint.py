@@ -5,14 +5,13 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import number, print_fields, print_json, print_table, result, say
+from zerolab.cli.output import AsJson, number, print_fields, print_json, print_table, result, say
 
 __all__ = ["group"]
 
 group = typer.Typer(help="Checkpoints of trials.", no_args_is_help=True, rich_markup_mode=None)
 
 Uuid = Annotated[str, typer.Argument(help="Uuid of the checkpoint.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @group.command("list")

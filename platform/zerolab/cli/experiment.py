@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
+    AsJson,
     Toned,
     age,
     end_state,
@@ -25,7 +27,6 @@ group = typer.Typer(
 )
 
 ExperimentId = Annotated[int, typer.Argument(help="Id of the experiment.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _DONE = {
     "pause": "is pausing: its runs checkpoint and give their slots back",
@@ -118,10 +119,10 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the experiment has ended.")
     ] = False,
-    tail: Annotated[int | None, typer.Option(help="Only the last lines, so many.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Only this rank's lines.")] = None,
-    level: Annotated[str | None, typer.Option(help="Only lines of this level: ERROR...")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    tail: Tail = None,
+    rank: OfRank = None,
+    level: OfLevel = None,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Print what the ranks of all trials wrote.
 

@@ -3,14 +3,30 @@
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 from zerolab.cli.output import result
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["ENDED", "LogFilter", "print_logs", "wait_for_end"]
+__all__ = [
+    "ENDED",
+    "AsJsonLines",
+    "LogFilter",
+    "OfLevel",
+    "OfRank",
+    "Tail",
+    "print_logs",
+    "wait_for_end",
+]
+
+Tail = Annotated[int | None, typer.Option(help="Only the last lines, so many.")]
+OfRank = Annotated[int | None, typer.Option("--rank", help="Only this rank's lines.")]
+OfLevel = Annotated[str | None, typer.Option("--level", help="Only lines of this level: ERROR...")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 
 ENDED = frozenset({"COMPLETED", "CANCELED", "ERROR"})
 """States of experiments and trials in which nothing more happens."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import print_fields, print_json, result, say
+from zerolab.cli.output import AsJson, print_fields, print_json, result, say
 from zerolab.paths import Home
 
 __all__ = ["add_to"]
@@ -60,7 +60,7 @@ def status(
     url: Annotated[bool, typer.Option("--url", help="Print the address of the server only.")] = (
         False
     ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what runs: server, agents, slots, experiments. Exit code 1 when no server answers."""
     from zerolab.cli.connection import connect, server_url

@@ -6,9 +6,12 @@ import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 __all__ = [
+    "AsJson",
     "Toned",
     "age",
     "duration",
@@ -21,6 +24,8 @@ __all__ = [
     "result",
     "say",
 ]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _NARROWEST = 8
 """Characters that a column keeps, however narrow the terminal is."""

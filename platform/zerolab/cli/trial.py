@@ -4,7 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
+from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
+    AsJson,
     end_state,
     number,
     print_fields,
@@ -20,7 +22,6 @@ __all__ = ["group"]
 group = typer.Typer(help="Trials of an experiment.", no_args_is_help=True, rich_markup_mode=None)
 
 TrialId = Annotated[int, typer.Argument(help="Id of the trial.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _NAMED_TRIALS = 8
 
@@ -112,10 +113,10 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the trial has ended.")
     ] = False,
-    tail: Annotated[int | None, typer.Option(help="Only the last lines, so many.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Only this rank's lines.")] = None,
-    level: Annotated[str | None, typer.Option(help="Only lines of this level: ERROR...")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    tail: Tail = None,
+    rank: OfRank = None,
+    level: OfLevel = None,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Print what a trial's ranks wrote.
 

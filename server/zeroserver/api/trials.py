@@ -1,8 +1,9 @@
 """Trials, their metrics, checkpoints and logs."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy import ColumnElement, Connection, select
 
@@ -199,8 +200,24 @@ def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
     return respond(CheckpointAnswer(found))
 
 
-def _logs(connection: Connection, where: ColumnElement[bool], **filters: Any) -> Response:
-    rows, next_after = queries.log_page(connection, where, filters)
+def _log_filters(
+    after: LineCursor = 0,
+    limit: Limit = 1000,
+    tail: Tail = None,
+    level: Level | None = None,
+    rank: Rank = None,
+) -> dict[str, Any]:
+    return {"after": after, "limit": limit, "tail": tail, "level": level, "rank": rank}
+
+
+LogFilters = Annotated[dict[str, Any], Depends(_log_filters)]
+"""Which log lines are wanted."""
+
+
+def _logs(
+    connection: Connection, where: ColumnElement[bool], wanted: Mapping[str, Any]
+) -> Response:
+    rows, next_after = queries.log_page(connection, where, wanted)
     return respond(LogPage([Log.of(row) for row in rows], next_after))
 
 
@@ -208,29 +225,21 @@ def _logs(connection: Connection, where: ColumnElement[bool], **filters: Any) ->
 def get_trial_logs(
     connection: ReadDep,
     trial_id: IdPath,
-    after: LineCursor = 0,
-    limit: Limit = 1000,
-    tail: Tail = None,
-    level: Level | None = None,
-    rank: Rank = None,
+    wanted: LogFilters,
 ) -> Response:
     """Read a trial's log lines in the order in which they arrived."""
     queries.one(connection, trials, trial_id)
     where = logs.c.trial_id == trial_id
-    return _logs(connection, where, after=after, limit=limit, tail=tail, level=level, rank=rank)
+    return _logs(connection, where, wanted)
 
 
 @router.get("/experiments/{experiment_id}/logs", tags=["logs"], responses=answer(LogPage))
 def get_experiment_logs(
     connection: ReadDep,
     experiment_id: IdPath,
-    after: LineCursor = 0,
-    limit: Limit = 1000,
-    tail: Tail = None,
-    level: Level | None = None,
-    rank: Rank = None,
+    wanted: LogFilters,
 ) -> Response:
     """Read the log lines of all trials of an experiment in the order in which they arrived."""
     queries.one(connection, experiments, experiment_id)
     where = logs.c.experiment_id == experiment_id
-    return _logs(connection, where, after=after, limit=limit, tail=tail, level=level, rank=rank)
+    return _logs(connection, where, wanted)
