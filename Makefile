@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test check lint types imports bench web install install-dev clean
+.PHONY: help demo test test-quick check lint types imports bench web install install-dev clean
 
 help: ## show this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -14,6 +14,9 @@ demo: .venv/.installed ## install, then train the digits example and leave the r
 
 test: .venv/.installed-dev ## install the test extra when it is missing, then run the whole suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not processes and not browser" $(ARGS)
 
 check: lint types imports ## lint, types and the rules of who may import whom
 

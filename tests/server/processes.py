@@ -19,6 +19,7 @@ class LiveServer:
         self.port = 0
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[Client] = []
         self.log = home.parent / f"{home.name}.log"
 
     @property
@@ -49,7 +50,10 @@ class LiveServer:
             return subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
 
     def client(self) -> Client:
-        return Client(self.url, self.token)
+        """A client with connections of its own; closed with the server."""
+        made = Client(self.url, self.token)
+        self._clients.append(made)
+        return made
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -64,5 +68,7 @@ class LiveServer:
         return self._process.wait(DEADLINE_S)
 
     def close(self) -> None:
+        for client in self._clients:
+            client.close()
         if self._process is not None and self._process.poll() is None:
             self.kill()

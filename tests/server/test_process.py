@@ -191,6 +191,7 @@ def test_long_polls_answer_as_soon_as_something_changes(mortal: LiveServer, tmp_
     mortal.client().experiment_action(experiment_id, "cancel")
     thread.join(DEADLINE_S)
     assert answers[1].action == "stop"
+    run.close()
     client.run_exited(item.run_id, RunExit(66))
     assert client.experiment(experiment_id)["state"] == "CANCELED"
 

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +298,7 @@ def test_a_full_disk_and_a_locked_database_lose_nothing(tmp_path: Path) -> None:
         waiting.join(DEADLINE_S)
         assert client.metrics(1)[0]["points"] == [[1, 1.0], [2, 1.0], [3, 1.0]]
         assert live.stop() == 0
-        with sqlite3.connect(live.home / "zerolab.db") as database:
+        with closing(sqlite3.connect(live.home / "zerolab.db")) as database:
             assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     finally:
         live.close()

@@ -65,17 +65,15 @@ class Reporter:
         self._held: deque[bytes] = deque()
         self._unusable: set[str] = set()
         self._sender: Sender | None = None
-        self._client: Client | None = None
         self._sink: _Sink
         self.lost = 0
         """Records that could be kept neither on disk nor in memory."""
         self.stale = threading.Event()
         """Set when another run has taken over; this one must stop and save nothing."""
         if spec.master:
-            self._client = Client(spec.master, spec.token)
             self._sink = _SpoolSink(Spool(run_dir / SPOOL_DIR))
             reader = SpoolReader(run_dir / SPOOL_DIR)
-            shipment = Shipment(reader, self._client, spec.run_id)
+            shipment = Shipment(reader, Client(spec.master, spec.token), spec.run_id)
             self._sender = Sender(shipment, self.stale, longest_pause_s)
             self._sender.start()
         else:
@@ -154,8 +152,6 @@ class Reporter:
         with self._lock:
             self._sink.close()
             self._sink = _Closed()
-        if self._client is not None and self._sender is not None and not self._sender.is_alive():
-            self._client.close()
         return done
 
     def _convert(self, name: Any, value: Any, values: dict[str, float | str]) -> None:

@@ -80,6 +80,10 @@ class Shipment:
         self._acknowledged(stored, len(batch))
         return True
 
+    def close(self) -> None:
+        """Close the connection; nothing more is sent."""
+        self._client.close()
+
     def _fetch(self) -> None:
         """Read what comes next; an empty record takes the place of each that is lost."""
         self._first, payloads = self._reader.read(BATCH_BYTES)
@@ -164,6 +168,12 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         """Ship until there is nothing left after :meth:`finish`, or the run is stale."""
+        try:
+            self._ship()
+        finally:  # here, as it may end long after finish() has given up on it
+            self._shipment.close()
+
+    def _ship(self) -> None:
         pause_s = 0.0
         while True:
             self._wake.wait(pause_s or INTERVAL_S)
