@@ -64,7 +64,6 @@ class MeasuredTrial(RepeatingTrial):
     kind = MeasuredRepeating
 
 
-@pytest.mark.timeout(60)
 def test_a_loader_that_repeats_for_ever_is_read_as_often_as_its_length_says(
     tmp_path: Path,
 ) -> None:
@@ -74,7 +73,6 @@ def test_a_loader_that_repeats_for_ever_is_read_as_often_as_its_length_says(
     assert metrics(tmp_path, "validation")[3]["validation_loss"] == 2.5
 
 
-@pytest.mark.timeout(60)
 def test_a_whole_pass_in_one_call_ends_at_the_length_too(tmp_path: Path) -> None:
     class Trial(MeasuredTrial):
         def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
@@ -84,7 +82,6 @@ def test_a_whole_pass_in_one_call_ends_at_the_length_too(tmp_path: Path) -> None
     assert metrics(tmp_path, "validation")[1]["validation_loss"] == 2.5
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["directive", "sigterm"])
 def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
     tmp_path: Path, how: str
@@ -116,7 +113,6 @@ def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
     assert list(metrics(tmp_path, "validation")) == [5]
 
 
-@pytest.mark.timeout(60)
 def test_a_run_that_was_taken_over_leaves_its_validation_and_saves_nothing(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
     controller._agree_at = 1000
@@ -138,7 +134,6 @@ class Gathered(zerotrial.MetricReducer):
         return float(sum(value for of_rank in per_slot_metrics for value in of_rank))
 
 
-@pytest.mark.timeout(60)
 def test_a_reducer_forgets_what_an_interrupted_validation_gave_it(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
     trial = controller._trial
