@@ -209,4 +209,4 @@ def test_the_reason_for_a_wait_names_who_goes_first() -> None:
     }
     more_important = schedule(machines, [request(9, 2, experiment_id=9, priority=1)], running)
     assert more_important.preempt == [1]
-    assert more_important.waiting[9].endswith("runs of lower priority are asked to make room")
+    assert more_important.waiting[9].endswith("other runs are asked to make room")
