@@ -281,13 +281,22 @@ def test_the_test_mode_trains_one_batch(installation: Installation, tmp_path: Pa
     assert told["checkpoint"] == trial["best_checkpoint"]
 
 
+# What a shell starts in the background ignores SIGINT, and so does what that starts: these tests.
+HEEDS_CTRL_C = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from zerolab.cli.main import main
+main()
+"""
+
+
 def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
     installation: Installation, tmp_path: Path
 ) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(1_000_000)))
     process = subprocess.Popen(
-        [sys.executable, "-m", "zerolab", "run", str(tmp_path / "experiment.yaml")],
+        [sys.executable, "-c", HEEDS_CTRL_C, "run", str(tmp_path / "experiment.yaml")],
         env=installation.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
