@@ -136,6 +136,8 @@ def _requirement(error: Mapping[str, Any]) -> str:
         return "is required, got nothing"
     if error["type"] == "extra_forbidden":
         return "unknown key"
+    if error["type"] == "value_error":  # our own, which says it all
+        return str(error["ctx"]["error"])
     told, count = _SHOULD.subn("must ", str(error["msg"]))
     if not count:
         told = told[:1].lower() + told[1:]

@@ -158,3 +158,21 @@ def test_no_cell_of_an_export_is_a_formula(sqlite_server: Server) -> None:
         name if name in {"plain", "a=b"} else f"'{name}" for name in names
     }
     assert {row["value"] for row in rows} == {"-1.0"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "told"),
+    [
+        ("GET", "/experiments/1.0", None, "experiment_id: must be an id, a whole number "),
+        ("PATCH", "/experiments/1", {"name": "a\0b"}, "name: must hold no NUL character, "),
+    ],
+)
+def test_a_refusal_says_once_what_must_hold_and_what_was_found(
+    sqlite_server: Server, method: str, path: str, body: Any, told: str
+) -> None:
+    sqlite_server.submit()
+    answer = sqlite_server.http.request(method, f"/api/v1{path}", json=body)
+    assert answer.status_code == 422
+    (problem,) = answer.json()["error"]["problems"]
+    assert problem.startswith(told)
+    assert problem.count("got ") == 1
