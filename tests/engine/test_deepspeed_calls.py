@@ -157,6 +157,14 @@ def test_a_loader_is_made_as_initialize_makes_it() -> None:
     assert len(loader) == 4
 
 
+def test_the_loader_says_what_it_reads_and_how_much_at_once() -> None:
+    data = torch.utils.data.TensorDataset(torch.ones(8, 3))
+    loader = engine_of(train_batch_size=2).deepspeed_io(data)
+    assert loader.batch_size == len(next(iter(loader))[0])
+    assert loader.dataset is data
+    assert len(loader.sampler) == len(data)
+
+
 def test_client_state_may_be_given_under_its_other_name(tmp_path: Path) -> None:
     engine = engine_of()
     engine.save_checkpoint(tmp_path, client_sd={"step": 7})

@@ -48,6 +48,21 @@ class EngineLoader:
         """Micro-batches of an epoch."""
         return len(self._loader)
 
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a micro-batch of this rank."""
+        return self._loader.batch_size
+
+    @property
+    def dataset(self) -> "Dataset[Any]":
+        """What it reads, of all ranks."""
+        return self._loader.dataset
+
+    @property
+    def sampler(self) -> "DistributedSampler[Any] | None":
+        """What chooses this rank's samples; None for iterable datasets."""
+        return self._sampler
+
     def __iter__(self) -> Iterator[Any]:
         """Run through the next epoch."""
         self._running, self._taken, self._skip = True, self._skip, 0
