@@ -81,10 +81,10 @@ class Gradients:
         """Get ready for a backward pass."""
         raise NotImplementedError
 
-    def arrived(self, bucket: int, slot: int) -> None:
+    def arrived(self, bucket: int, place: int) -> None:
         """Take a parameter's gradient; called as soon as backward has produced it."""
-        self._take(bucket, slot)
-        self._arrived[bucket].add(slot)
+        self._take(bucket, place)
+        self._arrived[bucket].add(place)
         if self._sending and self._overlap:
             while self._next < len(self._buckets) and self._full(self._next):
                 self._send_next()
@@ -135,7 +135,7 @@ class Gradients:
         """Tensors of kind ``gradients`` and ``buckets``."""
         raise NotImplementedError
 
-    def _take(self, bucket: int, slot: int) -> None:
+    def _take(self, bucket: int, place: int) -> None:
         raise NotImplementedError
 
     def _send(self, bucket: int) -> Work:
@@ -147,7 +147,7 @@ class Gradients:
         self._works.append(work)
 
     def _full(self, bucket: int) -> bool:
-        return len(self._arrived[bucket]) == len(self._buckets[bucket].slots)
+        return len(self._arrived[bucket]) == len(self._buckets[bucket].places)
 
     def _advance(self) -> None:
         while self._works and self._works[0].advance():
@@ -178,24 +178,24 @@ class Gradients:
         raise NotImplementedError
 
     def shares(self, bucket: int) -> dict[int, Tensor]:
-        """By slot, (numel,): gradients that are not averaged, multiplied by the factor before."""
+        """By place, (numel,): gradients that are not averaged, multiplied by the factor before."""
         del bucket
         return {}
 
-    def share_room(self, bucket: int, slot: int) -> Tensor:
+    def share_room(self, bucket: int, place: int) -> Tensor:
         """Where :meth:`shares` has a parameter's; (numel,), of any value until kept."""
         raise NotImplementedError
 
-    def keep_share(self, bucket: int, slot: int) -> None:
+    def keep_share(self, bucket: int, place: int) -> None:
         """Count what was put into :meth:`share_room`."""
         raise NotImplementedError
 
     def _check_unused(self) -> None:
         unused = [
-            slot.name
+            place.name
             for bucket, arrived in zip(self._buckets, self._arrived, strict=True)
-            for index, slot in enumerate(bucket.slots)
-            if index not in arrived and slot.parameter.requires_grad
+            for index, place in enumerate(bucket.places)
+            if index not in arrived and place.parameter.requires_grad
         ]
         if unused:
             msg = (
@@ -207,18 +207,18 @@ class Gradients:
             raise EngineError(msg)
 
 
-def late(bucket: Bucket, slot: int) -> EngineError:
+def late(bucket: Bucket, place: int) -> EngineError:
     """Say why a gradient that comes after its bucket was sent cannot be taken."""
     return EngineError(
-        f"{bucket.slots[slot].name}: got a second gradient in one backward pass after the first "
+        f"{bucket.places[place].name}: got a second gradient in one backward pass after the first "
         "was sent (reentrant checkpointing does that to shared parameters); use "
         "checkpoint(..., use_reentrant=False), or set zero_optimization.overlap_comm to false"
     )
 
 
-def take_gradient(bucket: Bucket, slot: int) -> Tensor:
+def take_gradient(bucket: Bucket, place: int) -> Tensor:
     """Take a parameter's gradient away from it."""
-    parameter = bucket.slots[slot].parameter
+    parameter = bucket.places[place].parameter
     gradient = parameter.grad
     assert gradient is not None
     parameter.grad = None

@@ -20,7 +20,7 @@ class GradientHooks:
 
     Args:
         buckets: Whose parameters to listen to.
-        arrived: Called with the indices of bucket and slot.
+        arrived: Called with the indices of bucket and place.
     """
 
     def __init__(self, buckets: Sequence[Bucket], arrived: Callable[[int, int], None]) -> None:
@@ -28,9 +28,9 @@ class GradientHooks:
         self._arrived = arrived
         self._handles: list[RemovableHandle] = []
         for bucket in buckets:
-            for index, slot in enumerate(bucket.slots):
+            for index, place in enumerate(bucket.places):
                 call = partial(self._hand_over, bucket.index, index)
-                register: Any = slot.parameter.register_post_accumulate_grad_hook
+                register: Any = place.parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(call))
 
     def remove(self) -> None:
@@ -39,8 +39,8 @@ class GradientHooks:
             handle.remove()
         self._handles.clear()
 
-    def _hand_over(self, bucket: int, slot: int, parameter: nn.Parameter) -> None:
+    def _hand_over(self, bucket: int, place: int, parameter: nn.Parameter) -> None:
         if self.listening:
-            self._arrived(bucket, slot)
+            self._arrived(bucket, place)
         else:
             parameter.grad = None

@@ -18,13 +18,13 @@ from torch import nn
 from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.seams import ParamGroup
 
-__all__ = ["Bucket", "Slot", "allocate_for", "cut_into_buckets"]
+__all__ = ["Bucket", "Place", "allocate_for", "cut_into_buckets"]
 
 _ALIGN = 32  # elements: a cache line in 16 bits, two in 32
 
 
 @dataclass(frozen=True)
-class Slot:
+class Place:
     """Where a parameter lies in its bucket."""
 
     name: str
@@ -47,7 +47,7 @@ class Bucket:
     dtype: torch.dtype
     """Of the parameters while the model computes."""
 
-    slots: tuple[Slot, ...]
+    places: tuple[Place, ...]
     shard_numel: int
     """S: elements that each rank owns, padding included."""
 
@@ -57,10 +57,10 @@ class Bucket:
     def gaps(self) -> list[slice]:
         """Elements that belong to no parameter."""
         found, at = [], 0
-        for slot in sorted(self.slots, key=lambda slot: slot.start):
-            if slot.start > at:
-                found.append(slice(at, slot.start))
-            at = slot.stop
+        for place in sorted(self.places, key=lambda place: place.start):
+            if place.start > at:
+                found.append(slice(at, place.start))
+            at = place.stop
         if at < self.numel:
             found.append(slice(at, self.numel))
         return found
@@ -105,11 +105,11 @@ def cut_into_buckets(
     Returns:
         Buckets in the order in which backward is expected to complete them.
     """
-    place = {name: len(order) - index for index, name in enumerate(order)}
+    turn = {name: len(order) - index for index, name in enumerate(order)}
     drafts: list[_Draft] = []
     for group_index, group in enumerate(groups):
         open_drafts: dict[torch.dtype, _Draft] = {}
-        for named in sorted(group.parameters, key=lambda item: place[item.name]):
+        for named in sorted(group.parameters, key=lambda item: turn[item.name]):
             parameter = named.parameter
             dtype = parameter.dtype if compute is None or parameter in keep else compute
             draft = open_drafts.get(dtype)
@@ -121,15 +121,15 @@ def cut_into_buckets(
             draft.names.append(named.name)
             draft.parameters.append(parameter)
             draft.numel += parameter.numel()
-            draft.last = max(draft.last, place[named.name])
+            draft.last = max(draft.last, turn[named.name])
     drafts.sort(key=lambda draft: draft.last)
     buckets: list[Bucket] = []
     for draft in drafts:
-        place_all = _slots_whole if whole_parameters else _slots_in_a_row
-        slots, shard_numel = place_all(draft, ranks)
+        lay_out = _places_whole if whole_parameters else _places_in_a_row
+        places, shard_numel = lay_out(draft, ranks)
         numel = shard_numel * ranks
         buckets.append(
-            Bucket(len(buckets), draft.group_index, draft.dtype, slots, shard_numel, numel)
+            Bucket(len(buckets), draft.group_index, draft.dtype, places, shard_numel, numel)
         )
     return buckets
 
@@ -163,19 +163,19 @@ def _round_up(numel: int, unit: int) -> int:
     return -(-numel // unit) * unit
 
 
-def _slots_in_a_row(draft: _Draft, ranks: int) -> tuple[tuple[Slot, ...], int]:
-    slots, at = [], 0
+def _places_in_a_row(draft: _Draft, ranks: int) -> tuple[tuple[Place, ...], int]:
+    places, at = [], 0
     for name, parameter in zip(draft.names, draft.parameters, strict=True):
         if parameter.numel() >= 64 * _ALIGN:  # matrix kernels like to begin on a cache line
             at = _round_up(at, _ALIGN)
-        slots.append(Slot(name, parameter, at, at + parameter.numel()))
+        places.append(Place(name, parameter, at, at + parameter.numel()))
         at += parameter.numel()
     # Small buckets are not padded to cache lines: the padding would outweigh them.
     unit = _ALIGN if at >= 64 * _ALIGN * ranks else 1
-    return tuple(slots), _round_up(_round_up(at, ranks) // ranks, unit)
+    return tuple(places), _round_up(_round_up(at, ranks) // ranks, unit)
 
 
-def _slots_whole(draft: _Draft, ranks: int) -> tuple[tuple[Slot, ...], int]:
+def _places_whole(draft: _Draft, ranks: int) -> tuple[tuple[Place, ...], int]:
     fill = [0] * ranks
     owner: dict[str, tuple[int, int]] = {}
     items = list(zip(draft.names, draft.parameters, strict=True))
@@ -184,9 +184,9 @@ def _slots_whole(draft: _Draft, ranks: int) -> tuple[tuple[Slot, ...], int]:
         owner[name] = (rank, fill[rank])
         fill[rank] += parameter.numel()
     shard_numel = max(fill)
-    slots = []
+    places = []
     for name, parameter in items:
         rank, at = owner[name]
         start = rank * shard_numel + at
-        slots.append(Slot(name, parameter, start, start + parameter.numel()))
-    return tuple(slots), shard_numel
+        places.append(Place(name, parameter, start, start + parameter.numel()))
+    return tuple(places), shard_numel

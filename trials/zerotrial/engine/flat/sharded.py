@@ -97,41 +97,41 @@ class ShardedGradients(Gradients):
         for filled in self._filled:
             filled.clear()
 
-    def _take(self, bucket: int, slot: int) -> None:
+    def _take(self, bucket: int, place: int) -> None:
         if bucket < self._next:
-            raise late(self._buckets[bucket], slot)
+            raise late(self._buckets[bucket], place)
         if bucket not in self._filling and self._ring.is_free(bucket - self._next):
             self._open(bucket)
         if bucket in self._filling:
-            self._fill(bucket, slot)
+            self._fill(bucket, place)
 
     def _open(self, bucket: int) -> None:
         numel, sent = self._buckets[bucket].numel, self._types[bucket]
         self._filling[bucket] = self._ring.lend(numel, sent, bucket - self._next)
 
-    def _fill(self, bucket: int, slot: int) -> None:
-        place = self._buckets[bucket].slots[slot]
-        gradient = take_gradient(self._buckets[bucket], slot)
-        view = self._filling[bucket].tensor[place.start : place.stop].view(place.parameter.shape)
+    def _fill(self, bucket: int, place: int) -> None:
+        at = self._buckets[bucket].places[place]
+        gradient = take_gradient(self._buckets[bucket], place)
+        view = self._filling[bucket].tensor[at.start : at.stop].view(at.parameter.shape)
         factor = self._averaging.before
-        if slot in self._filled[bucket]:
+        if place in self._filled[bucket]:
             view.add_(gradient, alpha=factor)
         elif factor == 1.0:
             view.copy_(gradient)
         else:
             torch.mul(gradient, factor, out=view)
-        self._filled[bucket].add(slot)
+        self._filled[bucket].add(place)
 
     def _send(self, bucket: int) -> Work:
         if bucket not in self._filling:
             self._ring.wait()
             self._open(bucket)
-        for slot in self._arrived[bucket] - self._filled[bucket]:
-            self._fill(bucket, slot)
+        for place in self._arrived[bucket] - self._filled[bucket]:
+            self._fill(bucket, place)
         buffer = self._filling.pop(bucket)
-        for slot, place in enumerate(self._buckets[bucket].slots):
-            if slot not in self._filled[bucket]:
-                buffer.tensor[place.start : place.stop].zero_()
+        for place, at in enumerate(self._buckets[bucket].places):
+            if place not in self._filled[bucket]:
+                buffer.tensor[at.start : at.stop].zero_()
         for gap in self._gaps[bucket]:
             buffer.tensor[gap].zero_()  # what another bucket left there must not be summed
         work = self._comm.reduce_scatter(

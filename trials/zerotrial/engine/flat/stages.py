@@ -14,10 +14,10 @@ from zerotrial.engine.comm.communicator import Buffer, Communicator, Traffic, Wo
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.flat.gradients import Averaging, Gradients
 from zerotrial.engine.flat.hooks import GradientHooks
-from zerotrial.engine.flat.layout import Bucket, Slot, allocate_for, cut_into_buckets
+from zerotrial.engine.flat.layout import Bucket, Place, allocate_for, cut_into_buckets
 from zerotrial.engine.flat.sharded import ShardedGradients
 from zerotrial.engine.flat.whole import WholeGradients
-from zerotrial.engine.flat.window import gathered_pieces, resume_gathered, slots_within
+from zerotrial.engine.flat.window import gathered_pieces, places_within, resume_gathered
 from zerotrial.engine.flat.written import WrittenWeights
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.seams import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
@@ -59,7 +59,7 @@ class FlatStage:
             keep=kept_in_full(inputs.module),
             whole_parameters=whole,
         )
-        self._trained = frozenset(slot.parameter for b in self.buckets for slot in b.slots)
+        self._trained = frozenset(place.parameter for b in self.buckets for place in b.places)
         self._weights = self._flatten_parameters()
         self._updater = (updater_factory or build_updater)(self._updater_inputs())
         self._written = WrittenWeights(
@@ -116,9 +116,9 @@ class FlatStage:
             return [part]
         own = bucket.shard(self._comm.rank)
         parts = []
-        for slot in bucket.slots:
-            if slot.parameter in self._counting:
-                start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
+        for place in bucket.places:
+            if place.parameter in self._counting:
+                start, stop = max(place.start, own.start), min(place.stop, own.stop)
                 parts.append(part[start - own.start : max(start, stop) - own.start])
         return parts
 
@@ -170,13 +170,13 @@ class FlatStage:
             held = self._owned(bucket)
             walked = held if write else bucket.shard(self._comm.rank)
             with self._updater.states(bucket.index, write=write) as states:
-                for slot, start, stop in slots_within(bucket, walked):
+                for place, start, stop in places_within(bucket, walked):
                     cut = slice(start - held.start, stop - held.start)
                     yield Piece(
-                        slot.name,
-                        slot.parameter.shape,
-                        start - slot.start,
-                        stop - slot.start,
+                        place.name,
+                        place.parameter.shape,
+                        start - place.start,
+                        stop - place.start,
                         {kind: tensor[cut] for kind, tensor in states.items()},
                     )
 
@@ -210,23 +210,23 @@ class FlatStage:
             return {}  # rank 0 has the same
         found = {}
         for index, members in self._whole_members():
-            for slot, states in zip(members, self._updater.other_states(index), strict=True):
+            for place, states in zip(members, self._updater.other_states(index), strict=True):
                 if states:
-                    found[slot.name] = states
+                    found[place.name] = states
         return found
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         for index, members in self._whole_members():
-            for place, slot in enumerate(members):
-                if slot.name in states:
-                    self._updater.set_other_states(index, place, states[slot.name])
+            for position, place in enumerate(members):
+                if place.name in states:
+                    self._updater.set_other_states(index, position, states[place.name])
 
-    def _whole_members(self) -> Iterator[tuple[int, list[Slot]]]:
+    def _whole_members(self) -> Iterator[tuple[int, list[Place]]]:
         """For each bucket, the parameters that the optimizer has whole on this rank."""
         for bucket in () if self._inputs.optimizer_factory.elementwise else self.buckets:
             own = self._owned(bucket)
-            yield bucket.index, [s for s in bucket.slots if own.start <= s.start < own.stop]
+            yield bucket.index, [p for p in bucket.places if own.start <= p.start < own.stop]
 
     def scalars(self) -> dict[str, float]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
@@ -259,8 +259,8 @@ class FlatStage:
         self._written.adopt()
         for bucket in self.buckets:
             whole = self._whole_master(bucket, dtype)
-            for slot in bucket.slots:
-                yield slot.name, whole[slot.start : slot.stop].view(slot.parameter.shape)
+            for place in bucket.places:
+                yield place.name, whole[place.start : place.stop].view(place.parameter.shape)
 
     def held(self) -> dict[str, list[Tensor]]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
@@ -320,17 +320,17 @@ class FlatStage:
         weights = allocate_for(self.buckets, dtypes, self._comm, device)
         self._masters: list[Tensor] = []
         for bucket, buffer in zip(self.buckets, weights, strict=True):
-            wide = torch.promote_types(bucket.dtype, bucket.slots[0].parameter.dtype)
+            wide = torch.promote_types(bucket.dtype, bucket.places[0].parameter.dtype)
             if bucket.dtype in {torch.float16, torch.bfloat16} and self._inputs.precision.compute:
                 wide = self._inputs.precision.master
             flat = torch.zeros(bucket.numel, dtype=wide, device=device)
-            for slot in bucket.slots:
-                flat[slot.start : slot.stop].copy_(slot.parameter.detach().reshape(-1))
+            for place in bucket.places:
+                flat[place.start : place.stop].copy_(place.parameter.detach().reshape(-1))
             self._comm.broadcast(flat)
             buffer.tensor.copy_(flat)
-            for slot in bucket.slots:
-                view = buffer.tensor[slot.start : slot.stop]
-                slot.parameter.data = view.view(slot.parameter.shape)
+            for place in bucket.places:
+                view = buffer.tensor[place.start : place.stop]
+                place.parameter.data = view.view(place.parameter.shape)
             own = self._owned(bucket)
             same = wide == bucket.dtype
             mine = flat if own == slice(0, bucket.numel) else flat[own].clone()

@@ -50,7 +50,7 @@ class WholeGradients(Gradients):
             for bucket, kept, buffer in zip(buckets, accumulate, self._transport, strict=True)
         ]
         self._views = [
-            [store[slot.start : slot.stop].view(slot.parameter.shape) for slot in bucket.slots]
+            [store[place.start : place.stop].view(place.parameter.shape) for place in bucket.places]
             for bucket, store in zip(buckets, self._store, strict=True)
         ]
         self._written: list[set[int]] = [set() for _ in buckets]
@@ -100,23 +100,23 @@ class WholeGradients(Gradients):
         apart = [buffer.tensor for store, buffer in pairs if store is not buffer.tensor]
         return {"gradients": list(self._store), "buckets": apart}
 
-    def _take(self, bucket: int, slot: int) -> None:
+    def _take(self, bucket: int, place: int) -> None:
         if bucket < self._next:
-            raise late(self._buckets[bucket], slot)
-        gradient = take_gradient(self._buckets[bucket], slot)
-        view, factor = self._views[bucket][slot], self._averaging.before
-        if slot in self._written[bucket]:
+            raise late(self._buckets[bucket], place)
+        gradient = take_gradient(self._buckets[bucket], place)
+        view, factor = self._views[bucket][place], self._averaging.before
+        if place in self._written[bucket]:
             view.add_(gradient, alpha=factor)
             return
-        self._written[bucket].add(slot)
+        self._written[bucket].add(place)
         if factor == 1.0:
             view.copy_(gradient)
         else:
             torch.mul(gradient, factor, out=view)
 
     def _send(self, bucket: int) -> Work:
-        for slot, view in enumerate(self._views[bucket]):
-            if slot not in self._written[bucket]:
+        for place, view in enumerate(self._views[bucket]):
+            if place not in self._written[bucket]:
                 view.zero_()
         buffer, store = self._transport[bucket], self._store[bucket]
         if store is not buffer.tensor:
@@ -151,12 +151,12 @@ class WholeGradients(Gradients):
 
     def shares(self, bucket: int) -> dict[int, Tensor]:
         """See :class:`Gradients`."""
-        return {slot: self.share_room(bucket, slot) for slot in sorted(self._written[bucket])}
+        return {place: self.share_room(bucket, place) for place in sorted(self._written[bucket])}
 
-    def share_room(self, bucket: int, slot: int) -> Tensor:
+    def share_room(self, bucket: int, place: int) -> Tensor:
         """See :class:`Gradients`."""
-        return self._views[bucket][slot].view(-1)
+        return self._views[bucket][place].view(-1)
 
-    def keep_share(self, bucket: int, slot: int) -> None:
+    def keep_share(self, bucket: int, place: int) -> None:
         """See :class:`Gradients`."""
-        self._written[bucket].add(slot)
+        self._written[bucket].add(place)

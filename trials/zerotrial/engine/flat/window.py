@@ -6,18 +6,18 @@ N ranks, S elements in a rank's shard of a bucket.
 from collections.abc import Iterator, Sequence
 
 from zerotrial.engine.flat.gradients import Gradients
-from zerotrial.engine.flat.layout import Bucket, Slot
+from zerotrial.engine.flat.layout import Bucket, Place
 from zerotrial.engine.seams import GradientSource, Piece
 
-__all__ = ["gathered_pieces", "resume_gathered", "slots_within"]
+__all__ = ["gathered_pieces", "places_within", "resume_gathered"]
 
 
-def slots_within(bucket: Bucket, span: slice) -> Iterator[tuple[Slot, int, int]]:
+def places_within(bucket: Bucket, span: slice) -> Iterator[tuple[Place, int, int]]:
     """Yield parameters that have elements in ``span``, and from where to where in the bucket."""
-    for slot in bucket.slots:
-        start, stop = max(slot.start, span.start), min(slot.stop, span.stop)
+    for place in bucket.places:
+        start, stop = max(place.start, span.start), min(place.stop, span.stop)
         if start < stop:
-            yield slot, start, stop
+            yield place, start, stop
 
 
 def gathered_pieces(
@@ -35,13 +35,13 @@ def gathered_pieces(
     for bucket, held in zip(buckets, owned, strict=True):
         average = gradients.averaged(bucket.index)
         if average is not None:
-            for slot, start, stop in slots_within(bucket, bucket.shard(rank)):
+            for place, start, stop in places_within(bucket, bucket.shard(rank)):
                 values = average[start - held.start : stop - held.start]
-                place = (start - slot.start, stop - slot.start)
-                yield Piece(slot.name, slot.parameter.shape, *place, {"gradient": values})
+                span = (start - place.start, stop - place.start)
+                yield Piece(place.name, place.parameter.shape, *span, {"gradient": values})
         for index, share in gradients.shares(bucket.index).items():
-            slot = bucket.slots[index]
-            yield Piece(slot.name, slot.parameter.shape, 0, slot.numel, {"share": share})
+            place = bucket.places[index]
+            yield Piece(place.name, place.parameter.shape, 0, place.numel, {"share": share})
 
 
 def resume_gathered(
@@ -61,10 +61,10 @@ def resume_gathered(
     for bucket, held in zip(buckets, owned, strict=True):
         if source.has_averages:
             room = gradients.average_room(bucket.index)
-            for slot, start, stop in slots_within(bucket, held):
+            for place, start, stop in places_within(bucket, held):
                 part = room[start - held.start : stop - held.start]
-                source.read_average(slot.name, start - slot.start, part)
+                source.read_average(place.name, start - place.start, part)
         if source.has_shares:
-            for index, slot in enumerate(bucket.slots):
-                if source.read_share(slot.name, gradients.share_room(bucket.index, index)):
+            for index, place in enumerate(bucket.places):
+                if source.read_share(place.name, gradients.share_room(bucket.index, index)):
                     gradients.keep_share(bucket.index, index)

@@ -34,15 +34,15 @@ class WrittenWeights:
         owned: Sequence[slice],
         updater: Updater,
     ) -> None:
-        self._places = list(zip(buckets, weights, owned, strict=True))
+        self._buckets = list(zip(buckets, weights, owned, strict=True))
         self._updater = updater
         self._counts = self._read()
 
     def _read(self) -> list[list[int]]:
         # The stage writes to buffers and not to parameters, which does not count.
         return [
-            [slot.parameter._version for slot in bucket.slots]  # noqa: SLF001 - no public name
-            for bucket, _, _ in self._places
+            [place.parameter._version for place in bucket.places]  # noqa: SLF001 - no public name
+            for bucket, _, _ in self._buckets
         ]
 
     def forget(self) -> None:
@@ -56,13 +56,13 @@ class WrittenWeights:
         """
         before, self._counts = self._counts, self._read()
         for (bucket, weights, own), old, new in zip(
-            self._places, before, self._counts, strict=True
+            self._buckets, before, self._counts, strict=True
         ):
             if old == new:
                 continue
             with self._updater.states(bucket.index, write=True) as states:
-                for slot, was, count in zip(bucket.slots, old, new, strict=True):
-                    start, stop = max(slot.start, own.start), min(slot.stop, own.stop)
+                for place, was, count in zip(bucket.places, old, new, strict=True):
+                    start, stop = max(place.start, own.start), min(place.stop, own.stop)
                     if was != count and start < stop:
                         cut = slice(start - own.start, stop - own.start)
                         _adopt(weights[start:stop], states["master"][cut])
