@@ -20,7 +20,7 @@ from zerolab.contract.spec import (
     RunSpec,
     write_run_spec,
 )
-from zerolab.launcher.local import start_launcher
+from zerolab.launcher.process import start_launcher
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,7 @@ from tests.waiting import until
 from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import RunSpec, write_run_spec
-from zerolab.launcher.local import LauncherProcess
+from zerolab.launcher.interface import LauncherProcess
 
 
 def make_run(

@@ -14,7 +14,7 @@ from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_USER_ERROR
 from zerolab.files import write_json
 from zerolab.launcher.fork_client import ForkServer
-from zerolab.launcher.local import (
+from zerolab.launcher.process import (
     kill_leftovers,
     note_launcher,
     start_launcher,

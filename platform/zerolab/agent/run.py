@@ -29,7 +29,7 @@ from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import append_private, write_json
 from zerolab.launcher.interface import Launcher
-from zerolab.launcher.local import note_launcher
+from zerolab.launcher.process import note_launcher
 from zerolab.reports.delivery import deliver
 
 __all__ = ["Run", "finish_run", "leftover_runs"]

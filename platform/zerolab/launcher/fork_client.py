@@ -15,7 +15,7 @@ from typing import Any
 from zerolab.contract.run_folder import RunFolder
 from zerolab.files import append_private
 from zerolab.launcher.interface import LauncherProcess
-from zerolab.launcher.local import MODULE, start_launcher
+from zerolab.launcher.process import MODULE, start_launcher
 
 __all__ = ["ForkServer"]
 
@@ -72,7 +72,7 @@ class ForkServer:
     def start(
         self, folder: RunFolder, environment: Mapping[str, str], timeout_s: float = 60.0
     ) -> LauncherProcess:
-        """Start a launcher, as :func:`zerolab.launcher.local.start_launcher` does.
+        """Start a launcher, as :func:`zerolab.launcher.process.start_launcher` does.
 
         Args:
             folder: Of the run; holds the run spec.

@@ -1,7 +1,7 @@
 """The launchers that there are: a new one is one file, and one line here."""
 
 from zerolab.launcher.interface import MakeLauncher
-from zerolab.launcher.local_launcher import LocalLauncher
+from zerolab.launcher.local import LocalLauncher
 
 __all__ = ["LAUNCHERS"]
 
