@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import nn
 
-import zerotrial
 from tests.waiting import DEADLINE_S
 from zerolab.config.engine.engine_config import load_engine_config
 from zerolab.config.engine.zero import ZeroConfig
-from zerotrial.engine import build
+from zerotrial.engine.build import initialize
+from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import estimate
-from zerotrial.plan.noting import _note
+from zerotrial.plan.noting import _note, note_engines
 from zerotrial.plan.plan import Devices, _largest_bucket, find_devices, fits, main
 
 TRIAL = '''
@@ -133,7 +134,6 @@ def test_a_model_that_needs_values_is_built_with_memory_and_engines_add_up(
     file = experiment(tmp_path, "planned_values:NeedsValues", zero_optimization={"stage": 1})
     assert main([str(file)]) == 0
     text = capsys.readouterr().out
-    assert zerotrial.initialize is build.initialize
     assert "model: 16 parameters, largest block 16; bf16, optimizer momentum" in text
     assert "model: 64 parameters" in text
     assert "bytes of each of 2 rank(s)" in text
@@ -252,10 +252,22 @@ def test_the_plan_states_the_buckets_that_the_engine_cuts(
     model.append(torch.nn.Linear(1500, 1500))
     read = load_engine_config(config)
     noted = _note(model, read, None)
-    engine, *_ = zerotrial.initialize(model=model, config=config)
+    engine, *_ = initialize(model=model, config=config)
     cut = max(bucket.numel for bucket in engine.stage.buckets)
     engine.close()
     assert _largest_bucket(noted, 1, "cpu", stage, "none") == cut
+
+
+def test_an_engine_is_noted_under_any_name_of_initialize_and_built_again_afterwards() -> None:
+    given = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}}
+
+    def build_trial() -> object:
+        return initialize(model=nn.Linear(2, 3), config_params=given)[0]
+
+    (noted,), on_meta = note_engines(build_trial)
+    assert on_meta
+    assert (noted.parameters, noted.config.train_micro_batch_size_per_gpu) == (9, 2)
+    assert isinstance(build_trial(), Engine)
 
 
 def test_blocks_kept_whole_by_the_file_are_noted() -> None:

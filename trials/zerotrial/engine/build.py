@@ -1,9 +1,11 @@
 """From DeepSpeed's arguments to an engine: chooses its parts by stage, precision and offload."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,9 +37,27 @@ from zerotrial.engine.update.choose import choose_optimizer
 from zerotrial.engine.update.states import check_savable
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
-__all__ = ["initialize"]
+__all__ = ["initialize", "planning"]
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
+
+Planner = Callable[[nn.Module, EngineConfig, Any], Any]
+_planner: "ContextVar[Planner | None]" = ContextVar("planner", default=None)
+
+
+@contextlib.contextmanager
+def planning(planner: Planner) -> Iterator[None]:
+    """Have :func:`initialize` ask for a stand-in, and build nothing, in this context.
+
+    Args:
+        planner: Gets model, configuration and the given optimizer; makes what stands for the
+            engine. The model is left as it is.
+    """
+    token = _planner.set(planner)
+    try:
+        yield
+    finally:
+        _planner.reset(token)
 
 
 def initialize(  # noqa: PLR0917 - DeepSpeed's order
@@ -87,6 +107,9 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     given = config if config is not None else config_params
     resolved = _read_config(args, model, given, problems)
     assert model is not None
+    planner = _planner.get()
+    if planner is not None:
+        return planner(model, resolved, optimizer), cast("Any", optimizer), None, None
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
     alone = resolved.zero_optimization.stage == 3

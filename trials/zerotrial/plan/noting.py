@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-import zerotrial
 from zerolab.config.engine.batch import BatchSizes
-from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
+from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import TrialError
-from zerotrial import engine as engine_package
-from zerotrial.engine import build
+from zerotrial.engine.build import planning
 from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import plan_units
@@ -89,7 +86,12 @@ def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:
         Exception: What the user's code raises before it has asked for any.
     """
     noted: list[Noted] = []
-    with _noting(noted):
+
+    def plan_engine(model: nn.Module, config: EngineConfig, optimizer: Any) -> _PlannedEngine:
+        noted.append(_note(model, config, optimizer))
+        return _PlannedEngine(model, config)
+
+    with planning(plan_engine):
         try:
             with torch.device("meta"):
                 build_trial()
@@ -108,43 +110,6 @@ def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:
             "is no model to plan for"
         )
     return noted, False
-
-
-@contextlib.contextmanager
-def _noting(noted: list[Noted]) -> Iterator[None]:
-    """Put a note-taker in the place of ``initialize``, under all its names."""
-
-    def initialize(
-        args: Any = None,
-        model: nn.Module | None = None,
-        optimizer: Any = None,
-        model_parameters: Any = None,
-        *_: Any,
-        config: Any = None,
-        config_params: Any = None,
-        **__: Any,
-    ) -> tuple[Any, Any, None, None]:
-        chosen = config if config is not None else config_params
-        chosen = chosen if chosen is not None else getattr(args, "deepspeed_config", None)
-        if model is None or chosen is None:
-            raise TrialError("initialize(): needs model and config")
-        read = chosen if isinstance(chosen, EngineConfig) else load_engine_config(chosen)
-        noted.append(_note(model, read, optimizer))
-        engine = _PlannedEngine(model, read)
-        return engine, optimizer, None, None
-
-    homes: list[Any] = [zerotrial, engine_package, build]
-    before = [vars(home).get("initialize") for home in homes]
-    for home in homes:
-        home.initialize = initialize
-    try:
-        yield
-    finally:
-        for home, old in zip(homes, before, strict=True):
-            if old is None:
-                del home.initialize
-            else:
-                home.initialize = old
 
 
 def _note(model: nn.Module, config: EngineConfig, optimizer: Any) -> Noted:
