@@ -23,9 +23,9 @@ from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import PlainText, StrictRoute
 from zeroserver.errors import StorageError
-from zeroserver.orchestrator import experiments as control
+from zeroserver.orchestrator import control
+from zeroserver.orchestrator.control import Submission
 from zeroserver.orchestrator.desk import World, find, save, touch
-from zeroserver.orchestrator.experiments import Submission
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive

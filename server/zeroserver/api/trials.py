@@ -33,7 +33,7 @@ from zeroserver.api.resources import (
     TrialPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator import experiments as control
+from zeroserver.orchestrator import control
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.states import TrialState
 from zeroserver.store.points import MAX_STEP, read_curve

@@ -1,20 +1,21 @@
-"""What becomes of trials: made, stopped, ended; and of the experiment when its last one ends."""
+"""What becomes of trials: made, stopped, ended."""
 
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, func, select, update
+from sqlalchemy import RowMapping, select, update
 
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
 from zeroserver.orchestrator.retention import apply_to_experiment, apply_to_trial
 from zeroserver.orchestrator.searching import Event
 from zeroserver.states import (
     EXPERIMENT_ENDED,
-    EXPERIMENT_MOVES,
+    EXPERIMENT_STOPPING,
     TRIAL_ENDED,
     TRIAL_MOVES,
     ExperimentState,
@@ -31,21 +32,12 @@ __all__ = [
     "end_trial",
     "fail_experiment",
     "kill_run",
-    "move_experiment",
     "move_trial",
-    "settle_experiment",
     "stop_trial",
     "tell_searcher",
 ]
 
 _INSERT_TRIAL = trials.insert().returning(trials.c.id)
-
-_STOPPING = {
-    ExperimentState.STOPPING_CANCELED,
-    ExperimentState.STOPPING_KILLED,
-    ExperimentState.STOPPING_COMPLETED,
-    ExperimentState.STOPPING_ERROR,
-}
 
 
 def move_trial(
@@ -60,21 +52,6 @@ def move_trial(
         check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], state)
     save(transaction, trials, trial["id"], state=state, **values)
     touch(transaction, "trial", trial["experiment_id"], trial["id"])
-
-
-def move_experiment(
-    transaction: Transaction, experiment: RowMapping, state: ExperimentState, **values: Any
-) -> None:
-    """Change an experiment's state, and other columns with it.
-
-    Raises:
-        ConflictError: If the transition is not legal.
-    """
-    if experiment["state"] != state:
-        name = f"experiment {experiment['id']}"
-        check_move(EXPERIMENT_MOVES, name, experiment["state"], state)
-    save(transaction, experiments, experiment["id"], state=state, **values)
-    touch(transaction, "experiment", experiment["id"], experiment["id"])
 
 
 def tell_searcher(world: World, transaction: Transaction, experiment_id: int, event: Event) -> None:
@@ -258,7 +235,7 @@ def end_trial(
     move_trial(transaction, trial, state, **values)
     apply_to_trial(world, transaction, trial["id"])
     experiment = find(transaction, experiments, trial["experiment_id"])
-    if experiment["state"] not in EXPERIMENT_ENDED | _STOPPING:
+    if experiment["state"] not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
         if state == TrialState.COMPLETED and reason is None:
             event = Event("exited", trial["request_id"])
         else:
@@ -266,58 +243,3 @@ def end_trial(
             event = Event("exited_early", trial["request_id"], reason=reason or default)
         tell_searcher(world, transaction, trial["experiment_id"], event)
     settle_experiment(world, transaction, trial["experiment_id"])
-
-
-def settle_experiment(world: World, transaction: Transaction, experiment_id: int) -> None:
-    """End an experiment whose trials have all ended and that wants no more."""
-    experiment = find(transaction, experiments, experiment_id)
-    if experiment["state"] in EXPERIMENT_ENDED:
-        return
-    counted = transaction.connection.execute(
-        select(trials.c.state, func.count().label("number"))
-        .where(trials.c.experiment_id == experiment_id)
-        .group_by(trials.c.state)
-    )
-    counts = {row.state: row.number for row in counted}
-    if any(state not in TRIAL_ENDED for state in counts):
-        return
-    stopping = experiment["state"] in _STOPPING
-    if not (stopping or experiment["searcher_done"]):
-        return
-    apply_to_experiment(world, transaction, experiment_id)
-    now = world.clock()
-    if experiment["state"] in {ExperimentState.STOPPING_CANCELED, ExperimentState.STOPPING_KILLED}:
-        move_experiment(transaction, experiment, ExperimentState.CANCELED, ended_at=now)
-    elif experiment["state"] == ExperimentState.STOPPING_ERROR:
-        move_experiment(transaction, experiment, ExperimentState.ERROR, ended_at=now)
-    elif set(counts) == {TrialState.ERROR}:
-        move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR)
-        error = _last_error(transaction, experiment_id)
-        stopped = find(transaction, experiments, experiment_id)
-        move_experiment(transaction, stopped, ExperimentState.ERROR, ended_at=now, error=error)
-    elif set(counts) == {TrialState.CANCELED}:
-        move_experiment(transaction, experiment, ExperimentState.STOPPING_CANCELED)
-        stopped = find(transaction, experiments, experiment_id)
-        move_experiment(transaction, stopped, ExperimentState.CANCELED, ended_at=now)
-    else:
-        if experiment["state"] != ExperimentState.STOPPING_COMPLETED:
-            move_experiment(transaction, experiment, ExperimentState.STOPPING_COMPLETED)
-        stopped = find(transaction, experiments, experiment_id)
-        fruitless = stopped["best_validation"] is None
-        move_experiment(
-            transaction, stopped, ExperimentState.COMPLETED, ended_at=now, progress=1.0,
-            error=_last_error(transaction, experiment_id) if fruitless else None,
-        )  # fmt: skip
-    world.searchers.pop(experiment_id, None)
-    world.configs.pop(experiment_id, None)
-
-
-def _last_error(transaction: Transaction, experiment_id: int) -> str | None:
-    query = (
-        select(trials.c.error)
-        .where(trials.c.experiment_id == experiment_id, trials.c.error.is_not(None))
-        .order_by(trials.c.ended_at.desc(), trials.c.id.desc())
-        .limit(1)
-    )
-    error: str | None = transaction.connection.scalar(query)
-    return error
