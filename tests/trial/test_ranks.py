@@ -74,7 +74,7 @@ class CollectiveForward(PlainEngine):
 class CollectiveTrial(RankTrial):
     def __init__(self, context):
         super().__init__(context)
-        context.models.clear()
+        context.engines.clear()
         self.engine = context.wrap_model_engine(CollectiveForward(nn.Linear(1, 1)))
 
     def evaluate_batch(self, dataloader_iter):

@@ -10,7 +10,7 @@ import torch
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
-from zerotrial.compat.engine_view import EngineView
+from zerotrial.compat.engine_view import EngineView, view_of
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.mpu import ModelParallelUnit, make_data_parallel_mpu, make_pipeline_mpu
 from zerotrial.ranks import Distributed
@@ -50,7 +50,8 @@ class ZeroTrialContext:
         self.spec = spec
         self.distributed = distributed
         self.device = choose_device(distributed.local_rank)
-        self.models: list[Any] = []
+        self.engines: list[EngineView] = []
+        """As the controller sees them."""
         """The engines, in the order in which they were wrapped."""
         self.warm_start = False
         """Whether the checkpoint being loaded belongs to another trial."""
@@ -81,19 +82,18 @@ class ZeroTrialContext:
         Raises:
             TrialError: If it is no engine, or already wrapped.
         """
-        view = EngineView(model)
-        view.check()
+        view = view_of(model)
         if any(model is known for known in self.models):
             raise TrialError("wrap_model_engine: this engine is wrapped already")
-        if self.models and view.micro_batch_size != self._first.micro_batch_size:
+        if self.engines and view.micro_batch_size != self._first.micro_batch_size:
             logger.warning(
                 "the micro-batch sizes of the engines differ (%d, then %d): samples are counted "
                 "for the first engine alone",
                 self._first.micro_batch_size,
                 view.micro_batch_size,
             )
-        self.models.append(model)
-        if view.is_pipeline and len(self.models) == 1:
+        self.engines.append(view)
+        if view.is_pipeline and len(self.engines) == 1:
             self._mpu = make_pipeline_mpu(view.grid)
         elif view.is_pipeline:
             logger.warning("only the first engine decides how data is dealt out; this is another")
@@ -105,7 +105,7 @@ class ZeroTrialContext:
         Raises:
             TrialError: Before an engine is wrapped, or a second time.
         """
-        if not self.models:
+        if not self.engines:
             raise TrialError("set_mpu: wrap an engine first (context.wrap_model_engine)")
         if self._mpu_is_set:
             raise TrialError(
@@ -121,12 +121,12 @@ class ZeroTrialContext:
     @property
     def use_pipeline_parallel(self) -> bool:
         """Whether the first engine is a pipeline, which trains a whole batch in one call."""
-        return bool(self.models) and self._first.is_pipeline
+        return bool(self.engines) and self._first.is_pipeline
 
     @property
-    def engines(self) -> list[EngineView]:
-        """The engines, as the controller sees them."""
-        return [EngineView(model) for model in self.models]
+    def models(self) -> list[Any]:
+        """The engines that are wrapped, in their order."""
+        return [view.engine for view in self.engines]
 
     def disable_auto_grad_accumulation(self) -> None:
         """Have ``train_batch`` called once a batch; it then trains all micro-batches itself."""
@@ -180,12 +180,12 @@ class ZeroTrialContext:
 
     @property
     def _first(self) -> EngineView:
-        if not self.models:
+        if not self.engines:
             raise TrialError(
                 "no engine is wrapped yet: pass what zerotrial.initialize returns to "
                 "context.wrap_model_engine in __init__"
             )
-        return EngineView(self.models[0])
+        return self.engines[0]
 
     # Configuration and identity
 

@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import Any
 
 from zerolab.errors import TrialError
+from zerotrial.engine.engine import Engine
 
-__all__ = ["EngineView"]
+__all__ = ["EngineView", "view_of"]
 
 _REQUIRED = (
     "train_micro_batch_size_per_gpu",
@@ -18,11 +19,25 @@ _REQUIRED = (
 )
 
 
+def view_of(engine: Any) -> "EngineView":
+    """Choose how an engine is read, once and for all.
+
+    Args:
+        engine: From ``zerotrial.initialize`` or ``deepspeed.initialize``, or of that shape.
+
+    Raises:
+        TrialError: If it is no engine; names what is missing.
+    """
+    view = _OwnEngine(engine) if isinstance(engine, Engine) else EngineView(engine)
+    view.check()
+    return view
+
+
 class EngineView:
     """Reads an engine by DeepSpeed's names; what an engine does not offer is left out.
 
     Args:
-        engine: From ``zerotrial.initialize`` or ``deepspeed.initialize``.
+        engine: From ``deepspeed.initialize``, or of that shape.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -64,15 +79,7 @@ class EngineView:
         Raises:
             TrialError: If every ``engine.step()`` updates, and it is called for each micro-batch.
         """
-        config = getattr(self.engine, "config", None)
-        managed = getattr(config, "managed_gradient_accumulation", True) is not False
-        if not managed and not once_a_batch and self.accumulation_steps > 1:
-            raise TrialError(
-                "managed_gradient_accumulation: must be true where train_batch is called for each "
-                f"of {self.accumulation_steps} micro-batches, got false, with which each "
-                "engine.step() is an update; call context.disable_auto_grad_accumulation(), and "
-                "in train_batch engine.backward(loss) for each micro-batch and engine.step() once"
-            )
+        # Only of ours is it known.
 
     @property
     def is_pipeline(self) -> bool:
@@ -138,14 +145,51 @@ class EngineView:
     @property
     def saves_in_background(self) -> bool:
         """Whether ``save_checkpoint`` returns before everything is written."""
-        options = getattr(getattr(self.engine, "config", None), "checkpoint", None)
-        return getattr(getattr(options, "writer", None), "decoupled", False) is True
+        return False
 
     def wait_for_checkpoint(self) -> None:
         """Wait until a checkpoint that is written in the background is complete."""
-        wait = getattr(self.engine, "wait_for_checkpoint", None)
-        if callable(wait):
-            wait()
+
+
+class _OwnEngine(EngineView):
+    """Ours: asked by type, for what it does not have itself its model may."""
+
+    engine: Engine
+
+    def check_calls(self, *, once_a_batch: bool) -> None:
+        managed = self.engine.config.managed_gradient_accumulation
+        if not managed and not once_a_batch and self.accumulation_steps > 1:
+            raise TrialError(
+                "managed_gradient_accumulation: must be true where train_batch is called for each "
+                f"of {self.accumulation_steps} micro-batches, got false, with which each "
+                "engine.step() is an update; call context.disable_auto_grad_accumulation(), and "
+                "in train_batch engine.backward(loss) for each micro-batch and engine.step() once"
+            )
+
+    @property
+    def is_pipeline(self) -> bool:
+        return False
+
+    @property
+    def forward_is_collective(self) -> bool:
+        return self.engine.zero_optimization_stage() >= 3
+
+    @cached_property
+    def _readers(self) -> list[tuple[str, Callable[[], Any]]]:
+        engine = self.engine
+        return [
+            ("learning_rate", lambda: _first(engine.get_lr())),
+            ("grad_norm", engine.get_global_grad_norm),
+            ("loss_scale", lambda: engine.loss_scale),
+            ("skipped_steps", lambda: engine.skipped_steps),
+        ]
+
+    @property
+    def saves_in_background(self) -> bool:
+        return self.engine.config.checkpoint.writer.decoupled
+
+    def wait_for_checkpoint(self) -> None:
+        self.engine.wait_for_checkpoint()
 
 
 def _first(rates: Any) -> Any:

@@ -1,0 +1,21 @@
+"""How the trial loop reads the engine that a trial wraps."""
+
+from torch import nn
+
+import zerotrial
+from zerotrial.compat.engine_view import view_of
+
+
+def test_what_a_model_says_of_itself_is_not_taken_for_what_its_engine_says() -> None:
+    model = nn.Linear(1, 1)
+    model.is_pipe_parallel = True  # type: ignore[assignment]
+    model.tensor_parallel_size = 2  # type: ignore[assignment]
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
+    engine, *_ = zerotrial.initialize(model=model, config=config)
+    view = view_of(engine)
+    assert not view.is_pipeline
+    assert not view.forward_is_collective
+    assert view.numbers() == {
+        "learning_rate": 1e-3, "loss_scale": 1.0, "skipped_steps": 0.0
+    }  # fmt: skip
+    engine.close()
