@@ -46,6 +46,12 @@ def options(command: Any) -> set[str]:
     }
 
 
+def named_in(body: str) -> set[str]:
+    """The options that the list of a section names."""
+    listed = "\n".join(re.findall(r"^- (.*?):", body, re.MULTILINE))
+    return set(re.findall(r"`(--?[a-z][a-z-]*)", listed))
+
+
 def test_the_reference_has_a_section_for_every_command_and_for_no_other() -> None:
     assert {f"{path}{arguments(one)}" for path, one in COMMANDS.items()} == set(SECTIONS)
 
@@ -53,14 +59,14 @@ def test_the_reference_has_a_section_for_every_command_and_for_no_other() -> Non
 @pytest.mark.parametrize("path", sorted(COMMANDS))
 def test_a_section_names_every_option_and_no_other(path: str) -> None:
     body = SECTIONS[f"{path}{arguments(COMMANDS[path])}"]
-    listed = "\n".join(re.findall(r"^- (.*?):", body, re.MULTILINE))
-    named = set(re.findall(r"`(--?[a-z][a-z-]*)", listed))
-    assert named == options(COMMANDS[path])
+    assert named_in(body) == options(COMMANDS[path])
 
 
-def test_the_options_before_any_command_are_in_the_reference() -> None:
-    text = REFERENCE.read_text()
-    assert all(f"`{name}" in text for name in options(ROOT))
+def test_the_section_everywhere_names_the_options_before_any_command_and_no_other() -> None:
+    (body,) = re.findall(
+        r"^## Everywhere\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert named_in(body) == options(ROOT) | {"--help", "-h"}  # every command takes those
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS))
