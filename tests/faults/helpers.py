@@ -1,5 +1,7 @@
 """A real server that can be killed, and runs on it, driven over REST as an agent would."""
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from zerolab.client import archive
 from zerolab.client.http import Client
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import AgentRegistration, SlotInfo
+from zerolab.errors import ZerolabError
 from zerolab.paths import Home
+
+_BEAT_S = 5.0
 
 
 class KillableServer:
@@ -45,6 +50,15 @@ class KillableServer:
             assert not self._nursery.ended(self._pid), self._nursery.log.read_text()[-3000:]
             return False
 
+    def attend(self, agent: str | int) -> None:
+        """Ask for an agent's work now and then, or its runs end when a test takes a minute."""
+        threading.Thread(target=self._beat, args=(agent,), daemon=True).start()
+
+    def _beat(self, agent: str | int) -> None:
+        while not self._nursery.closed.wait(_BEAT_S):
+            with contextlib.suppress(ZerolabError), self.client as client:  # it may be away
+                client.work(agent, 0, 0)
+
 
 def serve(arguments: list[str]) -> int:
     """What a child of the nursery runs."""
@@ -75,6 +89,7 @@ def make_runs(server: KillableServer, count: int, directory: Path) -> list[RunSp
     with server.client as client:
         slots = [SlotInfo(number, "cpu") for number in range(count)]
         agent = client.register_agent(AgentRegistration("agent", "localhost", slots))
+        server.attend(agent)
         client.create_experiment(config, archive.pack(model))
         work = until(
             "all trials have runs",

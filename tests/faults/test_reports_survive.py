@@ -12,7 +12,9 @@ from tests.faults.helpers import KillableServer, make_runs, stored_points
 from tests.faults.nursery import Nursery
 from tests.faults.reporter import Ledger, value_of
 from tests.waiting import until
+from zerolab.client.http import Client
 from zerolab.contract.spec import RunSpec, write_run_spec
+from zerolab.errors import UnreachableError
 from zerolab.reports.delivery import deliver
 from zerolab.reports.reporter import SPOOL_DIR
 from zerolab.reports.spool import Spool
@@ -66,6 +68,14 @@ class Reporting:
         self.uncertain.add(last + 1)  # killed in this report, or just before or behind it
         return last + 2
 
+    def deliver_rest(self, client: Client) -> int:
+        """Ship what is left, as the agent would; return the number of the last record stored."""
+        return until(
+            "the server takes what is left",
+            lambda: deliver(self.run_dir, client, self.spec.run_id),
+            not_yet=UnreachableError,  # it may be busy
+        )
+
 
 def test_200_kills_of_a_reporting_process_lose_and_double_nothing(
     nursery: Nursery, server: KillableServer, tmp_path: Path
@@ -84,13 +94,13 @@ def test_200_kills_of_a_reporting_process_lose_and_double_nothing(
     with server.client as client:
         for reporting in reportings:
             spec = reporting.spec
-            count = deliver(reporting.run_dir, client, spec.run_id)
+            count = reporting.deliver_rest(client)
             assert count == Spool(reporting.run_dir / SPOOL_DIR).count
             points = stored_points(client, spec)
             assert reporting.certain <= set(points) <= reporting.certain | reporting.uncertain
             assert len(points) == count  # one step, one record: none came twice
             assert all(value == value_of(spec, step) for step, value in points.items())
-            assert deliver(reporting.run_dir, client, spec.run_id) == count
+            assert reporting.deliver_rest(client) == count
             assert stored_points(client, spec) == points
     assert "Traceback" not in nursery.log.read_text()
 
@@ -121,7 +131,7 @@ def test_50_kills_of_the_server_lose_and_double_nothing_of_8_reporters(
             points = stored_points(client, reporting.spec)
             assert set(points) == set(range(1, reporting.ledger.step + 1))
             assert all(value == value_of(reporting.spec, step) for step, value in points.items())
-            count = deliver(reporting.run_dir, client, reporting.spec.run_id)
+            count = reporting.deliver_rest(client)
             assert len(points) == count  # one step, one record: none came twice
 
 
