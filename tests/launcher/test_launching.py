@@ -118,9 +118,14 @@ if os.environ["RANK"] == "1":
     while not pids.exists():
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
+others = []
+while not others:  # a launcher that is stopped now would not start the other
+    found = psutil.Process(os.getppid()).children()
+    others = [one for one in found if one.pid != os.getpid()]
+    time.sleep(0.01)
+(other,) = others
 os.kill(os.getppid(), signal.SIGSTOP)  # the launcher is kept waiting, as by a busy machine
 pids.touch()
-other = next(one for one in psutil.Process(os.getppid()).children() if one.pid != os.getpid())
 while other.status() != psutil.STATUS_ZOMBIE:
     time.sleep(0.01)
 print("lost the other")
