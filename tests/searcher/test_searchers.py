@@ -161,7 +161,7 @@ def test_a_grid_tries_every_combination_once() -> None:
         (
             {"name": "hyperband", "metric": "m"},
             {},
-            "name: must be one of single, random, grid, got",
+            "name: must be one of single, random, grid, ",
         ),
         (
             {"name": "grid", "metric": "m"},

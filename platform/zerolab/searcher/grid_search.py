@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from zerolab.schema.hyperparameters import grid_points, space_problems
 from zerolab.searcher.interface import Searcher
@@ -18,6 +18,9 @@ class GridConfig(SearcherConfig):
     name: Literal["grid"]
     """Every combination."""
 
+    may_grow: ClassVar[frozenset[str]] = frozenset({"max_length"})
+    continues_ended: ClassVar[bool] = True
+
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """Every range needs its number of points."""
         yield from space_problems(space, grid=True)
@@ -25,6 +28,10 @@ class GridConfig(SearcherConfig):
     def outline(self, space: Mapping[str, Any]) -> str:
         """As many as there are combinations."""
         return f"a grid of {len(grid_points(space))} trials"
+
+    def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
+        """Every combination goes all the way."""
+        return {self.length: len(grid_points(space))}
 
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
         """A list of the points, in the order of the space's names."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from zerolab.searcher.filling import FillingSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.operations import Create, Operation, Shutdown
 
@@ -22,7 +23,7 @@ def trial_rng(seed: int, trial_id: int) -> Random:
     return Random(f"trial {trial_id} of {seed}")  # noqa: S311 - nothing secret
 
 
-class ListedSearcher:
+class ListedSearcher(FillingSearcher):
     """Runs a fixed number of trials, so many at a time.
 
     Args:
@@ -56,15 +57,6 @@ class ListedSearcher:
         self._closed: dict[int, str] = {}  # trial id -> how it ended
         self._reached: dict[int, float] = {}  # trial id -> length at its last report
         self._over = False
-
-    def initial_operations(self) -> list[Operation]:
-        """The first trials."""
-        return self._fill()
-
-    def trial_created(self, trial_id: int) -> list[Operation]:
-        """Nothing follows from it."""
-        del trial_id
-        return []
 
     def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
         """Nothing follows but progress: no trial of these searchers is stopped by its metric."""

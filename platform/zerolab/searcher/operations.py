@@ -16,6 +16,10 @@ class Create:
     """Its hyperparameters, nested as in the experiment file."""
     trial_seed: int
     """From 0 to 2**31 - 1."""
+    source: int | None = None
+    """Number of another trial whose weights it begins with: those of the checkpoint that belongs
+    to the newest validation told of it, or of the first one after that. Its counters, optimizer
+    and schedule begin anew. None for the experiment's own beginning."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from zerolab.schema.hyperparameters import MAX_TRIALS, sample_hyperparameters
 from zerolab.schema.section import PositiveInt
+from zerolab.schema.space import MAX_TRIALS, Space
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.listed import ListedSearcher
 from zerolab.searcher.section import SearcherConfig
@@ -24,16 +24,25 @@ class RandomConfig(SearcherConfig):
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
     """How many trials there are."""
 
+    may_grow: ClassVar[frozenset[str]] = frozenset({"max_length", "max_trials"})
+    continues_ended: ClassVar[bool] = True
+
     def outline(self, space: Mapping[str, Any]) -> str:
         """As many as the file says."""
         del space
         return f"{self.max_trials} trials"
 
+    def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
+        """Every trial goes all the way."""
+        del space
+        return {self.length: self.max_trials}
+
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
         """A list of samples, one from each trial's own randomness."""
+        dimensions = Space(space)
 
         def sample(_trial_id: int, rng: Random) -> dict[str, Any]:
-            return sample_hyperparameters(space, rng)
+            return dimensions.sample(rng)
 
         total, concurrent = self.max_trials, self.max_concurrent_trials
         return ListedSearcher(sample, total, concurrent, seed, self.length, replaces_invalid=True)

@@ -1,15 +1,29 @@
 """The ``searcher`` block of an experiment file: what all searchers share."""
 
+import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from zerolab.schema.hyperparameters import space_problems
+from pydantic import AfterValidator
+
 from zerolab.schema.lengths import Length
-from zerolab.schema.section import NonNegativeInt, Section
+from zerolab.schema.section import NonNegativeInt, PositiveInt, Section
+from zerolab.schema.space import space_problems
 from zerolab.searcher.interface import Searcher
 
 __all__ = ["SearcherConfig"]
+
+
+def _uuid(value: str) -> str:
+    try:
+        same = str(uuid.UUID(value)) == value.lower()
+    except ValueError:
+        same = False
+    if not same:
+        msg = f"must be the uuid of a checkpoint, got {value!r}"
+        raise ValueError(msg)
+    return value.lower()
 
 
 class SearcherConfig(Section):
@@ -31,13 +45,56 @@ class SearcherConfig(Section):
     max_concurrent_trials: NonNegativeInt = 16
     """How many trials exist at a time; 0 means all."""
 
+    source_trial_id: PositiveInt | None = None
+    """Warm start: every trial begins with the weights of the newest checkpoint of this trial, which
+    may be any experiment's; its counters, optimizer and schedule begin anew."""
+
+    source_checkpoint_uuid: Annotated[str, AfterValidator(_uuid)] | None = None
+    """The same with the weights of this checkpoint; at most one of the two is given."""
+
     has_one_trial: ClassVar[bool] = False
     """Whether the experiment is as far as its only trial."""
 
+    may_grow: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may become greater when an experiment goes on: a searcher made with the greater
+    value, and told all events so far, wants the same trials, and perhaps more."""
+
+    continues_ended: ClassVar[bool] = False
+    """Whether a trial of which it was told that it has ended may go on all the same: nothing
+    follows from what trials report."""
+
+    @property
+    def full_length(self) -> Length | None:
+        """How far a trial trains at most; None when it decides by itself."""
+        return self.max_length
+
     @property
     def length(self) -> int:
-        """How far a trial trains, in its unit; 0 when it decides by itself."""
-        return self.max_length.count if self.max_length else 0
+        """How far a trial trains at most, in its unit; 0 when it decides by itself."""
+        return self.full_length.count if self.full_length else 0
+
+    @property
+    def unit(self) -> Literal["batches", "epochs"] | None:
+        """In which all lengths of the search are counted; None when trials have no length."""
+        return self.full_length.unit if self.full_length else None
+
+    @property
+    def runs_beside(self) -> str | None:
+        """``module:Class`` of the model directory that decides in a process of its own."""
+        return None
+
+    def validate_at(self) -> tuple[int, ...]:
+        """Lengths after which a trial is validated, besides its validation period."""
+        return ()
+
+    def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
+        """Say before anything starts how many trials end at which length; none where nobody knows.
+
+        Args:
+            space: The experiment's hyperparameters, without mistakes.
+        """
+        del space
+        return {}
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """What is wrong between the block and the hyperparameters, a line each.
@@ -46,6 +103,11 @@ class SearcherConfig(Section):
             space: The experiment's hyperparameters.
         """
         yield from space_problems(space)
+        if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
+            yield (
+                "searcher.source_checkpoint_uuid: must not stand beside source_trial_id = "
+                f"{self.source_trial_id}, got {self.source_checkpoint_uuid!r}; remove one of them"
+            )
 
     @abstractmethod
     def outline(self, space: Mapping[str, Any]) -> str:

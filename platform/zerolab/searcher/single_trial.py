@@ -19,6 +19,8 @@ class SingleConfig(SearcherConfig):
     """One trial."""
 
     has_one_trial: ClassVar[bool] = True
+    may_grow: ClassVar[frozenset[str]] = frozenset({"max_length"})
+    continues_ended: ClassVar[bool] = True
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """A range has no one value."""
@@ -34,6 +36,11 @@ class SingleConfig(SearcherConfig):
         """Always the same."""
         del space
         return "1 trial"
+
+    def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
+        """One trial, all the way."""
+        del space
+        return {self.length: 1}
 
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
         """A list of one."""

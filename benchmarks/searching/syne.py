@@ -1,0 +1,85 @@
+"""Syne Tune's searchers behind our searchers' face; measured when they are installed.
+
+Syne Tune is no part of the extra ``bench``: it brings 1.2 GB. It goes into an environment beside
+ours with ``pip install syne-tune huggingface_hub``.
+"""
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from benchmarks.searching.objective import EPOCHS
+from benchmarks.searching.peers import Endless
+from zerolab.searcher import Operation, Stop
+
+__all__ = ["SyneTuneSearcher", "is_installed"]
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("syne_tune") is not None
+
+
+class SyneTuneSearcher(Endless):
+    """An ASHA of the real Syne Tune, which is told every value and may stop a trial at a rung.
+
+    It knows no leaves that exist only sometimes: it sees all of them, and those that a choice
+    excludes have no effect. A trial that diverges has the worst value that was seen so far, and
+    is stopped.
+
+    Args:
+        space: What is searched.
+        seed: Of the searcher.
+        kind: ``ASHABORE`` or ``ASHACQR``.
+    """
+
+    def __init__(self, space: Mapping[str, Any], seed: int, kind: str) -> None:
+        super().__init__(space, seed)
+        import numpy as np
+        import syne_tune.config_space as domains
+        from syne_tune.backend.trial_status import Trial
+        from syne_tune.optimizer import baselines
+        from syne_tune.optimizer.scheduler import SchedulerDecision
+
+        np.random.seed(seed)  # Syne Tune draws from it
+        leaves = {
+            str(index): domains.choice([str(at) for at in range(d.size)])
+            if d.kind == "categorical"
+            else domains.randint(0, d.size - 1) if d.kind == "int"
+            else domains.uniform(0.0, 1.0)
+            for index, d in enumerate(self.space.dimensions)
+        }  # fmt: skip
+        self.scheduler = getattr(baselines, kind)(
+            leaves, metric="loss", time_attr="epoch", max_t=EPOCHS, random_seed=seed
+        )
+        self.make_trial: Any = Trial
+        self.stop = SchedulerDecision.STOP
+        self.trials: dict[int, Any] = {}
+        self.worst = 0.0
+
+    def draw(self, trial_id: int) -> dict[str, Any]:
+        config = self.scheduler.suggest().config
+        trial = self.make_trial(trial_id, config, datetime.now())  # noqa: DTZ005 - unused
+        self.trials[trial_id] = trial
+        self.scheduler.on_trial_add(trial)
+        coordinates = [
+            float(config[str(index)])
+            if d.kind != "int"
+            else (int(config[str(index)]) + 0.5) / d.size
+            for index, d in enumerate(self.space.dimensions)
+        ]
+        return self.space.hparams(self.space.snap(coordinates))
+
+    def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
+        trial = self.trials.get(trial_id)
+        if trial is None:
+            return []
+        if math.isfinite(metric):
+            self.worst = max(self.worst, metric)
+        told = {"loss": metric if math.isfinite(metric) else self.worst, "epoch": int(length)}
+        decision = self.scheduler.on_trial_result(trial, told)
+        if decision == self.stop or not math.isfinite(metric):
+            del self.trials[trial_id]
+            return [Stop(trial_id)]
+        return []

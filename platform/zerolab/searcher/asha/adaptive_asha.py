@@ -1,0 +1,40 @@
+"""``adaptive_asha``: several brackets, some of which stop trials early and some late."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from zerolab.schema.section import PositiveInt
+from zerolab.searcher.asha.arithmetic import Bracket, Mode, make_brackets
+from zerolab.searcher.asha.section import HalvingConfig
+
+__all__ = ["AdaptiveAshaConfig"]
+
+
+class AdaptiveAshaConfig(HalvingConfig):
+    """Several brackets of ASHA, some of which stop trials early and some late."""
+
+    name: Literal["adaptive_asha"]
+    """Several brackets of ASHA, some of which stop trials early and some late."""
+
+    mode: Mode = "standard"
+    """How early trials are stopped: ``aggressive`` is one bracket with all rungs; ``standard`` adds
+    brackets with at least half of them; ``conservative`` adds those down to one rung."""
+
+    max_rungs: PositiveInt = 5
+    """Most rungs of a bracket."""
+
+    bracket_rungs: list[PositiveInt] = Field(default_factory=list)
+    """Rungs of each bracket, in place of what ``mode`` says."""
+
+    def brackets(self) -> list[Bracket]:
+        """As the arithmetic has them."""
+        return make_brackets(
+            max_time=self.length,
+            max_trials=self.max_trials,
+            divisor=self.divisor,
+            mode=self.mode,
+            max_rungs=self.max_rungs,
+            max_concurrent_trials=self.max_concurrent_trials,
+            bracket_rungs=self.bracket_rungs,
+        )

@@ -1,0 +1,24 @@
+"""``async_halving``: one bracket of rungs."""
+
+from typing import Literal
+
+from zerolab.schema.section import PositiveInt
+from zerolab.searcher.asha.arithmetic import Bracket
+from zerolab.searcher.asha.section import HalvingConfig
+
+__all__ = ["AsyncHalvingConfig"]
+
+
+class AsyncHalvingConfig(HalvingConfig):
+    """ASHA: samples, of which the best at each of ``num_rungs`` rungs go on."""
+
+    name: Literal["async_halving"]
+    """ASHA: samples, of which the best at each of ``num_rungs`` rungs go on."""
+
+    num_rungs: PositiveInt
+    """How often a trial is compared with others, the end of its training included."""
+
+    def brackets(self) -> list[Bracket]:
+        """One with all trials; without a bound, as many train as one full decision takes."""
+        concurrent = self.max_concurrent_trials or int(self.divisor ** (self.num_rungs - 1))
+        return [Bracket(self.num_rungs, self.max_trials, min(concurrent, self.max_trials))]

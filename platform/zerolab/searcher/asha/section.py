@@ -1,0 +1,102 @@
+"""What the sections of ``async_halving`` and ``adaptive_asha`` share."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from zerolab.schema.lengths import Length
+from zerolab.schema.section import PositiveInt
+from zerolab.schema.space import MAX_TRIALS, Space
+from zerolab.searcher.asha.arithmetic import Bracket, make_rungs, simulate
+from zerolab.searcher.asha.promoting import PromotingRungs
+from zerolab.searcher.asha.stopping import StoppingRungs
+from zerolab.searcher.asha.tournament import Tournament
+from zerolab.searcher.interface import Searcher
+from zerolab.searcher.section import SearcherConfig
+
+__all__ = ["HalvingConfig"]
+
+
+class HalvingConfig(SearcherConfig):
+    """Trials are compared at rungs, and the best of each go on."""
+
+    max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
+    """How many trials there are."""
+
+    max_time: PositiveInt | None = None
+    """How far each trial trains at most, in the unit that ``time_metric`` names; in place of
+    ``max_length``."""
+
+    time_metric: Literal["batches", "epochs"] | None = None
+    """The unit of ``max_time``."""
+
+    divisor: Annotated[float, Field(gt=1)] = 4.0
+    """Of the trials of a rung, one in so many goes on; each rung is so many times as long as the
+    one below it."""
+
+    stop_once: bool = True
+    """Whether trials train on until they are stopped; if false they pause at each rung, and the
+    best go on from their checkpoints."""
+
+    @property
+    def full_length(self) -> Length | None:
+        """What ``max_time`` or ``max_length`` says."""
+        if self.max_time is None or self.time_metric is None:
+            return self.max_length
+        return Length.model_validate({self.time_metric: self.max_time})
+
+    def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
+        """The length must be said, and once."""
+        yield from super().problems(space)
+        if (self.max_time is None) != (self.time_metric is None):
+            given, other = ("max_time", "time_metric")
+            if self.max_time is None:
+                given, other = other, given
+            yield f"searcher.{other}: is required beside {given}, got nothing"
+        elif self.full_length is None:
+            yield (
+                f"searcher.max_time: is required by the {self.name} searcher, got nothing; say how "
+                "far a trial trains at most, e.g. max_time: 1000 and time_metric: batches"
+            )
+        elif self.max_length is not None and self.max_length != self.full_length:
+            yield (
+                "searcher.max_length: must not be another length than max_time "
+                f"({self.max_time} {self.time_metric}), got {self.max_length.model_dump()}"
+            )
+
+    @abstractmethod
+    def brackets(self) -> list[Bracket]:
+        """The brackets, in the order in which they get their trials."""
+
+    def validate_at(self) -> tuple[int, ...]:
+        """At every rung of every bracket."""
+        rungs = {length for bracket in self.brackets() for length in self._rungs(bracket)}
+        return tuple(sorted(rungs))
+
+    def outline(self, space: Mapping[str, Any]) -> str:
+        """How many, and where they are compared."""
+        del space
+        trials = sum(bracket.max_trials for bracket in self.brackets())
+        lengths = ", ".join(map(str, self.validate_at()))
+        return f"{trials} trials, compared after {lengths} {self.unit}"
+
+    def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
+        """What the arithmetic of the rungs says."""
+        del space
+        return simulate(self.brackets(), self.divisor, self.length)
+
+    def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
+        """A tournament of the brackets."""
+        kind = StoppingRungs if self.stop_once else PromotingRungs
+        brackets: Sequence[StoppingRungs | PromotingRungs] = [
+            kind(self._rungs(bracket), self.divisor, *bracket[1:]) for bracket in self.brackets()
+        ]
+        return Tournament(
+            brackets, Space(space), seed, self.max_concurrent_trials,
+            smaller_is_better=self.smaller_is_better,
+        )  # fmt: skip
+
+    def _rungs(self, bracket: Bracket) -> list[int]:
+        return make_rungs(bracket.num_rungs, self.divisor, self.length)

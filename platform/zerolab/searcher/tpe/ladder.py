@@ -1,0 +1,193 @@
+"""The ladder: lengths at which trials are judged, where new ones enter, and who goes on.
+
+Smaller values are better. Whatever is not a finite number has the value infinity, which ranks
+last; of equal values the older trial's is the better one.
+"""
+
+import math
+from bisect import insort
+from collections.abc import Collection, Container
+
+from zerolab.searcher.tpe.agreement import Agreement
+
+__all__ = ["Ladder", "forecast", "make_levels"]
+
+_DIVISOR = 3
+_RUNGS = 4
+_ENTRIES = (9.0, 4.0, 2.0)
+"""Of 15 new trials, so many are first judged at rung 0, 1 and 2."""
+_PROBES = (10, 13, 16)
+"""New trials, counted from 1, that train to the whole length at once; then every time their number
+has doubled."""
+
+
+def make_levels(length: int) -> list[int]:
+    """The lengths of the rungs: a 27th, a 9th, a third of the whole length, and the whole.
+
+    Args:
+        length: How far a trial may train; at least 1.
+
+    Returns:
+        Rising lengths of at least 1, without doubles.
+    """
+    levels = {max(length // _DIVISOR**power, 1) for power in range(_RUNGS)}
+    return sorted(levels)
+
+
+def forecast(length: int, trials: int) -> dict[int, int]:
+    """How many of so many trials end at which length, if all lengths rank them alike.
+
+    Args:
+        length: How far a trial may train.
+        trials: How many there are.
+    """
+    ladder = Ladder(length)
+    judged = [0] * len(ladder.levels)
+    for _ in range(trials):
+        judged[ladder.enter()] += 1
+    ends = {}
+    for rung, level in enumerate(ladder.levels):
+        promoted = judged[rung] // _DIVISOR if rung < ladder.top else 0
+        if rung < ladder.top:
+            judged[rung + 1] += promoted
+        ends[level] = judged[rung] - promoted
+    return {level: count for level, count in ends.items() if count}
+
+
+class Ladder:
+    """Rungs with the value of every trial that was judged there.
+
+    Args:
+        length: How far a trial may train, in the unit of the search.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.levels = make_levels(length)
+        self.rungs: list[list[tuple[float, int]]] = [[] for _ in self.levels]
+        """For each rung, (value, trial id) of all that were judged there, best first."""
+        self._agreement = Agreement(len(self.levels))
+        self._entered = 0
+        self._owed = [0.0] * len(self.levels)  # entries that a rung should have had by now
+        self._promoted: list[set[int]] = [set() for _ in self.levels]
+
+    @property
+    def top(self) -> int:
+        """The last rung."""
+        return len(self.levels) - 1
+
+    def enter(self) -> int:
+        """The rung at which the next new trial is first judged."""
+        self._entered += 1
+        if _is_probe(self._entered):
+            return self.top
+        shares = self._shares()
+        total = sum(shares)
+        self._owed = [owed + share / total for owed, share in zip(self._owed, shares, strict=True)]
+        open_rungs = (rung for rung, share in enumerate(shares) if share > 0)
+        rung = max(open_rungs, key=lambda rung: (self._owed[rung], -rung))
+        self._owed[rung] -= 1
+        return rung
+
+    def _shares(self) -> list[float]:
+        """What part of the new trials each rung gets.
+
+        A rung that is not trusted hands its part on to the next one, as many trials as train for
+        the same time there; the whole length is always trusted.
+        """
+        trust = self._agreement.trust()
+        entries = (*_ENTRIES[: self.top], 0.0)
+        shares, carried = [], 0.0
+        for rung, entry in enumerate(entries):
+            share = entry + carried
+            shares.append(share * trust[rung])
+            if rung < self.top:
+                carried = share * (1 - trust[rung]) * self.levels[rung] / self.levels[rung + 1]
+        return shares if any(shares) else [1.0]
+
+    def forget(self, rung: int, trial_id: int) -> None:
+        """Take back an entry at a rung: its trial was no possible one."""
+        self._entered -= 1
+        self._owed[rung] += 1
+        self._agreement.forget(trial_id)
+
+    def pass_by(self, length: float, value: float, trial_id: int) -> None:
+        """Note what a trial has reported on its way to the rung at which it is judged."""
+        if length in self.levels:
+            self._agreement.note(self.levels.index(int(length)), trial_id, value)
+
+    def insert(self, rung: int, value: float, trial_id: int) -> None:
+        """Judge a trial at a rung."""
+        insort(self.rungs[rung], (value, trial_id))
+        self._agreement.note(rung, trial_id, value)
+
+    def promote(self, ended: Container[int]) -> tuple[int, int] | None:
+        """The trial that should go on before any new one begins, and the rung it goes to.
+
+        Nobody goes on from a rung that is not trusted at all.
+
+        Args:
+            ended: Trials that cannot go on.
+        """
+        trust = self._agreement.trust()
+        for rung in range(self.top - 1, -1, -1):
+            if trust[rung] > 0:
+                found = self._go_on(rung, len(self.rungs[rung]) // _DIVISOR, ended)
+                if found is not None:
+                    return found
+        return None
+
+    def last_chance(self, ended: Container[int]) -> tuple[int, int] | None:
+        """The same when no new trial will come: somebody shall reach the whole length."""
+        for rung in range(self.top - 1, -1, -1):
+            if any(math.isfinite(value) for value, _ in self.rungs[rung + 1]):
+                return None
+            found = self._go_on(rung, len(self.rungs[rung]), ended)
+            if found is not None:
+                return found
+        return None
+
+    def _go_on(self, rung: int, best: int, ended: Container[int]) -> tuple[int, int] | None:
+        gone = self._promoted[rung]
+        for value, trial_id in self.rungs[rung][:best]:
+            if trial_id not in gone and trial_id not in ended and math.isfinite(value):
+                gone.add(trial_id)
+                return trial_id, rung + 1
+        return None
+
+    def has_gone_on(self, rung: int, trial_id: int) -> bool:
+        """Whether a trial has left a rung for the next one."""
+        return trial_id in self._promoted[rung]
+
+    def left_behind(self, known: Collection[int]) -> list[int]:
+        """Trials that were judged at a trusted rung and are not among those known.
+
+        Whoever has come far is good, even the last of them: without those that have not, the model
+        would take the neighbourhood of the best for bad, and flee it.
+        """
+        trust, there = self._agreement.trust(), set(known)
+        ids = {
+            trial_id
+            for rung in range(self.top)
+            if trust[rung] > 0
+            for _, trial_id in self.rungs[rung]
+        }
+        return sorted(ids - there)
+
+    def best_known(self, enough: int) -> list[int] | None:
+        """Trials of the highest rung that says enough, best first.
+
+        Args:
+            enough: Finite values that a rung must have; one that is not trusted says nothing.
+        """
+        trust = self._agreement.trust()
+        for rung in range(self.top, -1, -1):
+            judged = self.rungs[rung]
+            if trust[rung] > 0 and sum(math.isfinite(value) for value, _ in judged) >= enough:
+                return [trial_id for _, trial_id in judged]
+        return None
+
+
+def _is_probe(number: int) -> bool:
+    """Whether a new trial trains to the whole length, so that rungs can be compared with it."""
+    rounds, rest = divmod(number, _PROBES[-1])
+    return number in _PROBES or (rest == 0 and rounds.bit_count() == 1)

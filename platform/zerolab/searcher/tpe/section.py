@@ -1,0 +1,72 @@
+"""The ``searcher`` block of ``tpe_asha``."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from zerolab.schema.hyperparameters import MAX_TRIALS
+from zerolab.schema.section import PositiveInt
+from zerolab.searcher.interface import Searcher
+from zerolab.searcher.section import SearcherConfig
+
+__all__ = ["TpeAshaConfig"]
+
+
+class TpeAshaConfig(SearcherConfig):
+    """Many short trials, the best of them longer, each new one where good ones lie."""
+
+    name: Literal["tpe_asha"]
+    """``max_trials`` trials, of which the best go on to ``max_length``; the recommended one."""
+
+    max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
+    """How many trials there are."""
+
+    def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
+        """The rungs need a length, and learning needs trials that wait for others."""
+        yield from super().problems(space)
+        if self.full_length is None:
+            yield (
+                "searcher.max_length: is required by the tpe_asha searcher, got nothing; "
+                "say how far the best trials train"
+            )
+        if not self.max_concurrent_trials:
+            yield (
+                "searcher.max_concurrent_trials: must be at least 1 for the tpe_asha searcher, "
+                "got 0; trials that all begin at once learn nothing from each other"
+            )
+
+    def validate_at(self) -> tuple[int, ...]:
+        """At every rung."""
+        # numpy takes longer to import than most commands of the command line take
+        from zerolab.searcher.tpe.ladder import make_levels
+
+        return tuple(make_levels(max(self.length, 1)))
+
+    def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
+        """As many as the entries and the promotions of thirds come to when no rung misleads."""
+        # numpy takes longer to import than most commands of the command line take
+        from zerolab.searcher.tpe.ladder import forecast
+
+        del space
+        return forecast(self.length, self.max_trials)
+
+    def outline(self, space: Mapping[str, Any]) -> str:
+        """As many as the file says, and where they are judged."""
+        del space
+        lengths = ", ".join(map(str, self.validate_at()))
+        return f"{self.max_trials} trials, judged after {lengths} {self.unit}"
+
+    def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
+        """A ladder, and a model of what was judged on it."""
+        # numpy takes longer to import than most commands of the command line take
+        from zerolab.searcher.tpe.search import TpeAshaSearcher
+
+        return TpeAshaSearcher(
+            space,
+            self.length,
+            self.max_trials,
+            self.max_concurrent_trials,
+            seed,
+            smaller_is_better=self.smaller_is_better,
+        )

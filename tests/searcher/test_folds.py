@@ -1,0 +1,190 @@
+"""What holds of every searcher, whatever happens in whichever order."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from zerolab.searcher import Continue, Create, Operation, Searcher, Shutdown, Stop, make_searcher
+
+SPACE: dict[str, Any] = {
+    "lr": {"type": "log", "minval": -4, "maxval": -1},
+    "kind": {"type": "categorical", "vals": ["a", "b"]},
+    "slope": {"type": "double", "minval": 0, "maxval": 1, "when": {"kind": "b"}},
+}
+
+BLOCKS: dict[str, dict[str, Any]] = {
+    "random": {"name": "random", "max_trials": 12, "max_length": 27},
+    "stopping": {
+        "name": "async_halving", "num_rungs": 4, "divisor": 3, "max_trials": 12, "max_length": 27,
+    },
+    "promoting": {
+        "name": "async_halving", "num_rungs": 4, "divisor": 3, "max_trials": 12,
+        "max_time": 27, "time_metric": "batches", "stop_once": False,
+    },
+    "adaptive": {
+        "name": "adaptive_asha", "divisor": 3, "max_trials": 12, "max_length": 27,
+        "mode": "conservative",
+    },
+    "adaptive, promoting": {
+        "name": "adaptive_asha", "divisor": 2, "max_trials": 12, "max_length": 27,
+        "stop_once": False,
+    },
+}  # fmt: skip
+
+METRICS = st.one_of(st.integers(0, 3).map(float), st.sampled_from([math.nan, math.inf, -math.inf]))
+ENDS = st.sampled_from(["report"] * 8 + ["errored", "invalid_hp", "user_canceled", "done"])
+
+FIND = [Phase.explicit, Phase.reuse, Phase.generate]
+"""Shrinking a history of a hundred events takes minutes and makes it no clearer."""
+
+Told = tuple[Any, ...]
+
+
+class Platform:
+    """What a server does with a searcher's operations, where every trial reports when it is told.
+
+    Args:
+        searcher: To be served.
+        concurrent: How many trials may train at a time.
+        length: How far a trial trains.
+    """
+
+    def __init__(self, searcher: Searcher, concurrent: int, length: int) -> None:
+        self.searcher = searcher
+        self.concurrent = concurrent
+        self.length = length
+        self.told: list[Told] = []
+        self.wanted: list[list[Operation]] = []
+        self.trained: dict[int, int] = {}
+        self.until: dict[int, int] = {}
+        self.training: set[int] = set()
+        self.paused: set[int] = set()
+        self.stopping: set[int] = set()
+        self.leaving: set[int] = set()
+        self.ended: set[int] = set()
+        self.over = 0
+        self._carry_out(searcher.initial_operations())
+
+    def tell(self, *event: Any) -> None:
+        """Tell an event and do what is wanted."""
+        self.told.append(event)
+        self._carry_out(tell(self.searcher, event))
+
+    def _carry_out(self, operations: list[Operation]) -> None:
+        self.wanted.append(operations)
+        for operation in operations:
+            assert not self.over, "an operation after the end"
+            match operation:
+                case Create(trial_id=trial_id):
+                    assert trial_id == len(self.trained) + 1
+                    self.trained[trial_id] = 0
+                    self.training.add(trial_id)
+                case Continue(trial_id=trial_id, until=until):
+                    assert until > self.trained[trial_id]
+                    assert trial_id not in self.ended | self.stopping
+                    self.until[trial_id] = until
+                    self.paused.discard(trial_id)
+                    self.training.add(trial_id)
+                case Stop(trial_id=trial_id):
+                    assert trial_id in self.training | self.paused
+                    if trial_id in self.training:  # it has slots until it has left
+                        self.leaving.add(trial_id)
+                    self.training.discard(trial_id)
+                    self.paused.discard(trial_id)
+                    self.stopping.add(trial_id)
+                case Shutdown():
+                    self.over += 1
+        assert len(self.training | self.leaving) <= self.concurrent
+        assert 0 <= self.searcher.progress() <= 1
+
+    def step(self, data: st.DataObject) -> bool:
+        """Let something happen to a trial; return whether there was one."""
+        open_ids = sorted(self.training | self.stopping)
+        if not open_ids:
+            return False
+        trial_id = data.draw(st.sampled_from(open_ids))
+        if trial_id in self.stopping:
+            self.end(trial_id, "done")
+            return True
+        happens = data.draw(ENDS)
+        if happens != "report":
+            self.end(trial_id, happens)
+            return True
+        due = min(self.until.get(trial_id, self.length), self.length)
+        left = due - self.trained[trial_id]
+        self.trained[trial_id] += data.draw(st.integers(1, left)) if left > 0 else 0
+        length = self.trained[trial_id]
+        if length >= due and length < self.length:
+            self.training.discard(trial_id)
+            self.paused.add(trial_id)
+        self.tell("validated", trial_id, data.draw(METRICS), length)
+        if length >= self.length and trial_id not in self.ended:
+            self.end(trial_id, "done")
+        return True
+
+    def end(self, trial_id: int, how: str) -> None:
+        for group in (self.training, self.paused, self.stopping, self.leaving):
+            group.discard(trial_id)
+        self.ended.add(trial_id)
+        self.tell("exited", trial_id, how)
+
+
+def tell(searcher: Searcher, event: Told) -> list[Operation]:
+    if event[0] == "validated":
+        return searcher.validation_completed(*event[1:])
+    if event[2] == "done":
+        return searcher.trial_exited(event[1])
+    return searcher.trial_exited_early(event[1], event[2])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@settings(max_examples=60, deadline=None, phases=FIND)
+@given(concurrent=st.integers(1, 6), data=st.data())
+def test_every_search_ends_once_within_its_bounds_and_its_replay_is_the_same(
+    name: str, concurrent: int, data: st.DataObject
+) -> None:
+    block = {**BLOCKS[name], "metric": "loss", "max_concurrent_trials": concurrent}
+    platform = Platform(make_searcher(block, SPACE, 5), concurrent, 27)
+    for _ in range(1000):
+        if not platform.step(data):
+            break
+    assert platform.over == 1, "the search does not end"
+    assert platform.ended == set(platform.trained)
+    assert platform.searcher.progress() == 1.0
+    invalid = sum(event[2] == "invalid_hp" for event in platform.told if event[0] == "exited")
+    assert 12 <= len(platform.trained) <= 12 + min(invalid, 12) + 3  # brackets have at least 1
+    again = make_searcher(block, SPACE, 5)
+    replayed = [again.initial_operations(), *(tell(again, event) for event in platform.told)]
+    assert replayed == platform.wanted
+    assert all(not tell(again, event) for event in platform.told), "an event told twice"
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "random"])
+@settings(max_examples=30, deadline=None, phases=FIND)
+@given(
+    concurrent=st.integers(1, 6),
+    failing=st.sets(st.integers(1, 12), max_size=8),
+    seed=st.integers(0, 99),
+)
+def test_failed_trials_block_no_rung(
+    name: str, concurrent: int, failing: set[int], seed: int
+) -> None:
+    block = {**BLOCKS[name], "metric": "loss", "max_concurrent_trials": concurrent}
+    platform = Platform(make_searcher(block, SPACE, seed), concurrent, 27)
+    while platform.training or platform.stopping:
+        trial_id = min(platform.stopping or platform.training)
+        if trial_id in failing or trial_id in platform.stopping:
+            how = "done" if trial_id in platform.stopping else "errored"
+            platform.end(trial_id, how)
+            continue
+        platform.trained[trial_id] += 1
+        length = platform.trained[trial_id]
+        if length == platform.until.get(trial_id) and length < 27:
+            platform.training.discard(trial_id)
+            platform.paused.add(trial_id)
+        platform.tell("validated", trial_id, float(trial_id), length)
+    assert platform.over == 1
+    assert max(platform.trained.values()) == 27, "nobody came to the top"

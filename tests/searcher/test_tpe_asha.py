@@ -1,0 +1,446 @@
+"""The ladder of ``tpe_asha``, rule by rule; what it proposes is in ``test_parzen.py``."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerolab.errors import ConfigError
+from zerolab.searcher import (
+    Continue,
+    Create,
+    ExitReason,
+    Operation,
+    Searcher,
+    Shutdown,
+    Stop,
+    make_searcher,
+)
+from zerolab.searcher.tpe.ladder import Ladder, forecast, make_levels
+
+SPACE: dict[str, Any] = {
+    "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+    "net": {"width": {"type": "int", "minval": 1, "maxval": 9}, "act": "relu"},
+    "kind": {"type": "categorical", "vals": ["sgd", "adam"]},
+    "momentum": {"type": "double", "minval": 0, "maxval": 0.99, "when": {"kind": "sgd"}},
+}
+
+
+def searcher(
+    trials: int = 60, concurrent: int = 4, seed: int = 0, length: int = 27, **block: Any
+) -> Searcher:
+    config = {
+        "name": "tpe_asha",
+        "metric": "loss",
+        "max_length": length,
+        "max_trials": trials,
+        "max_concurrent_trials": concurrent,
+        **block,
+    }
+    return make_searcher(config, SPACE, seed)
+
+
+def loss(hparams: Mapping[str, Any]) -> float:
+    """Best at a learning rate of 0.01, a width of 7 and SGD with a momentum of 0.9."""
+    off = abs(math.log10(hparams["lr"]) + 2) + abs(hparams["net"]["width"] - 7) / 4
+    return off + (abs(hparams["momentum"] - 0.9) if hparams["kind"] == "sgd" else 0.5)
+
+
+class Run:
+    """A cluster that does at once what a searcher wants, one trial after the other."""
+
+    def __init__(self, searcher: Searcher) -> None:
+        self.searcher = searcher
+        self.hparams: dict[int, dict[str, Any]] = {}
+        self.until: dict[int, int] = {}
+        self.training: list[int] = []
+        self.ended: list[int] = []
+        self.over = False
+        self.log: list[Operation] = []
+        self.take(searcher.initial_operations())
+
+    def take(self, operations: list[Operation]) -> None:
+        waiting = deque(operations)
+        while waiting:
+            operation = waiting.popleft()
+            assert not self.over
+            self.log.append(operation)
+            match operation:
+                case Create(trial_id, hparams, _):
+                    assert trial_id == len(self.hparams) + 1
+                    self.hparams[trial_id] = hparams
+                case Continue(trial_id, until):
+                    assert trial_id not in self.training
+                    assert trial_id not in self.ended
+                    assert until > self.until.get(trial_id, 0)
+                    self.until[trial_id] = until
+                    self.training.append(trial_id)
+                case Stop(trial_id):
+                    if trial_id in self.training:
+                        self.training.remove(trial_id)
+                    assert trial_id not in self.ended
+                    self.ended.append(trial_id)
+                    waiting.extend(self.searcher.trial_exited(trial_id))
+                case Shutdown():
+                    self.over = True
+
+    def report(self, trial_id: int, value: float) -> None:
+        self.training.remove(trial_id)
+        self.take(self.searcher.validation_completed(trial_id, value, self.until[trial_id]))
+
+    def fail(self, trial_id: int, reason: ExitReason) -> None:
+        self.training.remove(trial_id)
+        self.ended.append(trial_id)
+        self.take(self.searcher.trial_exited_early(trial_id, reason))
+
+    def finish(self) -> None:
+        while self.training:
+            trial_id = self.training[0]
+            self.report(trial_id, loss(self.hparams[trial_id]))
+
+
+@pytest.mark.parametrize(
+    ("length", "levels"),
+    [(27, [1, 3, 9, 27]), (100, [3, 11, 33, 100]), (10, [1, 3, 10]), (2, [1, 2]), (1, [1])],
+)
+def test_rungs_are_a_27th_a_9th_a_third_and_the_whole_without_doubles(
+    length: int, levels: list[int]
+) -> None:
+    assert make_levels(length) == levels
+
+
+@pytest.mark.parametrize(("length", "counts"), [(27, [9, 4, 2]), (10, [9, 4]), (2, [9]), (1, [9])])
+def test_of_15_new_trials_9_are_first_judged_at_the_lowest_rung_4_and_2_above(
+    length: int, counts: list[int]
+) -> None:
+    ladder = Ladder(length)
+    entries = [ladder.enter() for _ in range(sum(counts) + 3)]
+    entries = [rung for number, rung in enumerate(entries, start=1) if number not in (10, 13, 16)]
+    entries = entries[: sum(counts)]
+    assert [entries.count(rung) for rung in range(len(counts))] == counts
+
+
+def test_a_10th_13th_and_16th_trial_and_then_fewer_and_fewer_train_to_the_whole_length() -> None:
+    ladder = Ladder(27)
+    probes = [number for number in range(1, 250) if ladder.enter() == 3]
+    assert probes == [10, 13, 16, 32, 64, 128]
+
+
+def test_a_new_trial_trains_to_the_rung_at_which_it_is_first_judged() -> None:
+    operations = searcher(concurrent=10).initial_operations()
+    lengths = [operation.until for operation in operations if isinstance(operation, Continue)]
+    assert lengths == [1, 3, 1, 9, 1, 3, 1, 1, 3, 27]
+    assert len(operations) == 20
+
+
+def judge(ladder: Ladder, trial_id: int, *values: float) -> None:
+    """Tell what a trial had at every rung up to the last one given."""
+    for rung, value in enumerate(values[:-1]):
+        ladder.pass_by(ladder.levels[rung], value, trial_id)
+    ladder.insert(len(values) - 1, values[-1], trial_id)
+
+
+def test_a_rung_that_misleads_gets_no_new_trials_and_promotes_none() -> None:
+    ladder = Ladder(27)
+    for trial_id in range(1, 9):
+        judge(ladder, trial_id, -trial_id, trial_id, trial_id, trial_id)
+    for trial_id in range(9, 15):
+        judge(ladder, trial_id, trial_id)
+    assert ladder.promote({}) is None
+    entries = [ladder.enter() for _ in range(45)]
+    assert 0 not in entries
+    assert entries.count(1) > entries.count(2) > entries.count(3) > 0
+
+
+def test_a_search_whose_rungs_all_mislead_trains_every_new_trial_to_the_whole_length() -> None:
+    ladder = Ladder(27)
+    for trial_id in range(1, 9):
+        judge(ladder, trial_id, -trial_id, -trial_id, -trial_id, trial_id)
+    assert {ladder.enter() for _ in range(20)} == {3}
+    assert ladder.best_known(8) == list(range(1, 9))
+
+
+def test_nothing_is_learned_from_a_rung_that_misleads() -> None:
+    ladder = Ladder(27)
+    for trial_id in range(1, 8):
+        judge(ladder, trial_id, -trial_id, -trial_id, -trial_id, trial_id)
+    for trial_id in range(8, 30):
+        judge(ladder, trial_id, -(trial_id % 8))
+    assert ladder.best_known(8) is None  # seven at the top are too few
+
+
+def test_where_rungs_rank_like_a_coin_the_next_one_is_not_trusted_before_it_has_proved_itself() -> (
+    None
+):
+    ladder = Ladder(27)
+    second, third = [7, 0, 5, 3, 2, 4, 1, 6], [5, 4, 3, 2, 0, 7, 6, 1]
+    for first, values in enumerate(zip(second, third, strict=True)):
+        judge(ladder, first + 1, first, *values)
+    assert {ladder.enter() for _ in range(9)} == {3}
+    for trial_id in range(9, 15):
+        judge(ladder, trial_id, 8, 8, trial_id, trial_id)
+    assert 2 in {ladder.enter() for _ in range(9)}
+
+
+def test_a_trial_that_was_expected_to_keep_its_order_and_did_leaves_the_ladder_as_it_is() -> None:
+    ladder, untold = Ladder(27), Ladder(27)
+    for trial_id in range(1, 9):
+        judge(ladder, trial_id, trial_id, trial_id, trial_id, trial_id)
+    assert [ladder.enter() for _ in range(40)] == [untold.enter() for _ in range(40)]
+
+
+def test_the_forecast_counts_where_trials_end_when_no_rung_misleads() -> None:
+    assert forecast(27, 60) == {1: 23, 3: 18, 9: 10, 27: 9}
+    assert forecast(1, 5) == {1: 5}
+
+
+def test_the_best_third_of_a_rung_goes_on_best_first_and_the_highest_rung_first() -> None:
+    ladder = Ladder(27)
+    for trial_id, value in enumerate([0.5, 0.3, 0.4, 0.2, 0.6, 0.1], start=1):
+        ladder.insert(0, value, trial_id)
+    for trial_id, value in enumerate([0.9, 0.8, 0.7], start=7):
+        ladder.insert(2, value, trial_id)
+    promoted = [ladder.promote({}) for _ in range(4)]
+    assert promoted == [(9, 3), (6, 1), (4, 1), None]
+
+
+def test_of_equal_values_the_older_trials_goes_on() -> None:
+    ladder = Ladder(27)
+    for trial_id in (5, 3, 4):
+        ladder.insert(0, 0.5, trial_id)
+    assert ladder.promote({}) == (3, 1)
+
+
+def test_whoever_diverged_or_ended_never_goes_on_and_counts_all_the_same() -> None:
+    ladder = Ladder(27)
+    for trial_id, value in [(1, math.inf), (2, math.inf), (3, math.inf)]:
+        ladder.insert(0, value, trial_id)
+    assert ladder.promote({}) is None
+    for trial_id, value in [(4, 0.1), (5, 0.2), (6, 0.3)]:
+        ladder.insert(0, value, trial_id)
+    assert ladder.promote({4: "errored"}) == (5, 1)
+
+
+def test_a_trial_of_the_best_third_goes_on_before_a_new_one_begins() -> None:
+    run = Run(searcher(concurrent=3))
+    assert [run.until[i] for i in (1, 2, 3)] == [1, 3, 1]
+    run.report(1, 0.5)
+    run.report(3, 0.4)
+    assert run.training == [2, 4, 5]
+    run.report(2, 0.6)
+    assert run.training == [4, 5, 6]  # a new one, for nobody is in the best third of anything
+    assert run.until[6] == 3
+    run.report(5, 0.6)
+    assert run.training == [4, 6, 3]
+    assert run.log[-1] == Continue(3, 3)
+
+
+def test_a_value_before_the_rung_changes_nothing() -> None:
+    tpe = searcher(concurrent=15)
+    first = tpe.initial_operations()
+    late = next(o.trial_id for o in first if isinstance(o, Continue) and o.until == 9)
+    assert tpe.validation_completed(late, 0.1, 3) == []
+    assert tpe.validation_completed(late, 0.1, 8.9) == []
+    assert tpe.validation_completed(late, 0.1, 9) != []
+
+
+@pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
+def test_a_trial_that_diverges_is_stopped_at_once_wherever_it_is(metric: float) -> None:
+    tpe = searcher(concurrent=15)
+    first = tpe.initial_operations()
+    late = next(o.trial_id for o in first if isinstance(o, Continue) and o.until == 9)
+    assert tpe.validation_completed(late, metric, 1) == [Stop(late)]
+    assert isinstance(tpe.trial_exited(late)[0], Create)
+
+
+def test_a_trial_at_full_length_is_stopped() -> None:
+    tpe = searcher(trials=1, concurrent=1, length=1)
+    tpe.initial_operations()
+    assert tpe.validation_completed(1, 0.5, 1) == [Stop(1)]
+    assert tpe.trial_exited(1) == [Shutdown()]
+
+
+def test_a_larger_metric_is_better_where_the_file_says_so() -> None:
+    run = Run(searcher(trials=3, concurrent=3, length=2, smaller_is_better=False))
+    for trial_id, value in ((1, 0.1), (2, 0.9), (3, 0.5)):
+        run.report(trial_id, value)
+    assert run.training == [2]
+
+
+def test_impossible_hyperparameters_are_replaced_and_forgotten() -> None:
+    run = Run(searcher(trials=3, concurrent=1, length=27))
+    run.fail(1, ExitReason.INVALID_HP)
+    assert run.training == [2]
+    assert run.until[2] == run.until[1]  # it enters where the other one would have
+    run.finish()
+    assert len(run.hparams) == 4
+    assert run.over
+
+
+def test_impossible_hyperparameters_are_replaced_at_most_as_often_as_there_are_trials() -> None:
+    run = Run(searcher(trials=3, concurrent=1))
+    while run.training:
+        run.fail(run.training[0], ExitReason.INVALID_HP)
+    assert len(run.hparams) == 6
+    assert run.over
+
+
+@pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.USER_CANCELED])
+def test_a_trial_that_failed_ranks_last_at_its_rung(reason: ExitReason) -> None:
+    run = Run(searcher(trials=3, concurrent=3, length=2))
+    run.fail(1, reason)
+    run.report(2, 0.5)
+    run.report(3, 0.4)
+    assert run.training == [3]  # one of three: the failed one counts
+
+
+def test_a_trial_that_waits_at_a_rung_and_is_canceled_does_not_go_on() -> None:
+    run = Run(searcher(trials=4, concurrent=3, length=2))
+    run.report(1, 0.1)
+    run.take(run.searcher.trial_exited_early(1, ExitReason.USER_CANCELED))
+    run.report(2, 0.2)
+    run.report(3, 0.3)
+    assert Continue(1, 2) not in run.log
+
+
+def test_a_trial_that_ends_by_itself_is_judged_by_what_it_reported_last() -> None:
+    tpe = searcher(trials=3, concurrent=3, length=27)
+    tpe.initial_operations()
+    tpe.validation_completed(2, 0.25, 1)
+    tpe.trial_exited(2)
+    view = tpe._ladder.rungs  # type: ignore[attr-defined]
+    assert (0.25, 2) in view[1]
+
+
+def test_a_search_ends_when_the_last_trial_has_and_ends_what_waits() -> None:
+    run = Run(searcher(trials=40, concurrent=4))
+    run.finish()
+    assert run.over
+    assert sorted(run.ended) == list(range(1, 41))
+    assert run.searcher.progress() == 1.0
+    lengths = [run.until[i] for i in run.ended]
+    assert lengths.count(27) >= 1
+
+
+def test_searches_find_better_trials_than_their_first_ones() -> None:
+    first, last = [], []
+    for seed in range(5):
+        run = Run(searcher(trials=150, concurrent=4, seed=seed))
+        run.finish()
+        losses = [loss(hparams) for hparams in run.hparams.values()]
+        first += losses[:30]
+        last += losses[-50:]
+    assert median(last) < 0.7 * median(first)  # random search: 1, give or take a tenth
+
+
+def step(tpe: Searcher, told: tuple[int, str, float], length: float) -> list[Operation]:
+    trial_id, kind, value = told
+    if kind == "validated":
+        return tpe.validation_completed(trial_id, value, length)
+    if kind == "exited":
+        return tpe.trial_exited(trial_id)
+    return tpe.trial_exited_early(trial_id, kind)
+
+
+KINDS = ("validated", "validated", "validated", "early", "errored", "invalid_hp", "user_canceled")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 25), st.integers(1, 5), st.sampled_from([1, 2, 10, 27]), st.data())
+def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_ends(
+    trials: int, concurrent: int, length: int, data: st.DataObject
+) -> None:
+    tpe = searcher(trials, concurrent, 3, length)
+    events: list[tuple[tuple[int, str, float], float]] = []
+    log = list(tpe.initial_operations())
+    until: dict[int, int] = {}
+    training: set[int] = set()
+    ended: set[int] = set()
+    fresh = log
+    while True:
+        stopped = []
+        for operation in fresh:
+            match operation:
+                case Continue(trial_id, to):
+                    assert trial_id not in training | ended
+                    until[trial_id] = to
+                    training.add(trial_id)
+                case Stop(trial_id):
+                    stopped.append(trial_id)
+        assert len(training) <= concurrent
+        if stopped:
+            # what is stopped ends later than the next event, as it does on a cluster
+            told: tuple[int, str, float] = (stopped[0], "exited", 0.0)
+            fresh = list(fresh[fresh.index(Stop(stopped[0])) + 1 :])
+            ended.add(stopped[0])
+            training.discard(stopped[0])
+            events.append((told, 0.0))
+            more = step(tpe, told, 0.0)
+            log += more
+            fresh = [o for o in fresh if isinstance(o, Stop)] + more
+            continue
+        if not training:
+            break
+        trial_id = data.draw(st.sampled_from(sorted(training)))
+        kind = data.draw(st.sampled_from(KINDS))
+        value = data.draw(st.sampled_from([0.1, 0.2, 0.3, math.nan]))
+        at = float(until[trial_id])
+        if kind == "early":
+            kind, at, value = "validated", at / 2, 0.1
+        else:
+            training.discard(trial_id)
+            if kind != "validated":
+                ended.add(trial_id)
+        events.append(((trial_id, kind, value), at))
+        fresh = step(tpe, events[-1][0], at)
+        log += fresh
+        assert 0.0 <= tpe.progress() <= 1.0
+    assert sum(isinstance(operation, Shutdown) for operation in log) == 1
+    assert log[-1] == Shutdown()
+    assert tpe.progress() == 1.0
+    count = sum(isinstance(operation, Create) for operation in log)
+    assert trials <= count <= 2 * trials
+
+    again = searcher(trials, concurrent, 3, length)
+    replayed = list(again.initial_operations())
+    for event, at in events:
+        replayed += step(again, event, at)
+        assert step(again, event, at) == []  # told twice, it changes nothing
+    assert replayed == log
+
+
+def test_what_is_no_event_of_a_training_trial_changes_nothing() -> None:
+    tpe = searcher(concurrent=2)
+    tpe.initial_operations()
+    assert tpe.trial_created(1) == []
+    assert tpe.validation_completed(99, 0.5, 27) == []
+    assert tpe.trial_exited(99) == []
+    assert tpe.trial_exited_early(99, "errored") == []
+    with pytest.raises(ValueError, match="bored"):
+        tpe.trial_exited_early(1, "bored")
+
+
+def test_the_same_seed_gives_the_same_trials_and_another_seed_others() -> None:
+    runs = [Run(searcher(seed=seed)) for seed in (1, 1, 2)]
+    for run in runs:
+        run.finish()
+    assert runs[0].log == runs[1].log
+    assert runs[0].log != runs[2].log
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ({"max_length": None}, "max_length: is required by the tpe_asha searcher"),
+        ({"max_concurrent_trials": 0}, "max_concurrent_trials: must be at least 1"),
+        ({"max_trials": 0}, "max_trials: input should be greater than 0"),
+    ],
+)
+def test_a_wrong_block_is_refused(block: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        searcher(**block)
