@@ -1,212 +1,306 @@
-from hypothesis import given, settings
-from hypothesis import strategies as st
+"""The scheduler, case by case; ``test_model.py`` holds its rules against a model."""
 
-from zerolab.scheduler import AgentSlots, Allocation, Decision, Request, place, schedule
+from zerolab.scheduler import (
+    AgentSlots,
+    Allocation,
+    Cluster,
+    Decision,
+    Job,
+    Policy,
+    Request,
+    Start,
+    lendable,
+    place,
+    schedule,
+)
 
 
-def request(trial_id: int, slots: int = 1, **more: object) -> Request:
-    values: dict[str, object] = {"experiment_id": 1, "order": trial_id, **more}
-    return Request(trial_id=trial_id, slots=slots, **values)  # type: ignore[arg-type]
+def job(job_id: int, slots: int = 1, **more: object) -> Job:
+    values: dict[str, object] = {"position": float(job_id), "single_agent": True, **more}
+    return Job(job_id=job_id, slots=slots, **values)  # type: ignore[arg-type]
 
 
-def agent(agent_id: int, slots: int, kind: str = "cpu") -> AgentSlots:
-    return AgentSlots(agent_id, tuple(range(slots)), kind)
+def request(job_id: int, slots: int = 1, trials: int = 1, **more: object) -> Request:
+    """One request for each job, whose trials are numbered from a hundred times its id."""
+    return Request(100 * job_id, job(job_id, slots, **more), trials)
+
+
+def agent(agent_id: int, slots: int, kind: str = "cpu", **more: str) -> AgentSlots:
+    return AgentSlots(agent_id, tuple(range(slots)), kind, name=f"a{agent_id}", **more)
+
+
+def ran(starts: list[Start]) -> list[Allocation]:
+    """What was started, as it runs a moment later."""
+    return [Allocation(n, one.request.job, one.slots) for n, one in enumerate(starts, 1)]
 
 
 def started(decision: Decision) -> list[int]:
-    return [allocation.request.trial_id for allocation in decision.start]
+    return [start.request.job.job_id for start in decision.start]
 
 
-requests = st.lists(
-    st.builds(
-        Request,
-        trial_id=st.integers(1, 10_000),
-        experiment_id=st.integers(1, 3),
-        slots=st.integers(1, 6),
-        order=st.integers(1, 99),
-        priority=st.sampled_from([1, 42, 99]),
-        weight=st.sampled_from([0.5, 1.0, 2.0]),
-        max_slots=st.sampled_from([None, 6, 8]),
-        single_agent=st.booleans(),
-        excluded=st.sampled_from([frozenset(), frozenset({1})]),
-    ),
-    max_size=8,
-    unique_by=(lambda r: r.trial_id, lambda r: r.order),
-)
-agents = st.lists(
-    st.builds(agent, st.integers(1, 4), st.integers(0, 5), st.sampled_from(["cpu", "cuda"])),
-    max_size=4,
-    unique_by=lambda a: a.agent_id,
-)
+def reasons(decision: Decision) -> dict[int, str]:
+    return {trial // 100: told for trial, told in decision.waiting.items()}
 
 
-@settings(max_examples=150, deadline=None)
-@given(agents, requests, requests)
-def test_slots_are_given_whole_and_never_twice(
-    machines: list[AgentSlots], before: list[Request], after: list[Request]
-) -> None:
-    running = schedule(machines, before, []).start
-    known = {allocation.request.trial_id for allocation in running}
-    waiting = [one for one in after if one.trial_id not in known]
-    decision = schedule(machines, waiting, running)
-    taken = [
-        (agent_id, slot)
-        for allocation in [*running, *decision.start]
-        for agent_id, slots in allocation.slots.items()
-        for slot in slots
-    ]
-    assert len(taken) == len(set(taken))
-    kinds = {machine.agent_id: machine.kind for machine in machines}
-    for allocation in decision.start:
-        asked = allocation.request
-        assert sum(map(len, allocation.slots.values())) == asked.slots
-        assert len({kinds[agent_id] for agent_id in allocation.slots}) == 1
-        assert not asked.excluded & set(allocation.slots)
-        assert len(allocation.slots) == 1 or not asked.single_agent
-    for count, allocation in enumerate(decision.start):
-        asked = allocation.request
-        held = [*running, *decision.start[: count + 1]]
-        mine = [a.request.slots for a in held if a.request.experiment_id == asked.experiment_id]
-        assert asked.max_slots is None or sum(mine) <= asked.max_slots
-    by_id = {allocation.request.trial_id: allocation.request for allocation in running}
-    assert set(decision.preempt) <= set(by_id)
-    if decision.preempt:
-        best = min(one.priority for one in waiting)
-        assert all(by_id[trial_id].priority > best for trial_id in decision.preempt)
-    assert schedule(machines, waiting, running) == decision
+def running(cluster: Cluster, *requests: Request) -> list[Allocation]:
+    decision = schedule(cluster, requests, [])
+    assert not decision.waiting
+    return ran(decision.start)
 
 
-@settings(max_examples=60, deadline=None)
-@given(agents, requests)
-def test_every_possible_trial_runs_in_the_end(
-    machines: list[AgentSlots], waiting: list[Request]
-) -> None:
-    left = [one for one in waiting if one.max_slots is None or one.slots <= one.max_slots]
-    for _ in range(len(left)):
-        decision = schedule(machines, left, [])
-        assert started(decision) or len(decision.impossible) == len(left)
-        left = [one for one in left if one.trial_id not in started(decision)]
-    assert schedule(machines, left, []).start == []
+def of(*agents: AgentSlots, **more: object) -> Cluster:
+    return Cluster(agents, **more)  # type: ignore[arg-type]
+
+
+# -- whose turn it is ------------------------------------------------------------------------
 
 
 def test_the_first_asked_runs_first() -> None:
-    decision = schedule([agent(1, 2)], [request(2), request(1), request(3)], [])
+    decision = schedule(of(agent(1, 2)), [request(2), request(1), request(3)], [])
     assert started(decision) == [1, 2]
     assert decision.preempt == []
 
 
-def test_experiments_share_slots_by_weight() -> None:
-    waiting = [request(i, experiment_id=1) for i in range(1, 7)]
-    waiting += [request(i, experiment_id=2, weight=2.0) for i in range(11, 17)]
-    decision = schedule([agent(1, 6)], waiting, [])
-    mine = [a.request.experiment_id for a in decision.start]
-    assert (mine.count(1), mine.count(2)) == (2, 4)
+def test_jobs_share_slots_by_weight() -> None:
+    waiting = [request(1, trials=6), request(2, trials=6, weight=2.0)]
+    decision = schedule(of(agent(1, 6)), waiting, [])
+    assert (started(decision).count(1), started(decision).count(2)) == (2, 4)
 
 
-def test_a_large_trial_is_not_starved_by_small_ones_behind_it() -> None:
-    running = schedule([agent(1, 4)], [request(1, 2)], []).start
-    decision = schedule([agent(1, 4)], [request(2, 4), request(3, 1)], running)
-    assert decision == Decision()
+def test_a_pool_by_priority_serves_one_job_after_the_other() -> None:
+    waiting = [request(1, trials=4), request(2, trials=4, weight=9.0)]
+    cluster = of(agent(1, 6), policies={"default": Policy.PRIORITY})
+    assert started(schedule(cluster, waiting, [])) == [1, 1, 1, 1, 2, 2]
 
 
-def test_a_trial_that_can_never_fit_blocks_nobody() -> None:
-    decision = schedule([agent(1, 2)], [request(1, 3), request(2, 2)], [])
-    assert decision.impossible == [1]
-    assert started(decision) == [2]
+def test_in_a_fifo_pool_priority_has_no_say() -> None:
+    waiting = [request(1, priority=99), request(2, priority=1)]
+    fifo = of(agent(1, 1), policies={"default": Policy.FIFO})
+    decision = schedule(fifo, waiting, [])
+    assert started(decision) == [1]
+    assert schedule(fifo, [waiting[1]], ran(decision.start)).preempt == []
+    assert started(schedule(of(agent(1, 1)), waiting, [])) == [2]
+
+
+def test_a_job_that_was_moved_starts_where_it_stands() -> None:
+    waiting = [request(1), request(2, position=0.5)]
+    assert started(schedule(of(agent(1, 1)), waiting, [])) == [2]
+
+
+def test_a_job_runs_on_the_agents_of_its_pool_alone() -> None:
+    cluster = of(agent(1, 1), agent(2, 4, pool="big"))
+    waiting = [request(1, trials=2), request(2, 2, pool="big")]
+    decision = schedule(cluster, waiting, [])
+    assert [(s.request.job.job_id, *s.slots) for s in decision.start] == [(1, 1), (2, 2)]
+
+
+def test_pools_do_not_wait_for_each_other() -> None:
+    cluster = of(agent(1, 2), agent(2, 2, pool="other"))
+    held = running(cluster, request(1, 2))
+    decision = schedule(cluster, [request(2, 2), request(3, 2, pool="other")], held)
+    assert started(decision) == [3]
+
+
+# -- preemption ------------------------------------------------------------------------------
 
 
 def test_a_higher_priority_preempts_the_newest_of_the_lowest_and_no_more_than_needed() -> None:
-    machines = [agent(1, 4)]
-    running = schedule(
-        machines,
-        [request(1, 1, priority=50), request(2, 1, priority=90), request(3, 2, priority=90)],
-        [],
-    ).start
-    decision = schedule(machines, [request(9, 2, priority=10)], running)
+    cluster = of(agent(1, 4))
+    held = running(
+        cluster, request(1, priority=50), request(2, priority=90), request(3, 2, priority=90)
+    )
+    important = request(9, 2, priority=10)
+    decision = schedule(cluster, [important], held)
     assert decision.preempt == [3]
-    stopping = [Allocation(a.request, a.slots, stopping=a.request.trial_id == 3) for a in running]
-    assert schedule(machines, [request(9, 2, priority=10)], stopping) == Decision()
-    gone = [a for a in running if a.request.trial_id != 3]
-    assert started(schedule(machines, [request(9, 2, priority=10)], gone)) == [9]
+    assert reasons(decision)[9].endswith("other runs are asked to make room")
+    leaving = [Allocation(r.run_id, r.job, r.slots, stopping=r.run_id == 3) for r in held]
+    assert schedule(cluster, [important], leaving) == Decision()
+    assert started(schedule(cluster, [important], held[:2])) == [9]
 
 
 def test_nothing_is_preempted_where_that_would_not_make_room() -> None:
-    machines = [agent(1, 2)]
-    running = schedule(machines, [request(1, priority=10), request(2, priority=90)], []).start
-    assert schedule(machines, [request(3, 2, priority=20)], running) == Decision()
+    cluster = of(agent(1, 2))
+    held = running(cluster, request(1, priority=10), request(2, priority=90))
+    assert schedule(cluster, [request(3, 2, priority=20)], held) == Decision()
 
 
 def test_equal_priority_preempts_nobody() -> None:
-    running = schedule([agent(1, 1)], [request(1)], []).start
-    assert schedule([agent(1, 1)], [request(2, experiment_id=2)], running) == Decision()
+    cluster = of(agent(1, 1))
+    assert schedule(cluster, [request(2)], running(cluster, request(1))) == Decision()
 
 
-def test_an_experiment_holds_no_more_than_its_max_slots() -> None:
-    waiting = [request(i, 2, max_slots=4) for i in (1, 2, 3)] + [request(4, 2, experiment_id=2)]
-    assert sorted(started(schedule([agent(1, 8)], waiting, []))) == [1, 2, 4]
+def test_nobody_is_preempted_on_an_agent_that_the_trial_cannot_use() -> None:
+    cluster = of(agent(1, 2), agent(2, 2, pool="other"))
+    held = running(cluster, request(1, 2, priority=20), request(2, 2, priority=99, pool="other"))
+    assert schedule(cluster, [request(3, 2, priority=10)], held).preempt == [1]
+
+
+def test_a_full_quota_is_made_room_in_for_a_higher_priority() -> None:
+    cluster = of(agent(1, 4), quotas={"label:x": 2})
+    x: dict[str, object] = {"groups": ("label:x",)}
+    held = running(cluster, request(1, 2, priority=90, **x), request(2, priority=90))
+    assert schedule(cluster, [request(3, priority=10, **x)], held).preempt == [1]
+
+
+# -- backfill --------------------------------------------------------------------------------
+
+
+def test_what_may_be_lent_delays_the_one_who_waits_in_no_order_of_ends() -> None:
+    assert lendable(1, [3], 2) == 1  # 3 come back at once: 4 are free, 2 are needed
+    assert lendable(1, [1, 2], 2) == 0  # if the 1 comes back first, both are needed
+    assert lendable(2, [2, 2], 4) == 0
+    assert lendable(3, [4], 8) == 3  # never enough here
+    assert lendable(3, [], 2) == 1
+    assert lendable(0, [1, 1], 1) == 0
+
+
+def test_a_large_trial_is_not_starved_by_small_ones_behind_it() -> None:
+    cluster = of(agent(1, 4))
+    held = running(cluster, request(1, 2))
+    assert schedule(cluster, [request(2, 4), request(3, 1)], held) == Decision()
+
+
+def test_a_small_trial_starts_before_a_large_one_that_it_does_not_delay() -> None:
+    cluster = of(agent(1, 4))
+    held = running(cluster, request(1, 3))
+    decision = schedule(cluster, [request(2, 2), request(3, 1, trials=2)], held)
+    assert [(start.request.job.job_id, start.before) for start in decision.start] == [(3, 2)]
+    assert reasons(decision) == {
+        2: "it needs 2 slots on one machine, of which 1 is free",
+        3: "experiment 2 goes first",
+    }
+
+
+def test_an_agent_that_is_too_small_for_the_first_is_free_for_those_behind_it() -> None:
+    cluster = of(agent(1, 4), agent(2, 2))
+    held = running(cluster, request(1, 3))
+    decision = schedule(cluster, [request(2, 4), request(3, 2), request(4)], held)
+    assert started(decision) == [3]
+    told = "experiment 2 goes first, and could have to wait longer if this one started now"
+    assert reasons(decision)[4] == told
+
+
+def test_a_trial_that_can_never_fit_blocks_nobody() -> None:
+    decision = schedule(of(agent(1, 2)), [request(1, 3), request(2, 2)], [])
+    assert decision.impossible == [100]
+    assert started(decision) == [2]
+
+
+# -- quotas ----------------------------------------------------------------------------------
+
+
+def test_a_job_holds_no_more_than_its_max_slots() -> None:
+    waiting = [request(1, 2, trials=3, max_slots=4), request(2, 2)]
+    decision = schedule(of(agent(1, 8)), waiting, [])
+    assert sorted(started(decision)) == [1, 1, 2]
+    told = "its experiment holds 4 of the 4 slots of resources.max_slots"
+    assert reasons(decision) == {1: told}
+
+
+def test_the_jobs_of_a_group_hold_no_more_than_its_quota() -> None:
+    waiting = [
+        request(1, 2, groups=("label:x", "pool:default")),
+        request(2, 2, groups=("label:x", "pool:default")),
+        request(3, 2, groups=("pool:default",)),
+        request(4, 2, groups=("pool:default",)),
+    ]
+    cluster = of(agent(1, 9), quotas={"label:x": 3, "pool:default": 5})
+    decision = schedule(cluster, waiting, [])
+    assert started(decision) == [1, 3]
+    assert reasons(decision) == {
+        2: "it needs 2 slots on one machine, and 2 of the 3 of quota label:x are held",
+        4: "experiment 2 goes first: it waits for slots of quota pool:default",
+    }
+
+
+def test_a_large_trial_is_not_starved_in_its_quota_by_small_ones_behind_it() -> None:
+    cluster = of(agent(1, 8), quotas={"label:x": 4})
+    x = {"groups": ("label:x",)}
+    held = running(cluster, request(1, 2, **x))
+    decision = schedule(cluster, [request(2, 3, **x), request(3, 1, **x), request(4, 1)], held)
+    assert started(decision) == [3, 4]  # 1 of the quota is left over when job 1 has ended
+    decision = schedule(cluster, [request(2, 4, **x), request(3, 1, **x)], held)
+    assert started(decision) == []
+
+
+def test_a_quota_that_is_too_small_is_named_with_its_remedy() -> None:
+    cluster = of(agent(1, 8), quotas={"label:x": 1})
+    decision = schedule(cluster, [request(1, 2, groups=("label:x",)), request(2)], [])
+    assert decision.impossible == [100]
+    assert "`zerolab quota set label:x 2`" in reasons(decision)[1]
+    assert started(decision) == [2]
+
+
+# -- placement -------------------------------------------------------------------------------
 
 
 def test_a_trial_goes_to_the_agent_that_it_fills_best() -> None:
     machines = [agent(1, 4), agent(2, 2)]
-    assert place(request(1, 2), machines, {1: [0, 1, 2, 3], 2: [0, 1]}) == {2: (0, 1)}
+    assert place(2, machines, {1: [0, 1, 2, 3], 2: [0, 1]}) == {2: (0, 1)}
 
 
 def test_a_trial_is_spread_over_agents_only_when_no_one_holds_it() -> None:
     machines = [agent(1, 2), agent(2, 2), agent(3, 3)]
     free = {1: [0, 1], 2: [0, 1], 3: [0, 1, 2]}
-    assert place(request(1, 3), machines, free) == {3: (0, 1, 2)}
-    assert place(request(1, 4), machines, free) == {3: (0, 1, 2), 1: (0,)}
-    assert place(request(1, 4, single_agent=True), machines, free) is None
+    assert place(3, machines, free) == {3: (0, 1, 2)}
+    assert place(4, machines, free) == {3: (0, 1, 2), 1: (0,)}
+    assert place(4, machines, free, single_agent=True) is None
 
 
 def test_gpus_come_before_cpu_slots_and_are_not_mixed_with_them() -> None:
     machines = [agent(1, 2), agent(2, 1, "cuda")]
     free = {1: [0, 1], 2: [0]}
-    assert place(request(1, 1), machines, free) == {2: (0,)}
-    assert place(request(1, 2), machines, free) == {1: (0, 1)}
-    assert place(request(1, 3), machines, free) is None
+    assert place(1, machines, free) == {2: (0,)}
+    assert place(2, machines, free) == {1: (0, 1)}
+    assert place(3, machines, free) is None
 
 
-@settings(max_examples=100, deadline=None)
-@given(agents, requests, requests)
-def test_every_trial_starts_or_is_told_why_it_waits(
-    machines: list[AgentSlots], before: list[Request], after: list[Request]
-) -> None:
-    running = schedule(machines, before, []).start
-    known = {allocation.request.trial_id for allocation in running}
-    waiting = [one for one in after if one.trial_id not in known]
-    decision = schedule(machines, waiting, running)
-    assert set(decision.waiting) == {one.trial_id for one in waiting} - set(started(decision))
-    assert all(decision.waiting.values())
+def test_nothing_starts_on_a_closed_agent_or_on_an_agent_that_is_ruled_out() -> None:
+    cluster = of(agent(1, 2, closed="is disabled"), agent(2, 2))
+    only_first = Request(100, job(1), 1, frozenset({2}))
+    decision = schedule(cluster, [only_first, request(2)], [])
+    assert [(s.request.job.job_id, *s.slots) for s in decision.start] == [(2, 2)]
+    assert reasons(decision) == {1: "it needs 1 slot, and agent a1 is disabled"}
+
+
+# -- reasons ---------------------------------------------------------------------------------
 
 
 def test_the_reason_for_a_wait_names_what_is_missing() -> None:
-    many = request(1, 8, single_agent=True)
-    assert "no agent is there" in schedule([], [many], []).waiting[1]
-    told = schedule([agent(1, 2), agent(2, 4)], [many], []).waiting[1]
-    assert told.startswith("it needs 8 slots on one machine, and there are at most 4: it cannot")
-    assert "resources.slots_per_trial to 4 or less" in told
-    spread = schedule([agent(1, 2), agent(2, 4)], [request(1, 8)], []).waiting[1]
-    assert "at most 6" in spread
-    ruled_out = schedule([agent(1, 8)], [request(1, excluded=frozenset({1}))], []).waiting[1]
-    assert ruled_out == "its log policies rule out every agent that is there"
+    def told(cluster: Cluster, wanted: Request) -> str:
+        return schedule(cluster, [wanted], []).waiting[wanted.trial_id]
+
+    many = request(1, 8)
+    assert "no agent is there" in told(of(), many)
+    missing = told(of(agent(1, 2), agent(2, 4)), many)
+    assert missing.startswith("it needs 8 slots on one machine, and there are at most 4: it cannot")
+    assert "resources.slots_per_trial to 4 or less" in missing
+    assert "at most 6" in told(of(agent(1, 2), agent(2, 4)), request(1, 8, single_agent=False))
+    ruled_out = Request(1, job(1), 1, frozenset({1}))
+    assert told(of(agent(1, 8)), ruled_out) == "its log policies rule out every agent that is there"
+    elsewhere = told(of(agent(1, 8, pool="big")), request(1))
+    assert elsewhere.startswith("no agent of pool default is there: start one with")
+    assert elsewhere.endswith("agents are in big")
+    partly = AgentSlots(1, (0,), name="a1", disabled=1)
+    assert "at most 1 (1 of agent a1 is disabled)" in told(of(partly), request(1, 2))
 
 
 def test_the_reason_for_a_wait_names_who_goes_first() -> None:
-    machines = [agent(1, 3)]
-    running = schedule(machines, [request(1, 2, max_slots=2)], []).start
+    cluster = of(agent(1, 3))
+    held = running(cluster, request(1, 2, max_slots=2))
     waiting = [
-        request(2, 2, experiment_id=2),
-        request(3, 1, experiment_id=2),
-        request(4, 1, experiment_id=3),
-        request(5, 1, max_slots=2),
+        request(2, 3),
+        Request(201, request(2, 3).job, 1, frozenset({9})),
+        request(4, 2),
+        request(5, 1),
+        request(1, 1, max_slots=2),
     ]
-    assert schedule(machines, waiting, running).waiting == {
-        2: "it needs 2 slots, of which 1 is free",
-        3: "an earlier trial of its experiment goes first",
-        4: "experiment 2 goes first",
-        5: "its experiment holds 2 of the 2 slots of resources.max_slots",
+    decision = schedule(cluster, waiting, held)
+    first = "experiment 2 goes first"
+    assert decision.waiting == {
+        100: "its experiment holds 2 of the 2 slots of resources.max_slots",
+        200: "it needs 3 slots on one machine, of which 1 is free",
+        201: "an earlier trial of its experiment goes first",
+        400: first,
+        500: f"{first}, and could have to wait longer if this one started now",
     }
-    more_important = schedule(machines, [request(9, 2, experiment_id=9, priority=1)], running)
-    assert more_important.preempt == [1]
-    assert more_important.waiting[9].endswith("other runs are asked to make room")

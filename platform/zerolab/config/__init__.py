@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zerolab.config.checking import check_experiment, check_file
     from zerolab.config.engine.batch import BatchSizes
-    from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
+    from zerolab.config.engine.engine_config import EngineConfig
     from zerolab.config.engine.merge import overwrite_deepspeed_config
+    from zerolab.config.engine.reading import load_engine_config
     from zerolab.config.engine.resolved import resolve
     from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
     from zerolab.schema.hyperparameters import grid_points, sample_hyperparameters
@@ -36,7 +37,7 @@ _HOMES = {
     "check_experiment": "zerolab.config.checking",
     "check_file": "zerolab.config.checking",
     "grid_points": "zerolab.schema.hyperparameters",
-    "load_engine_config": "zerolab.config.engine.engine_config",
+    "load_engine_config": "zerolab.config.engine.reading",
     "load_experiment": "zerolab.config.experiment.experiment_config",
     "overwrite_deepspeed_config": "zerolab.config.engine.merge",
     "resolve": "zerolab.config.engine.resolved",

@@ -1,17 +1,21 @@
 """Checking an experiment with the engine file it names, before anything starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from zerolab.config.engine.engine_config import EngineConfig, EngineFile, parse_engine_config
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.public import read_engine_text, read_source
+from zerolab.config.engine.reading import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved import format_entries, resolve
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
 from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
-from zerolab.config.files import experiment_file, parse_json, read_json, read_yaml
+from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.plain import plain_problems
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
@@ -24,7 +28,11 @@ _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_a
 
 
 def check_experiment(
-    content: Mapping[str, Any], model: ModelFiles, source: str = "experiment"
+    content: Mapping[str, Any],
+    model: ModelFiles,
+    source: str = "experiment",
+    *,
+    strict: bool = False,
 ) -> ExperimentConfig:
     """Check an experiment's configuration, its entrypoint and the engine file that it names.
 
@@ -35,6 +43,7 @@ def check_experiment(
         content: The experiment file.
         model: The files of the model directory.
         source: The experiment file's name, for messages.
+        strict: Read the engine file without the tolerant step.
 
     Raises:
         ConfigError: With every problem of both files.
@@ -51,7 +60,7 @@ def check_experiment(
     slots = _slots(content, parsed.config)
     space = content.get("hyperparameters")
     if isinstance(space, Mapping) and not space_problems(space):
-        for _, found in engine_files(space, model):
+        for _, found in engine_files(space, model, _batches(parsed.config), strict=strict):
             problems += found.problems
             problems += _batch_problems(found, slots)
     if parsed.config is not None and "entrypoint" not in parsed.bad:
@@ -85,12 +94,20 @@ def _refuse_engine_file(content: Mapping[str, Any], source: str) -> None:
         raise ConfigError(source, [problem])
 
 
-def engine_files(space: Mapping[str, Any], model: ModelFiles) -> Iterator[tuple[str, EngineFile]]:
+def engine_files(
+    space: Mapping[str, Any],
+    model: ModelFiles,
+    batches: int | None = None,
+    *,
+    strict: bool = False,
+) -> Iterator[tuple[str, EngineFile]]:
     """Read the engine file of each extreme sample of a space, overrides merged.
 
     Args:
         space: An experiment's hyperparameters, without mistakes.
         model: The files of the model directory.
+        batches: How far the searcher lets a trial train, in optimizer steps.
+        strict: Leave the tolerant step out.
 
     Yields:
         The engine file's name (empty when the experiment holds its content) and what was read;
@@ -106,15 +123,22 @@ def engine_files(space: Mapping[str, Any], model: ModelFiles) -> Iterator[tuple[
             problem = f"hyperparameters.overwrite_deepspeed_args: {text}"
             yield "", EngineFile(None, [problem], frozenset())
             overrides = {}
-        yield _read_engine(base, overrides, sample, model)
+        read = partial(
+            parse_engine_config,
+            overrides=overrides,
+            hyperparameters=sample,
+            batches=batches,
+            strict=strict,
+        )
+        yield _read_engine(base, model, read, strict=strict)
 
 
 def _read_engine(
-    base: Any, overrides: Mapping[str, Any], sample: Mapping[str, Any], model: ModelFiles
+    base: Any, model: ModelFiles, read: Callable[..., EngineFile], *, strict: bool
 ) -> tuple[str, EngineFile]:
     key = "hyperparameters.deepspeed_config"
     if isinstance(base, Mapping):
-        found = parse_engine_config(base, key, overrides, sample)
+        found = read(base, key)
         return "", _prefixed(found, f"{key}.")
     if not isinstance(base, str):
         text = f"{key}: must be the path of a JSON file or its content, got {base!r}"
@@ -128,16 +152,23 @@ def _read_engine(
         text = f"{key}: must name a file in the model directory, got {base!r}, which is not there"
         return base, EngineFile(None, [text], frozenset())
     try:
-        content = parse_json(raw, base)
+        content, changes = read_engine_text(raw, base, strict=strict)
     except ConfigError as error:
         found = EngineFile(None, error.problems, frozenset())
     else:
-        found = parse_engine_config(content, base, overrides, sample)
+        found = read(content, base)
+        found = replace(found, changes=[*changes, *found.changes])
     return base, _prefixed(found, f"{base}: ")
 
 
 def _prefixed(found: EngineFile, prefix: str) -> EngineFile:
-    return EngineFile(found.config, [prefix + line for line in found.problems], found.bad, prefix)
+    return replace(found, problems=[prefix + line for line in found.problems], prefix=prefix)
+
+
+def _batches(config: ExperimentConfig | None) -> int | None:
+    """How far the searcher lets a trial train; None when that is not said in batches."""
+    length = config.searcher.full_length if config is not None else None
+    return length.batches or None if length is not None else None
 
 
 def _slots(content: Mapping[str, Any], config: ExperimentConfig | None) -> int | None:
@@ -153,53 +184,76 @@ def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
     config = found.config
     if config is None or slots is None or found.bad & set(_BATCH_KEYS):
         return []
-    problem = config.batch_problem(slots)
+    problem = config.layout_problem(slots)
+    if problem is None:
+        problem = config.batch_problem(config.data_parallel_size(slots))
     return [found.prefix + problem] if problem else []
 
 
-def check_file(path: str | PathLike[str], world_size: int | None = None) -> str:
+def check_file(
+    path: str | PathLike[str],
+    world_size: int | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
+    *,
+    strict: bool = False,
+) -> str:
     """Check an experiment file or an engine file, and say what it comes to.
 
     Args:
         path: An experiment file (``.yaml``, ``.yml``) or an engine file (JSON).
-        world_size: Data-parallel ranks; ``slots_per_trial`` of an experiment, else 1, by default.
+        world_size: Ranks; by default ``slots_per_trial`` of an experiment, else as many as one
+            model is cut over.
+        hyperparameters: Where an engine file's ``"auto"`` is looked up; an experiment has its own.
+        strict: Read the engine file without the tolerant step.
 
     Returns:
-        The resolved engine configuration, line by line, with the origin of every value.
+        What the tolerant step changes, and the resolved engine configuration, line by line, with
+        the origin of every value.
 
     Raises:
         ConfigError: With every problem that was found.
     """
     path = experiment_file(Path(path))
     if path.suffix.lower() in (".yaml", ".yml"):
-        return _check_experiment_file(path, world_size)
-    found = parse_engine_config(read_json(path), str(path))
-    problems = found.problems + _batch_problems(found, world_size or 1)
+        if hyperparameters is not None:
+            problem = (
+                "hyperparameters: go with an engine file, got an experiment, which has its own"
+            )
+            raise ConfigError(str(path), [problem])
+        return _check_experiment_file(path, world_size, strict=strict)
+    content, changes = read_source(path, strict=strict)
+    given = {} if hyperparameters is None else hyperparameters
+    found = parse_engine_config(content, str(path), hyperparameters=given, strict=strict)
+    ranks = world_size
+    if ranks is None:
+        ranks = 1 if found.config is None else found.config.tensor_parallel.size
+    problems = found.problems + _batch_problems(found, ranks)
     if problems or found.config is None:
         raise ConfigError(str(path), problems)
-    return _report(str(path), found.config, world_size or 1)
+    return _report(str(path), found.config, [*changes, *found.changes], ranks)
 
 
-def _check_experiment_file(path: Path, world_size: int | None) -> str:
+def _check_experiment_file(path: Path, world_size: int | None, *, strict: bool) -> str:
     content = dict(read_yaml(path))
     model = FolderFiles(path.parent)
     resources = content.get("resources")
     if world_size is not None and isinstance(resources, Mapping | None):
         content["resources"] = {**(resources or {}), "slots_per_trial": world_size}
-    config = check_experiment(content, model, str(path))
+    config = check_experiment(content, model, str(path), strict=strict)
     parts = [_experiment_report(str(path), content, config)]
+    slots = config.resources.slots_per_trial
     seen = set()
-    for name, found in engine_files(config.hyperparameters, model):
+    for name, found in engine_files(config.hyperparameters, model, _batches(config), strict=strict):
         if found.config is not None and name not in seen:
             seen.add(name)
             label = name or "hyperparameters.deepspeed_config"
-            parts.append(_report(label, found.config, config.resources.slots_per_trial))
+            parts.append(_report(label, found.config, found.changes, slots))
     return "\n\n".join(parts)
 
 
 def _experiment_report(source: str, content: Mapping[str, Any], config: ExperimentConfig) -> str:
     searcher = config.searcher
-    length = searcher.max_length
+    length = searcher.full_length
     until = f", {length.count} {length.unit} each" if length else ""
     lines = [
         f"{source}: ok",
@@ -215,7 +269,11 @@ def _experiment_report(source: str, content: Mapping[str, Any], config: Experime
     return "\n".join(lines)
 
 
-def _report(source: str, config: EngineConfig, world_size: int) -> str:
-    text = format_entries(resolve(config, world_size))
-    lines = "".join(f"\n  {line}" for line in text.splitlines())
-    return f"{source}: ok for {world_size} data-parallel rank(s){lines}"
+def _report(source: str, config: EngineConfig, changes: list[str], world_size: int) -> str:
+    replicas = config.data_parallel_size(world_size)
+    text = format_entries(resolve(config, replicas))
+    lines = [f"changed: {change}" for change in changes] + text.splitlines()
+    inside = "".join(f"\n  {line}" for line in lines)
+    cut = config.tensor_parallel.size
+    times = f" x {cut} tensor-parallel rank(s)" if cut > 1 else ""
+    return f"{source}: ok for {replicas} data-parallel rank(s){times}{inside}"

@@ -21,7 +21,7 @@ from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
 from zerolab.config.engine.refused import ALIASES, REFUSED
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.experiment.refused import OTHER_SEARCHERS, OTHER_STORAGES, REFUSED_FIELDS
+from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.config.refusing import Refused
 from zerolab.schema.hints import HINT
 from zerolab.schema.lengths import Length
@@ -97,13 +97,15 @@ def _choice_rows(
     meanings = (f"`{name}`: {field_texts(cls)['name']}" for name, cls in choices.items())
     names = ", ".join(f"`{name}`" for name in choices)
     yield f"{prefix}name", names, "required", " ".join(meanings)
-    shown = {"name"}
-    for owner, section in [("", shared), *choices.items()]:
-        for key, kind, default, text in rows(section, model, prefix):
-            field = key.removeprefix(prefix).split(".")[0]
-            if field not in shown and (not owner or field not in shared.model_fields):
-                yield key, kind, default, f"{text} (`{owner}`)" if owner else text
-        shown |= set(section.model_fields) if not owner else set()
+    yield from (row for row in rows(shared, model, prefix) if row[0] != f"{prefix}name")
+    owners: dict[Row, list[str]] = {}
+    for name, section in choices.items():
+        for row in rows(section, model, prefix):
+            field = row[0].removeprefix(prefix).split(".")[0]
+            if field != "name" and field not in shared.model_fields:
+                owners.setdefault(row, []).append(f"`{name}`")
+    for (key, kind, default, text), names_of_owners in owners.items():
+        yield key, kind, default, f"{text} ({', '.join(names_of_owners)})"
 
 
 def _default(value: Any) -> str:
@@ -186,8 +188,7 @@ TABLES = {
     "experiment refused": lambda: _refused("field", REFUSED_FIELDS),
     "experiment strangers": lambda: _pairs(
         ("value", "what the message says"),
-        {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()}
-        | {f"checkpoint_storage.type: {name}": text for name, text in OTHER_STORAGES.items()},
+        {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()},
     ),
 }
 """Name of a marker to what stands between it and its end."""

@@ -2,17 +2,27 @@
 
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolab.errors import ConfigError
+from zerolab.schema.section import Path as Keys
+from zerolab.schema.section import dotted
 
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["experiment_file", "parse_json", "parse_yaml", "read_json", "read_yaml"]
+__all__ = [
+    "experiment_file",
+    "parse_hjson",
+    "parse_json",
+    "parse_yaml",
+    "read_bytes",
+    "read_json",
+    "read_yaml",
+]
 
 
 def experiment_file(path: Path) -> Path:
@@ -53,7 +63,12 @@ def _decode(text: bytes | str, source: str) -> str:
         raise ConfigError(source, [problem]) from None
 
 
-def _read(path: str | PathLike[str]) -> bytes:
+def read_bytes(path: str | PathLike[str]) -> bytes:
+    """Read a file.
+
+    Raises:
+        ConfigError: If that is impossible.
+    """
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -67,7 +82,7 @@ def read_json(path: str | PathLike[str]) -> dict[str, Any]:
     Raises:
         ConfigError: If it is missing, is not JSON, or names a key twice.
     """
-    return parse_json(_read(path), str(path))
+    return parse_json(read_bytes(path), str(path))
 
 
 def read_yaml(path: str | PathLike[str]) -> dict[str, Any]:
@@ -76,41 +91,118 @@ def read_yaml(path: str | PathLike[str]) -> dict[str, Any]:
     Raises:
         ConfigError: If it is missing, is not YAML, or names a key twice.
     """
-    return parse_yaml(_read(path), str(path))
+    return parse_yaml(read_bytes(path), str(path))
 
 
-def parse_json(text: bytes | str, source: str) -> dict[str, Any]:
+def parse_json(text: bytes | str, source: str, *, finite: bool = True) -> dict[str, Any]:
     """Read JSON text that holds one object.
 
     Args:
         text: The content of a file.
         source: Its name, for messages.
+        finite: Whether ``Infinity`` and ``NaN`` are refused here.
 
     Raises:
         ConfigError: If it is not JSON, or names a key twice.
     """
-    twice: list[str] = []
+    collect = _Collector()
 
-    def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice.extend(sorted({key for key in keys if keys.count(key) > 1}))
-        return dict(pairs)
-
-    def refuse_constant(name: str) -> float:
-        raise ValueError(f"numbers must be finite, got {name}")
+    def read_constant(name: str) -> float:
+        if finite:
+            raise ValueError(f"numbers must be finite, got {name}")
+        return float(name)
 
     text = _decode(text, source)
     try:
-        content = json.loads(text, object_pairs_hook=collect, parse_constant=refuse_constant)
+        content = json.loads(text, object_pairs_hook=collect, parse_constant=read_constant)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(source, [f"{where}: {_json_problem(text, error)}"]) from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _too_deep(source) from None
+    except ValueError as error:
         raise ConfigError(source, [f"file: must be JSON, got an error: {error}"]) from None
-    if twice:
-        problems = [f"{key}: must be given once, got it more than once" for key in twice]
-        raise ConfigError(source, problems)
+    collect.refuse(source)
     return _mapping(content, source)
+
+
+class _Collector:
+    """Makes a mapping of pairs, and remembers the keys that stand in it twice."""
+
+    def __init__(self) -> None:
+        self._twice: list[str] = []
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        self._twice.extend(sorted({key for key in keys if keys.count(key) > 1}))
+        return dict(pairs)
+
+    def refuse(self, source: str) -> None:
+        """Refuse the file if there are any.
+
+        Raises:
+            ConfigError: With one line for each key.
+        """
+        if self._twice:
+            problems = [f"{key}: must be given once, got it more than once" for key in self._twice]
+            raise ConfigError(source, problems)
+
+
+def parse_hjson(text: bytes | str, source: str) -> dict[str, Any] | None:
+    """Read JSON with comments, commas too many and the other freedoms of hjson.
+
+    Text without quotes reaches to the end of its line in hjson, a comma included; such a value is
+    told as a mistake.
+
+    Args:
+        text: The content of a file.
+        source: Its name, for messages.
+
+    Returns:
+        The content; None if it is no hjson, or no object in braces.
+
+    Raises:
+        ConfigError: If it names a key twice, or holds text without quotes before a comma.
+    """
+    import hjson
+
+    collect = _Collector()
+    text = _decode(text, source)
+    problems: list[str] = []
+    try:
+        content = _with_constants(hjson.loads(text, object_pairs_hook=collect), (), problems)
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+    if not isinstance(content, dict) or "{" not in text:
+        return None
+    collect.refuse(source)
+    if problems:
+        raise ConfigError(source, problems)
+    return content
+
+
+_PLAIN = {"True": "true", "False": "false", "None": "null"}
+_ENDLESS = ("Infinity", "-Infinity", "NaN")
+
+
+def _with_constants(value: Any, path: Keys, problems: list[str]) -> Any:
+    """Read text without quotes that is a number all the same, and name what cannot be read."""
+    if isinstance(value, dict):
+        return {key: _with_constants(inner, (*path, key), problems) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [
+            _with_constants(inner, (*path, index), problems) for index, inner in enumerate(value)
+        ]
+    if not isinstance(value, str):
+        return value
+    word = value.removesuffix(",")
+    if word in _ENDLESS:
+        return float(word)
+    if word in _PLAIN:
+        problems.append(f"{dotted(path)}: must be JSON, got {word}; write {_PLAIN[word]}")
+    elif value.endswith(","):
+        problems.append(f'{dotted(path)}: must stand in "double quotes" or be JSON, got {word}')
+    return value
 
 
 def _json_problem(text: str, error: json.JSONDecodeError) -> str:
@@ -126,8 +218,7 @@ def _json_problem(text: str, error: json.JSONDecodeError) -> str:
         return 'must be JSON, got text in single quotes; use "double quotes"'
     word = re.match(r"True|False|None", here)
     if word:
-        plain = {"True": "true", "False": "false", "None": "null"}[word[0]]
-        return f"must be JSON, got {word[0]}; write {plain}"
+        return f"must be JSON, got {word[0]}; write {_PLAIN[word[0]]}"
     return f"must be JSON, got an error: {error.msg}"
 
 
@@ -160,9 +251,18 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
         character = chr(code) if isinstance(code, int) else code
         problem = f"line {line}: must be text, got the character {character!r}"
         raise ConfigError(source, [problem]) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except RecursionError:
+        raise _too_deep(source) from None
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(source, [f"file: must be YAML, got an error: {error}"]) from None
     return _mapping(content if content is not None else {}, source)
+
+
+def _too_deep(source: str) -> ConfigError:
+    from zerolab.config.plain import MAX_DEPTH
+
+    problem = f"file: must be nested at most {MAX_DEPTH} deep, got far more; flatten it"
+    return ConfigError(source, [problem])
 
 
 def _yaml_problem(text: str, error: "yaml.MarkedYAMLError") -> str:
@@ -225,12 +325,3 @@ def _loader() -> "type[yaml.SafeLoader]":
     )
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
     return Loader
-
-
-def as_mapping(source: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
-    """A mapping as it is, a path by its content (YAML for ``.yaml`` and ``.yml``, else JSON)."""
-    if isinstance(source, Mapping):
-        return source
-    if Path(source).suffix.lower() in (".yaml", ".yml"):
-        return read_yaml(source)
-    return read_json(source)

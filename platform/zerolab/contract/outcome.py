@@ -11,6 +11,7 @@ from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
+    EXIT_REACHED,
     EXIT_STALE,
     EXIT_USER_ERROR,
 )
@@ -18,6 +19,7 @@ from zerolab.files import create_private, read_json, write_json
 
 __all__ = [
     "DELIBERATE",
+    "LEAVING",
     "LESS_MEMORY",
     "Outcome",
     "failure",
@@ -30,9 +32,15 @@ __all__ = [
 ]
 
 DELIBERATE = frozenset(
-    {EXIT_USER_ERROR, EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE, EXIT_INFRASTRUCTURE}
-)
+    {
+        EXIT_USER_ERROR, EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE, EXIT_INFRASTRUCTURE,
+        EXIT_REACHED,
+    }
+)  # fmt: skip
 """Exit codes with which a rank says something; every other one but 0 is a crash."""
+
+LEAVING = frozenset({EXIT_PREEMPTED, EXIT_REACHED})
+"""Exit codes of runs that have saved a checkpoint: every rank ends by itself."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +57,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """One line for the user; None when there is nothing to say."""
     rank: int | None = None
     """The rank that decided it, where it was one."""
+    told: bool = False
+    """The launcher was told to stop: the cause may be elsewhere."""
 
 
 LESS_MEMORY = (

@@ -8,6 +8,7 @@ logs/rank_N.out, .err    what rank N wrote
 logs/agent.log           what the agent says about the run
 logs/launcher.log        torch's elastic agent, for us
 ranks/N                  process id of rank N
+ranks/ready_N            rank N heeds SIGTERM
 reason.json              why a rank ended on purpose
 exit.json                how the run ended, written by the launcher
 launcher.json            process of the launcher
@@ -90,6 +91,10 @@ class RunFolder:
     def stderr(self, rank: int) -> Path:
         """What a rank wrote to standard error."""
         return self.logs / f"rank_{rank}.err"
+
+    def ready(self, rank: int) -> Path:
+        """Marker: SIGTERM has this rank checkpoint, where it would have died of it before."""
+        return self.ranks / f"ready_{rank}"
 
     def rank_pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that have been started, by rank."""

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from zerolab.contract.storage import StorageAddress
+
 __all__ = [
     "ENV_COLLECTIVE_TIMEOUT",
     "ENV_HOME",
@@ -20,12 +22,14 @@ __all__ = [
     "EXIT_INFRASTRUCTURE",
     "EXIT_INVALID_HP",
     "EXIT_PREEMPTED",
+    "EXIT_REACHED",
     "EXIT_STALE",
     "EXIT_USER_ERROR",
     "CheckpointRef",
     "Command",
     "FitSpec",
     "LengthSpec",
+    "Nodes",
     "ProfilingSpec",
     "RunSpec",
     "TrialClass",
@@ -64,13 +68,28 @@ EXIT_INFRASTRUCTURE = 68
 """What the run stood on failed, its machine, its agent or its storage, and not the trial: it waits
 and runs again, however often; ``max_restarts`` does not count it."""
 
+EXIT_REACHED = 69
+"""The run has trained as far as the searcher let it, has validated, saved a checkpoint and gave its
+slots back: the searcher decides whether the trial goes on."""
+
 
 class CheckpointRef(msgspec.Struct, frozen=True):
     """A checkpoint that a run starts from."""
 
     uuid: str
     steps_completed: int
-    """Batches (optimizer steps) that it holds."""
+    """Batches (optimizer steps) of this trial that it holds; 0 for a warm start."""
+    root: str = ""
+    """Root of the storage that it lies in; empty for the run's own."""
+    options: dict[str, str] = {}
+    """How to open that storage; see :class:`StorageAddress`."""
+    warm_start: bool = False
+    """It is another trial's: weights are taken from it, and counters begin anew."""
+
+    @property
+    def storage(self) -> StorageAddress | None:
+        """Where it lies; None for the run's own storage."""
+        return StorageAddress(root=self.root, options=self.options) if self.root else None
 
 
 class TrialClass(msgspec.Struct, frozen=True, tag="class"):
@@ -88,9 +107,26 @@ class Command(msgspec.Struct, frozen=True, tag="command"):
     """A program to run on every rank; no shell reads it."""
 
     words: tuple[str, ...]
+    local_rank_at: int | None = None
+    """Where among the words ``--local_rank=N`` is put in, N a rank's own; None for nowhere."""
+    plain: bool = False
+    """The ranks know nothing of a run, as under torchrun: they find torch's variables alone."""
 
     def __str__(self) -> str:
         return shlex.join(self.words)
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """The machines of a run, as one of them sees them."""
+
+    slots: tuple[int, ...]
+    """Ranks on each machine, by node rank."""
+    rank: int
+    """Node rank of this machine; the first one, 0, is where the ranks meet."""
+    address: str
+    """Of the first machine, as the others reach it."""
+    port: int
+    """On which its launcher lets them meet; for the first machine itself 0 means any."""
 
 
 class LengthSpec(msgspec.Struct, frozen=True):
@@ -123,6 +159,10 @@ class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     max_length: LengthSpec | None
     """None where the script decides."""
+    until: int | None = None
+    """Where this run pauses, in the unit of ``max_length``; None when it goes all the way."""
+    validate_at: tuple[int, ...] = ()
+    """Lengths, in the unit of ``max_length``, after which the searcher compares trials."""
     metric: str
     """Validation metric that tells which checkpoint is best."""
     smaller_is_better: bool = True
@@ -159,12 +199,22 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     trial_seed: int
     slots: int
     """Ranks of this run, over all machines."""
+    nodes: Nodes | None = None
+    """The machines, where there are several."""
+    grace_s: float = 15.0
+    """Seconds that ranks have to checkpoint and end after SIGTERM."""
     model_dir: str
     """This run's own unpacked copy of the model directory; the ranks' working directory."""
     run_dir: str
     """This run's scratch directory on its machine: spool, logs, traces."""
     checkpoint_dir: str
-    """Root of the checkpoint storage; a checkpoint is the directory named by its uuid."""
+    """Root of the checkpoint storage, a directory or a URL; a checkpoint is named by its uuid."""
+    storage_options: dict[str, str] = {}
+    """How to open it where it is no directory; see :class:`StorageAddress`."""
+    storage_owner: str = ""
+    """Under which name unfinished checkpoints lie there; no other trial has it."""
+    checkpoint_cache: str = ""
+    """This machine's directory for what goes to an object store, and comes from there."""
     master: str = ""
     """Address of the server; empty when there is none."""
     token: str = ""
@@ -173,6 +223,21 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How often this trial has failed before."""
     test_mode: bool = False
     """One batch, one validation, one checkpoint, then the end."""
+
+    def __repr__(self) -> str:
+        """Leave out what must not end in a log: tokens and credentials."""
+        return f"RunSpec(trial_id={self.trial_id}, run_id={self.run_id})"
+
+    @property
+    def local_slots(self) -> int:
+        """Ranks on this machine."""
+        return self.slots if self.nodes is None else self.nodes.slots[self.nodes.rank]
+
+    @property
+    def max_batches(self) -> int | None:
+        """How far the searcher lets this trial train, where that is said in batches."""
+        length = self.fit.max_length if self.fit is not None else None
+        return length.count if length is not None and length.unit == "batches" else None
 
 
 def write_run_spec(spec: RunSpec, path: Path) -> None:

@@ -11,17 +11,22 @@ from typing import Any, Literal
 
 import msgspec
 
+from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.spec import RunSpec
 
 __all__ = [
     "JSON",
     "MSGPACK",
+    "AgentLeave",
     "AgentRegistration",
     "AgentWork",
+    "Bound",
     "CheckpointRecord",
     "Directive",
+    "Extension",
     "LogBatch",
     "LogEntry",
+    "Meeting",
     "MetricsRecord",
     "ProgressRecord",
     "Record",
@@ -103,6 +108,8 @@ class LogBatch(msgspec.Struct, frozen=True):
 
     first: int
     entries: list[LogEntry]
+    node: int = 0
+    """Node rank of the agent, of a run that has several: each numbers its own."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -113,6 +120,21 @@ class Stored(msgspec.Struct, frozen=True):
     """
 
     stored: int
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """What a run says that has trained as far as its searcher let it."""
+
+    until: int
+    """Its bound, in the unit of the search."""
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """Whether a run may go on beyond its bound, rather than give its slots back."""
+
+    goes_on: bool
+    until: int | None = None
+    """The next bound, in the unit of the search; None when it may train to its length."""
 
 
 class Directive(msgspec.Struct, frozen=True):
@@ -139,6 +161,17 @@ class AgentRegistration(msgspec.Struct, frozen=True):
     name: str
     host: str
     slots: list[SlotInfo]
+    pool: str = DEFAULT_POOL
+    """The pool that it joins."""
+    identity: str = ""
+    """Of its data directory: another one cannot take the name of an agent that is there."""
+
+
+class AgentLeave(msgspec.Struct, frozen=True):
+    """Body of ``POST /agents/{id}/leave``."""
+
+    done: bool = False
+    """Its runs have ended, and it is gone; else it asks that nothing new starts there."""
 
 
 class WorkItem(msgspec.Struct, frozen=True):
@@ -169,6 +202,18 @@ class RunExit(msgspec.Struct, frozen=True):
     """One line for the user."""
     log_tail: str = ""
     """The last lines of the rank that failed, traceback included."""
+    node: int = 0
+    """Node rank of the agent, of a run that has several."""
+    told: bool = False
+    """The ranks were told to stop, and decide nothing where others failed."""
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """Body of ``POST /runs/{id}/meeting``: where the ranks of several agents meet."""
+
+    address: str
+    """Of the agent of node rank 0, as the others reach it."""
+    port: int
 
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -30,10 +30,12 @@ from zerolab.contract.spec import (
     RunSpec,
     read_run_spec,
 )
+from zerolab.contract.storage import StorageAddress
 from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.core.store import CheckpointStore
 from zerolab.errors import ConfigError, StorageError
+from zerolab.storage.opening import check_installed
+from zerolab.storage.store import CheckpointStore, local_owner
 
 __all__ = ["Context", "init"]
 
@@ -44,6 +46,7 @@ def init(
     *,
     hparams: Mapping[str, Any] | None = None,
     directory: Path | str | None = None,
+    checkpoint_storage: Mapping[str, Any] | str | None = None,
     timeout_s: float = 1800.0,
 ) -> Context:
     """Join the run that this process belongs to, or begin one without a server.
@@ -55,10 +58,14 @@ def init(
         directory: Where a run without a server keeps ``metrics.jsonl`` and ``checkpoints/``. One
             that holds a checkpoint already is continued from there. A new directory below
             ``.zerolab/runs`` when None; ignored under a server.
+        checkpoint_storage: Where a run without a server keeps checkpoints instead: a directory, a
+            URL such as ``s3://bucket/prefix``, or a block ``checkpoint_storage`` as experiment
+            files have it. What lies there already is continued. Ignored under a server.
         timeout_s: Longest wait for the other ranks in a collective, in seconds.
 
     Raises:
-        ConfigError: If torchrun's variables are incomplete, or the run spec cannot be read.
+        ConfigError: If ``checkpoint_storage`` cannot be read or its package is missing, torchrun's
+            variables are incomplete, or the run spec cannot be read.
         StorageError: If checkpoints cannot be written where they would go.
         SystemExit: The same under a server, with the code that has the run wait for its storage.
         ZerolabError: If the ranks do not find each other in time.
@@ -69,10 +76,7 @@ def init(
         distributed = SocketRanks.from_environment(
             f"{info.run_id} {info.token}", timeout_s=timeout_s
         )
-        store = CheckpointStore(info.checkpoint_dir, owner=f"trial-{info.trial_id}")
-        if distributed.is_chief:
-            store.sweep()  # what an earlier run of this trial died over
-        distributed.barrier()
+        store = CheckpointStore.of_run(info)
         try:
             _try_storage(store, distributed)
         except StorageError as error:
@@ -81,12 +85,12 @@ def init(
             logger.error("%s", error)  # noqa: TRY400 - where in our code is of no interest
             sys.exit(EXIT_INFRASTRUCTURE)
         return Context(info, distributed, store, platform=True)
+    address = _address(checkpoint_storage)
     distributed = SocketRanks.from_environment(timeout_s=timeout_s)
     chosen = distributed.broadcast(str(_local_directory(directory)))
-    store = CheckpointStore(Path(chosen) / "checkpoints")
-    if distributed.is_chief:
-        store.sweep()
-    distributed.barrier()
+    address = address or StorageAddress(root=str(Path(chosen) / "checkpoints"))
+    owner, cache = local_owner(address, chosen), str(Path(chosen) / "cache")
+    store = CheckpointStore(address, owner=owner, local=cache)
     _try_storage(store, distributed)
     latest = store.latest() if distributed.is_chief else None
     furthest: list[Any] | None = [latest.uuid, latest.steps_completed] if latest else None
@@ -101,14 +105,23 @@ def init(
         slots=distributed.size,
         model_dir=str(Path.cwd()),
         run_dir=chosen,
-        checkpoint_dir=str(Path(chosen) / "checkpoints"),
+        checkpoint_dir=address.root,
+        storage_options=address.options,
+        storage_owner=owner,
+        checkpoint_cache=cache,
         latest_checkpoint=CheckpointRef(*found) if found else None,
     )
     return Context(info, distributed, store, platform=False)
 
 
 def _try_storage(store: CheckpointStore, ranks: SocketRanks) -> None:
-    """Write to the storage before hours go into what could not be saved. **Collective**."""
+    """Sweep the storage and write to it, before hours go into what could not be saved.
+
+    **Collective**.
+    """
+    with ranks.together("the run cannot begin"):
+        if ranks.is_chief:
+            store.sweep()  # what an earlier run died over
     with ranks.together("the run cannot begin"):
         if ranks.local_rank == 0:
             store.probe()
@@ -120,6 +133,22 @@ def _read(path: Path) -> RunSpec:
     except (OSError, msgspec.DecodeError) as error:
         problem = f"must name this run's specification, which the agent writes: {error}"
         raise ConfigError("environment", [f"{ENV_RUN_SPEC}: {problem}"]) from error
+
+
+def _address(given: Mapping[str, Any] | str | None) -> StorageAddress | None:
+    if isinstance(given, Mapping):
+        # pydantic comes with it, which a script with a directory can do without.
+        from zerolab.config.experiment.storage import read_address
+
+        return read_address(given)
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given:
+        problem = f"must be a directory, a URL or a block of an experiment file, got {given!r}"
+        raise ConfigError("init", [f"checkpoint_storage: {problem}"])
+    address = StorageAddress(root=given if "://" in given else str(Path(given).absolute()))
+    check_installed(address)
+    return address
 
 
 def _local_directory(directory: Path | str | None) -> Path:

@@ -3,17 +3,20 @@
 import contextlib
 import copy
 import logging
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from zerolab.config.engine.auto import determined_by
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
+    EXIT_REACHED,
     EXIT_STALE,
     CheckpointRef,
     RunSpec,
@@ -21,7 +24,6 @@ from zerolab.contract.spec import (
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.core.saving import CheckpointSaver
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.core.store import CheckpointStore
 from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,
@@ -30,6 +32,7 @@ from zerolab.errors import (
 )
 from zerolab.ranks import OneRank, Ranks
 from zerolab.reports.reporter import Reporter, plain_metadata
+from zerolab.storage.store import CheckpointStore, Selector, list_files
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
 
@@ -46,6 +49,8 @@ class TrainContext:
         self.info = info
         """Ids, seed, configuration and directories of this run."""
         self._reporter = reporter
+        self.has_reached = False
+        """Whether a validation at :attr:`until` has been reported, and more is to come later."""
 
     def get_hparams(self) -> dict[str, Any]:
         """Return this trial's hyperparameters, nested as in the experiment file."""
@@ -53,8 +58,24 @@ class TrainContext:
 
     @property
     def latest_checkpoint(self) -> CheckpointRef | None:
-        """Where to go on from; None at the very beginning."""
+        """Where to go on from; None at the very beginning.
+
+        Where ``warm_start`` is true it is another trial's: take its weights, and count from 0.
+        """
         return self.info.latest_checkpoint
+
+    @property
+    def until(self) -> int | None:
+        """How far this run should train, in the unit of the searcher's length; None: no bound.
+
+        A searcher that compares trials at rungs lets a trial train so far first. Report a
+        validation there, store a checkpoint and leave; the trial goes on from there if the
+        searcher wants it to.
+        """
+        fit = self.info.fit
+        if fit is None or fit.max_length is None:
+            return None
+        return fit.max_length.count if fit.until is None else fit.until
 
     def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report named numbers of the training.
@@ -79,6 +100,12 @@ class TrainContext:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
         """
         self.report_metrics("validation", steps_completed, metrics)
+        fit = self.info.fit
+        if fit is None or fit.max_length is None or fit.until is None:
+            return
+        length = metrics.get("epochs") if fit.max_length.unit == "epochs" else steps_completed
+        if isinstance(length, int | float) and length >= fit.until < fit.max_length.count:
+            self.has_reached = True
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report named numbers of any group; see :meth:`Reporter.report_metrics`."""
@@ -95,10 +122,15 @@ class CheckpointContext:
     """Checkpoints that are complete or not there, and that the server knows of."""
 
     def __init__(
-        self, store: CheckpointStore, distributed: SocketRanks, reporter: Reporter | None
+        self,
+        store: CheckpointStore,
+        distributed: SocketRanks,
+        reporter: Reporter | None,
+        begins_with: CheckpointRef | None = None,
     ) -> None:
         self.store = store
         """The storage itself."""
+        self._begins_with = begins_with
         self._distributed = distributed
         self._reporter = reporter
 
@@ -133,9 +165,6 @@ class CheckpointContext:
         if not shard and not self._distributed.is_chief:
             problem = f"only the chief stores one without shard=True, this is rank {self._rank}"
             raise ConfigError("checkpoint", [problem])
-        if self.store.is_remote and shard and self._distributed.local_size != ranks.size:
-            problem = "ranks on several machines need a directory that all of them see for shards"
-            raise ConfigError("checkpoint storage", [problem])
         saver = CheckpointSaver(self.store, ranks, self._reporter)
         draft = saver.begin(apart=ranks.size > 1)
         try:
@@ -146,15 +175,86 @@ class CheckpointContext:
             raise
         saver.publish(draft, steps, metadata)
 
-    def restore_path(self, uuid: str) -> contextlib.AbstractContextManager[Path]:
-        """Give a directory with a checkpoint's files, for reading, until the block ends.
+    def upload(
+        self,
+        directory: str | Path,
+        metadata: Mapping[str, Any],
+        *,
+        shard: bool = False,
+        selector: Selector | None = None,
+    ) -> str:
+        """Make a checkpoint of the files of a directory; return its uuid.
 
-        Any rank may call it, at any time.
+        Args:
+            directory: What it is copied from.
+            metadata: As for :meth:`store_path`.
+            shard: As for :meth:`store_path`: **collective**, and each rank brings its own files.
+            selector: Says of a file, by its path inside the directory, whether it belongs to it.
 
         Raises:
-            NotFoundError: If there is no such checkpoint, or a file of it is missing.
+            ConfigError: As for :meth:`store_path`; if there is no such directory.
+            StorageError: On all ranks, if the storage cannot take it.
         """
-        return self.store.restore_path(uuid)
+        source = Path(directory)
+        with self.store_path(metadata, shard=shard) as (path, uuid):
+            if not source.is_dir():
+                raise ConfigError("checkpoint", [f"{source}: must be a directory that exists"])
+            for name in list_files(source):
+                if selector is None or selector(name):
+                    (path / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source / name, path / name)
+        return uuid
+
+    def download(
+        self, uuid: str, directory: str | Path, *, selector: Selector | None = None
+    ) -> None:
+        """Copy a checkpoint's files into a directory; any rank may call it, at any time.
+
+        Args:
+            uuid: Of the checkpoint.
+            directory: Where to; made if it is missing.
+            selector: Says of a file, by its path inside the checkpoint, whether it is wanted.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint, or a file of it is missing or damaged.
+            StorageError: If the storage cannot be read.
+        """
+        self._store_of(uuid).download(uuid, Path(directory), selector)
+
+    def get_metadata(self, uuid: str) -> dict[str, Any]:
+        """Return what was stored with a checkpoint, ``steps_completed`` among it.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint.
+            StorageError: If the storage cannot be read.
+        """
+        return dict(self._store_of(uuid).describe(uuid).metadata)
+
+    def restore_path(
+        self, uuid: str, *, selector: Selector | None = None
+    ) -> contextlib.AbstractContextManager[Path]:
+        """Give a directory with a checkpoint's files, for reading, until the block ends.
+
+        Any rank may call it, at any time; the checkpoint of another trial that this one begins
+        with may lie in another storage. What an object store holds is fetched once for all ranks
+        of a machine, and kept there for a while.
+
+        Args:
+            uuid: Of the checkpoint.
+            selector: Says of a file, by its path inside the checkpoint, whether it is wanted; an
+                object store sends only those.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint, or a file of it is missing or damaged.
+            StorageError: If the storage cannot be read.
+        """
+        return self._store_of(uuid).restore_path(uuid, selector)
+
+    def _store_of(self, uuid: str) -> CheckpointStore:
+        elsewhere = self._begins_with if self._begins_with and self._begins_with.root else None
+        if elsewhere is not None and elsewhere.uuid == uuid:
+            return self.store.elsewhere(elsewhere.storage)
+        return self.store
 
     @property
     def _rank(self) -> int:
@@ -206,6 +306,8 @@ class Context:
         self.distributed = distributed
         """Rank, size, and small collectives."""
         self._platform = platform
+        self._known = contextlib.ExitStack()
+        self._known.enter_context(determined_by(info.hparams, info.max_batches))
         self._sigterm = SigtermFlag()
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None
@@ -214,7 +316,9 @@ class Context:
             self._poller = DirectivePoller(info, self._reporter.stale, sigterm=False)
         self.train = TrainContext(info, self._reporter)
         """Hyperparameters and metrics."""
-        self.checkpoint = CheckpointContext(store, distributed, self._reporter)
+        self.checkpoint = CheckpointContext(
+            store, distributed, self._reporter, info.latest_checkpoint
+        )
         """Storing and restoring."""
         self.preempt = PreemptContext(distributed, self._poller, self._sigterm)
         """Whether to leave."""
@@ -245,7 +349,11 @@ class Context:
         if error is not None and is_storage_failure(error):
             logger.error("the storage failed", exc_info=error)
             self._leave(EXIT_INFRASTRUCTURE, str(error))
-        if error is None and self.preempt.acknowledged:
+        if error is not None:
+            return
+        if self.train.has_reached:  # no failure of a rank: each of them ends by itself
+            write_reason(self.info.run_dir, EXIT_REACHED, "trained as far as the searcher let it")
+        elif self.preempt.acknowledged:
             self._leave(EXIT_PREEMPTED, "preempted")
 
     def close(self, timeout_s: float = 30.0) -> None:
@@ -255,6 +363,7 @@ class Context:
             timeout_s: Longest wait for the server; what it does not take by then, the agent
                 ships later.
         """
+        self._known.close()
         if self._poller is not None:
             self._poller.close()
         if self._reporter is not None:

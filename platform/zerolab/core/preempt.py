@@ -3,17 +3,21 @@
 Either the server says so, or the process is sent SIGTERM.
 """
 
+import contextlib
 import logging
-import random
+import os
 import signal
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
+from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
-from zerolab.contract.spec import RunSpec
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec
 from zerolab.contract.wire import Directive
-from zerolab.errors import NotFoundError, StaleRunError
+from zerolab.errors import NotFoundError, StaleRunError, UnreachableError
 
 __all__ = ["DirectivePoller", "SigtermFlag"]
 
@@ -36,6 +40,7 @@ class SigtermFlag:
         self._installed = threading.current_thread() is threading.main_thread()
         if self._installed:
             self._previous = signal.signal(signal.SIGTERM, self._note)
+            _say_ready()
 
     def __bool__(self) -> bool:
         return self._received
@@ -48,6 +53,14 @@ class SigtermFlag:
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._received = True
+
+
+def _say_ready() -> None:
+    """Tell the launcher, if one has started us, that SIGTERM may come."""
+    spec, rank = os.environ.get(ENV_RUN_SPEC), os.environ.get("RANK")
+    if spec and rank:
+        with contextlib.suppress(OSError):
+            RunFolder(Path(spec).parent).ready(int(rank)).touch(0o600)
 
 
 class DirectivePoller:
@@ -72,6 +85,7 @@ class DirectivePoller:
         self._deadline: float | None = None
         self._sigterm = SigtermFlag() if sigterm else None
         self._closed = threading.Event()
+        self._has_warned = False
         self._client: Client | None = None
         if spec.master:
             self._client = Client(spec.master, spec.token)
@@ -104,7 +118,7 @@ class DirectivePoller:
     def _poll(self) -> None:
         assert self._client is not None
         version: int | None = None
-        pause_s = 0.0
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while not self._closed.is_set():
             try:
                 directive = self._client.directive(self._run_id, version, _WAIT_S)
@@ -116,12 +130,22 @@ class DirectivePoller:
             except Exception as error:  # noqa: BLE001 - training must go on, whatever happens here
                 if self._closed.is_set():
                     return
-                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s or _FIRST_PAUSE_S)
-                logger.debug("no directive: %s", error)
-                self._closed.wait(pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+                self._note_failure(error)
+                self._closed.wait(backoff.pause_s())
                 continue
-            pause_s = 0.0
+            backoff.reset()
             version = directive.version
             if directive.deadline_s is not None:
                 self._deadline = time.monotonic() + directive.deadline_s
             self.directive = directive
+
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, UnreachableError):
+            logger.debug("no directive: %s", error)  # the reporter has said that it is away
+        elif not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the server cannot be asked whether to pause or to stop, and training goes on: %s",
+                error,
+                exc_info=error,
+            )

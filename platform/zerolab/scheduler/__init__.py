@@ -1,7 +1,32 @@
 """Which trials get which slots: pure, from the queue and the free slots alone."""
 
-from zerolab.scheduler.decide import schedule
+from zerolab.scheduler.backfill import lendable
+from zerolab.scheduler.decide import schedule, turn
 from zerolab.scheduler.placement import place
-from zerolab.scheduler.types import AgentSlots, Allocation, Decision, Request
+from zerolab.scheduler.types import (
+    DEFAULT_POOL,
+    AgentSlots,
+    Allocation,
+    Cluster,
+    Decision,
+    Job,
+    Policy,
+    Request,
+    Start,
+)
 
-__all__ = ["AgentSlots", "Allocation", "Decision", "Request", "place", "schedule"]
+__all__ = [
+    "DEFAULT_POOL",
+    "AgentSlots",
+    "Allocation",
+    "Cluster",
+    "Decision",
+    "Job",
+    "Policy",
+    "Request",
+    "Start",
+    "lendable",
+    "place",
+    "schedule",
+    "turn",
+]

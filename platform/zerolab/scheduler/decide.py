@@ -2,142 +2,105 @@
 
 The rules, in order:
 
-1. A smaller priority number goes first.
-2. At one priority, the experiment that holds the fewest slots for its weight goes first; between
-   equals, the trial that was asked for first.
-3. A trial gets all its slots at once or none.
-4. A trial that does not fit preempts trials of lower priority, the newest first, if that makes
-   room. Either way nothing behind it is started before it, so a large trial is never starved by
-   small ones.
-5. A trial that all agents together could not hold is set aside and blocks nobody.
-6. Every trial that goes on waiting is told why.
+1. A pool's policy says who goes first: by priority, by share, as queued
+   (:class:`~zerolab.scheduler.types.Policy`).
+2. A trial gets all its slots at once or none.
+3. No quota is exceeded: neither an experiment's own ``max_slots`` nor that of a group.
+4. A trial that does not fit preempts runs of lower priority, the newest first, if that makes room.
+5. Of what it waits for, those behind it get only what cannot delay it
+   (:mod:`~zerolab.scheduler.backfill`), so that a large trial is never starved by small ones.
+6. A trial that all agents of its pool together could not hold, or that no quota will ever allow,
+   is set aside and blocks nobody.
+7. Every trial that goes on waiting is told why.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from zerolab.scheduler import reasons
-from zerolab.scheduler.placement import place
-from zerolab.scheduler.types import AgentSlots, Allocation, Decision, Request
+from zerolab.scheduler.ledger import Ledger
+from zerolab.scheduler.types import Allocation, Cluster, Decision, Policy, Request
 
-__all__ = ["schedule"]
+__all__ = ["schedule", "turn"]
+
+Turn = tuple[int, float, float, int]
+_Entry = tuple[int, float, float, int, int, Request]
+"""A turn, how many trials of the request are left, and the request."""
 
 
 def schedule(
-    agents: Sequence[AgentSlots], waiting: Iterable[Request], running: Sequence[Allocation]
+    cluster: Cluster, waiting: Iterable[Request], running: Sequence[Allocation]
 ) -> Decision:
-    """Decide which waiting trials start, and which running ones must make room.
+    """Decide which waiting trials start, and which runs must make room.
 
     Args:
-        agents: Agents that are alive.
-        waiting: Trials that want to run.
-        running: What is held now, those that were asked to stop included.
+        cluster: Agents that are there, policies and quotas.
+        waiting: What wants to run; a job may have several requests.
+        running: What is held now, by runs that were asked to stop too.
 
     Returns:
-        The decision, with the reason of each trial that goes on waiting. Nothing is to be done
-        when nothing can change, so asking again costs nothing.
+        The decision, with the reason of each request that goes on waiting. Nothing is to be done
+        when nothing can change, so asking again costs nothing. It takes time for each request
+        once, however many there are.
     """
-    decision = Decision()
-    everything = {agent.agent_id: agent.slots for agent in agents}
-    queue: list[Request] = []
-    for asked in sorted(waiting, key=lambda request: request.order):
-        possible = place(asked, agents, everything) is not None
-        if possible:
-            queue.append(asked)
-        else:
-            decision.impossible.append(asked.trial_id)
-            decision.waiting[asked.trial_id] = reasons.never(asked, agents)
-    held = list(running)
-    while (request := _next(queue, held)) is not None:
-        free = _free(agents, held)
-        slots = place(request, agents, free)
-        if slots is None:
-            decision.preempt.extend(_victims(request, agents, held))
-            asked_to_leave = bool(decision.preempt) or any(each.stopping for each in held)
-            told = reasons.no_room(request, agents, free, asked=asked_to_leave)
-            decision.waiting[request.trial_id] = told
-            break
-        allocation = Allocation(request, slots)
-        held.append(allocation)
-        decision.start.append(allocation)
-        queue.remove(request)
-    decision.waiting.update(_behind(request, queue, held))
+    ledger = Ledger(cluster, running)
+    decision = ledger.decision
+    held = ledger.held
+    queue = _in_turn(waiting, cluster, held)
+    again: list[_Entry] = []
+    for entry in _merged(queue, again):
+        left, request = entry[4], entry[5]
+        found = ledger.start(request)
+        if isinstance(found, str):
+            decision.waiting[request.trial_id] = found
+            continue
+        decision.start.append(found)
+        if left > 1:
+            key = turn(request, cluster, held[request.job.job_id])
+            heapq.heappush(again, (*key, left - 1, request))
     return decision
 
 
-def _next(queue: Sequence[Request], held: Sequence[Allocation]) -> Request | None:
-    """The trial whose turn it is, leaving out experiments that may not hold more slots."""
-    used = _used(held)
-
-    def turn(request: Request) -> tuple[int, float, int]:
-        share = used.get(request.experiment_id, 0) / request.weight
-        return request.priority, share, request.order
-
-    return min((each for each in queue if _may_grow(each, used)), key=turn, default=None)
-
-
-def _behind(
-    first: Request | None, queue: Sequence[Request], held: Sequence[Allocation]
-) -> dict[int, str]:
-    """Why those wait whose turn it is not: ``first`` goes before them, or they may not grow."""
-    used = _used(held)
-    told: dict[int, str] = {}
-    for request in queue:
-        if not _may_grow(request, used):
-            held_slots = used.get(request.experiment_id, 0)
-            told[request.trial_id] = reasons.full_experiment(held_slots, request)
-        elif first is not None and request is not first:
-            told[request.trial_id] = reasons.behind(request, first)
-    return told
+def _in_turn(waiting: Iterable[Request], cluster: Cluster, held: Mapping[int, int]) -> list[_Entry]:
+    """Sort what waits. Where no pool has a policy of its own, :func:`turn` is written out."""
+    if cluster.policies:
+        return sorted(
+            (*turn(each, cluster, held.get(each.job.job_id, 0)), each.trials, each)
+            for each in waiting
+        )
+    slots = held.get
+    queue = [
+        (job.priority, slots(job.job_id, 0) / job.weight, job.position, each[0], each[2], each)
+        for each in waiting
+        for job in (each[1],)
+    ]
+    queue.sort()
+    return queue
 
 
-def _used(held: Iterable[Allocation]) -> dict[int, int]:
-    """Experiment to the slots that it holds."""
-    used: dict[int, int] = {}
-    for allocation in held:
-        experiment = allocation.request.experiment_id
-        used[experiment] = used.get(experiment, 0) + allocation.request.slots
-    return used
+def _merged(queue: Iterable[_Entry], again: list[_Entry]) -> Iterator[_Entry]:
+    """Go through a sorted queue, and through the heap ``again``, which grows meanwhile."""
+    for entry in queue:
+        while again and again[0] < entry:
+            yield heapq.heappop(again)
+        yield entry
+    while again:
+        yield heapq.heappop(again)
 
 
-def _may_grow(request: Request, used: Mapping[int, int]) -> bool:
-    mine = used.get(request.experiment_id, 0)
-    return request.max_slots is None or mine + request.slots <= request.max_slots
+def turn(request: Request, cluster: Cluster, held_slots: int) -> Turn:
+    """What says whose turn it is: the smallest goes first.
+
+    Args:
+        request: What wants to run.
+        cluster: With the policy of its pool.
+        held_slots: What its job holds now.
+    """
+    job = request.job
+    policy = cluster.policies.get(job.pool, Policy.FAIR_SHARE)
+    priority = _NO_PRIORITY if policy is Policy.FIFO else job.priority
+    share = held_slots / job.weight if policy is Policy.FAIR_SHARE else 0.0
+    return priority, share, job.position, request.trial_id
 
 
-def _free(agents: Sequence[AgentSlots], held: Iterable[Allocation]) -> dict[int, list[int]]:
-    taken: dict[int, set[int]] = {}
-    for allocation in held:
-        for agent, slots in allocation.slots.items():
-            taken.setdefault(agent, set()).update(slots)
-    return {
-        agent.agent_id: [s for s in agent.slots if s not in taken.get(agent.agent_id, ())]
-        for agent in agents
-    }
-
-
-def _victims(
-    request: Request, agents: Sequence[AgentSlots], held: Sequence[Allocation]
-) -> list[int]:
-    """The running trials to preempt so that ``request`` fits; none when that would not help."""
-    staying = [allocation for allocation in held if not allocation.stopping]
-    lower = [a for a in staying if a.request.priority > request.priority]
-    lower.sort(key=lambda a: (-a.request.priority, -a.request.order))
-    victims: list[Allocation] = []
-
-    def fits_without(gone: Sequence[Allocation]) -> bool:
-        rest = [allocation for allocation in staying if allocation not in gone]
-        return place(request, agents, _free(agents, rest)) is not None
-
-    if fits_without(()):
-        return []  # what was asked to stop already makes room
-    for allocation in lower:
-        victims.append(allocation)
-        if fits_without(victims):
-            break
-    else:
-        return []
-    for allocation in list(victims):
-        spared = [victim for victim in victims if victim is not allocation]
-        if fits_without(spared):
-            victims = spared
-    return [victim.request.trial_id for victim in victims]
+_NO_PRIORITY = 42
+"""Where the jobs of a pool without priorities stand among others that share a quota with them."""

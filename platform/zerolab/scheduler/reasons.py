@@ -2,27 +2,42 @@
 
 from collections.abc import Sequence
 
-from zerolab.scheduler.placement import Free
-from zerolab.scheduler.types import AgentSlots, Request
+from zerolab.scheduler.placement import Free, place
+from zerolab.scheduler.types import DEFAULT_POOL, AgentSlots, Job, Request
 
-__all__ = ["behind", "full_experiment", "never", "no_room"]
+__all__ = [
+    "behind",
+    "full_quota",
+    "never",
+    "no_room",
+    "over_quota",
+    "own_quota",
+    "quota_goes_first",
+]
 
 
 def never(request: Request, agents: Sequence[AgentSlots]) -> str:
-    """Say why a trial could not start even if every slot were free."""
-    if not agents:
-        return (
-            "no agent is there to run it: start one with `zerolab up`, or with "
-            "`zerolab agent start` on another machine"
-        )
-    allowed = [agent for agent in agents if agent.agent_id not in request.excluded]
+    """Say why a trial could not start even if every slot were free.
+
+    Args:
+        request: The trial.
+        agents: All that are there, of every pool, closed ones too.
+    """
+    job = request.job
+    pool = [agent for agent in agents if agent.pool == job.pool]
+    if not pool:
+        return _no_agent(job.pool, sorted({agent.pool for agent in agents}))
+    allowed = [agent for agent in pool if agent.agent_id not in request.excluded]
     if not allowed:
         return "its log policies rule out every agent that is there"
-    most = _most(request, [(agent.kind, len(agent.slots)) for agent in allowed])
-    return (
-        f"it needs {_slots(request)}, and there are at most {most}: it cannot start before an "
-        f"agent offers so many; or set resources.slots_per_trial to {most} or less"
-    )
+    closed = _closed_that_fits(job, allowed)
+    if closed is not None:
+        return f"it needs {_slots(job)}, and agent {closed.name} {closed.closed}"
+    rooms = [(agent.kind, len(agent.slots)) for agent in allowed if not agent.closed]
+    most = _most(job, rooms)
+    told = f"it needs {_slots(job)}, and there are at most {most or 'none'}{_off(allowed)}: "
+    told += "it cannot start before an agent offers so many"
+    return told + (f"; or set resources.slots_per_trial to {most} or less" if most else "")
 
 
 def no_room(request: Request, agents: Sequence[AgentSlots], free: Free, *, asked: bool) -> str:
@@ -30,36 +45,100 @@ def no_room(request: Request, agents: Sequence[AgentSlots], free: Free, *, asked
 
     Args:
         request: The trial.
-        agents: All agents.
+        agents: Those of its pool that take trials.
         free: Their free slots.
         asked: Whether other runs have been asked to make room.
     """
     there = [agent for agent in agents if agent.agent_id not in request.excluded]
-    most = _most(request, [(agent.kind, len(free.get(agent.agent_id, ()))) for agent in there])
-    told = f"it needs {_slots(request)}, of which {most or 'none'} {_is(most)} free"
+    rooms = [(agent.kind, len(free.get(agent.agent_id, ()))) for agent in there]
+    most = _most(request.job, rooms)
+    told = f"it needs {_slots(request.job)}, of which {most or 'none'} {_is(most)} free"
     return told + ("; other runs are asked to make room" if asked else "")
 
 
-def behind(request: Request, first: Request) -> str:
-    """Say that ``first``, which does not fit either, goes before ``request``."""
-    if first.experiment_id == request.experiment_id:
+def behind(request: Request, first: Request, *, fits: bool) -> str:
+    """Say that ``first``, which does not fit either, goes before ``request``.
+
+    Args:
+        request: The trial that waits.
+        first: The one before it.
+        fits: Whether the slots for ``request`` are free.
+    """
+    if first.job.job_id == request.job.job_id:
         return "an earlier trial of its experiment goes first"
-    return f"experiment {first.experiment_id} goes first"
+    told = f"experiment {first.job.job_id} goes first"
+    return f"{told}, and could have to wait longer if this one started now" if fits else told
 
 
-def full_experiment(held: int, request: Request) -> str:
-    """Say that an experiment, which holds ``held`` slots, may not hold more."""
-    return f"its experiment holds {held} of the {request.max_slots} slots of resources.max_slots"
+def full_quota(job: Job, group: str, used: int, most: int) -> str:
+    """Say that ``used`` of the ``most`` slots of a quota are held."""
+    if group == own_quota(job):
+        return f"its experiment holds {used} of the {most} slots of {job.bounded_by}"
+    return f"it needs {_slots(job)}, and {used} of the {most} of quota {group} are held"
 
 
-def _slots(request: Request) -> str:
-    what = "1 slot" if request.slots == 1 else f"{request.slots} slots"
-    return f"{what} on one machine" if request.single_agent and request.slots > 1 else what
+def over_quota(job: Job, group: str, most: int) -> str:
+    """Say that a quota is smaller than what one trial needs."""
+    if group == own_quota(job):
+        return (
+            f"it needs {_slots(job)}, and resources.max_slots is {most}: it cannot start before "
+            f"that is raised: `zerolab job set max-slots {job.job_id} {job.slots}`"
+        )
+    return (
+        f"it needs {_slots(job)}, and quota {group} allows {most}: it cannot start before that is "
+        f"raised: `zerolab quota set {group} {job.slots}`"
+    )
 
 
-def _most(request: Request, rooms: Sequence[tuple[str, int]]) -> int:
+def quota_goes_first(group: str, first: Request) -> str:
+    """Say that what is left of a quota is kept for ``first``."""
+    return f"experiment {first.job.job_id} goes first: it waits for slots of quota {group}"
+
+
+def own_quota(job: Job) -> str:
+    """The name under which an experiment's own ``max_slots`` is counted."""
+    return f"experiment:{job.job_id}"
+
+
+def _no_agent(pool: str, others: Sequence[str]) -> str:
+    if not others and pool == DEFAULT_POOL:
+        return (
+            "no agent is there to run it: start one with `zerolab up`, or with "
+            "`zerolab agent start` on another machine"
+        )
+    told = f"no agent of pool {pool} is there: start one with `zerolab agent start --pool {pool}`"
+    return told + (f"; agents are in {', '.join(others)}" if others else "")
+
+
+def _closed_that_fits(job: Job, agents: Sequence[AgentSlots]) -> AgentSlots | None:
+    """An agent that would hold the trial alone, if it took trials."""
+    closed = [agent for agent in agents if agent.closed]
+    free = {agent.agent_id: agent.slots for agent in closed}
+    found = place(job.slots, closed, free, single_agent=True)
+    return next((agent for agent in closed if found and agent.agent_id in found), None)
+
+
+def _off(agents: Sequence[AgentSlots]) -> str:
+    parts = [f"agent {one.name} {one.closed}" for one in agents if one.closed]
+    parts += [
+        f"{one.disabled} of agent {one.name} {_is(one.disabled)} disabled"
+        for one in agents
+        if one.disabled and not one.closed
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _slots(job: Job) -> str:
+    what = "1 slot" if job.slots == 1 else f"{job.slots} slots"
+    if job.slots > 1 and job.single_agent:
+        return f"{what} on one machine"
+    several = job.slots > 1 and job.max_agents is not None
+    return f"{what} on at most {job.max_agents} machines" if several else what
+
+
+def _most(job: Job, rooms: Sequence[tuple[str, int]]) -> int:
     """The most slots of one kind: on one machine where they must be there, else together."""
-    if request.single_agent:
+    if job.single_agent:
         return max((count for _, count in rooms), default=0)
     kinds = {kind for kind, _ in rooms}
     return max((sum(n for each, n in rooms if each == kind) for kind in kinds), default=0)

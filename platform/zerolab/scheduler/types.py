@@ -1,9 +1,34 @@
 """What the scheduler is told and what it answers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
 
-__all__ = ["AgentSlots", "Allocation", "Decision", "Request"]
+from zerolab.contract.names import DEFAULT_POOL
+
+__all__ = [
+    "DEFAULT_POOL",
+    "AgentSlots",
+    "Allocation",
+    "Cluster",
+    "Decision",
+    "Job",
+    "Policy",
+    "Request",
+    "Start",
+]
+
+
+class Policy(StrEnum):
+    """In which order the jobs of a pool start."""
+
+    FAIR_SHARE = "fair_share"
+    """By priority; at one priority, who holds the fewest slots for its weight; then as queued."""
+    PRIORITY = "priority"
+    """By priority; at one priority as queued."""
+    FIFO = "fifo"
+    """As queued; priority and weight have no say, and nobody is asked to make room."""
 
 
 @dataclass(frozen=True)
@@ -12,38 +37,63 @@ class AgentSlots:
 
     agent_id: int
     slots: tuple[int, ...]
-    """Ids of all its slots, held or free."""
+    """Ids of all its slots that are enabled, held or free."""
     kind: str = "cpu"
     """What they are: ``cpu`` or ``cuda``. A trial's slots are all of one kind."""
+    pool: str = DEFAULT_POOL
+    name: str = ""
+    """For the reasons."""
+    closed: str = ""
+    """Why nothing new starts there, e.g. ``is disabled``; empty when it may."""
+    disabled: int = 0
+    """How many slots it has besides, which are disabled."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """A trial that wants to run, or runs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An experiment in the queue: what all its trials have in common."""
 
-    trial_id: int
-    experiment_id: int
+    job_id: int
     slots: int
-    """All of them at once, or none."""
-    order: int
-    """When it was asked for; a smaller number came first."""
+    """Of each trial: all of them at once, or none."""
+    position: float
+    """Place in the queue; a smaller number is before a larger one."""
+    pool: str = DEFAULT_POOL
     priority: int = 42
     """1 to 99; a smaller number goes first."""
     weight: float = 1.0
-    """Share of its experiment, against others of the same priority."""
+    """Share of the slots, against others of the same priority."""
     max_slots: int | None = None
-    """Most slots that its experiment may hold."""
+    """Most slots that its trials may hold together."""
+    bounded_by: str = "resources.max_slots"
+    """The key of its configuration that says so."""
+    groups: tuple[str, ...] = ()
+    """What it belongs to and a quota may name: ``pool:default``, ``label:vision``."""
     single_agent: bool = False
-    """Whether all slots must be on one agent."""
+    """Whether all slots of a trial must be on one agent."""
+    max_agents: int | None = None
+    """Most agents over which its slots may lie; any number when None."""
+
+
+class Request(NamedTuple):
+    """Trials of one job that want to run, all alike."""
+
+    trial_id: int
+    """The first of them; each has a number of its own."""
+    job: Job
+    trials: int = 1
+    """How many they are."""
     excluded: frozenset[int] = frozenset()
-    """Agents on which it must not run."""
+    """Agents on which they must not run."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The slots that a trial holds."""
+    """The slots that a run holds."""
 
-    request: Request
+    run_id: int
+    """A larger number is a newer run."""
+    job: Job
     slots: Mapping[int, tuple[int, ...]]
     """Agent id to slot ids."""
     stopping: bool = False
@@ -51,14 +101,39 @@ class Allocation:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """What there is to run on, and by which rules."""
+
+    agents: Sequence[AgentSlots]
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    """By pool; fair share where none is named."""
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    """Group to the most slots that all its jobs may hold together."""
+
+    def policy(self, pool: str) -> Policy:
+        """The policy of a pool."""
+        return self.policies.get(pool, Policy.FAIR_SHARE)
+
+
+class Start(NamedTuple):
+    """One trial of a request that starts now."""
+
+    request: Request
+    slots: Mapping[int, tuple[int, ...]]
+    """Agent id to slot ids."""
+    before: int | None = None
+    """The job that waits and is before it in the queue, which it does not delay."""
+
+
+@dataclass(frozen=True)
 class Decision:
     """What to do now."""
 
-    start: list[Allocation] = field(default_factory=list)
-    """Trials to start, on these slots."""
+    start: list[Start] = field(default_factory=list)
+    """Trials to start; a request has so many of them as it stands here, its first ones."""
     preempt: list[int] = field(default_factory=list)
-    """Ids of trials to preempt."""
+    """Ids of runs to preempt."""
     impossible: list[int] = field(default_factory=list)
-    """Ids of trials that want more than all agents have together."""
+    """Requests, by trial, that want more than there is or may ever have."""
     waiting: dict[int, str] = field(default_factory=dict, compare=False)
-    """Trial to the reason for which it does not start now, in words; every one that waits."""
+    """Request, by trial, to the reason why its (next) trial does not start now, in words."""

@@ -43,6 +43,7 @@ class Section(BaseModel):
     """A block of a configuration file: immutable, and without room for unknown keys."""
 
     model_config = ConfigDict(
+        defer_build=True,  # a program that reads no file of a kind does not pay for its checks
         extra="forbid",
         frozen=True,
         strict=True,

@@ -1,19 +1,14 @@
 """The engine's configuration: DeepSpeed's JSON keys, typed, checked, with nothing ignored."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from os import PathLike
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, field_validator
 
-from zerolab.config.engine import optimizers, schedules
-from zerolab.config.engine.auto import fill_auto
 from zerolab.config.engine.batch import BatchSizes, resolve_batch_sizes
-from zerolab.config.engine.merge import overwrite_deepspeed_config
 from zerolab.config.engine.optimizers import OptimizerConfig
+from zerolab.config.engine.parallel import PipelineConfig, TensorParallelConfig
 from zerolab.config.engine.precision import Bf16Config, DataTypesConfig, DType, Fp16Config
-from zerolab.config.engine.refused import REFUSED, without_aliases
 from zerolab.config.engine.runtime import (
     ActivationCheckpointingConfig,
     AioConfig,
@@ -26,23 +21,11 @@ from zerolab.config.engine.runtime import (
 )
 from zerolab.config.engine.schedules import SchedulerConfig
 from zerolab.config.engine.zero import ZeroConfig
-from zerolab.config.files import as_mapping
-from zerolab.config.plain import plain_problems
-from zerolab.config.refusing import take_refused
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hint
-from zerolab.schema.section import (
-    NonNegativeFloat,
-    Path,
-    PositiveFloat,
-    PositiveInt,
-    Section,
-    dotted,
-    validate,
-    without_nulls,
-)
+from zerolab.schema.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
-__all__ = ["EngineConfig", "EngineFile", "load_engine_config", "parse_engine_config"]
+__all__ = ["EngineConfig"]
 
 
 class EngineConfig(Section):
@@ -95,8 +78,14 @@ class EngineConfig(Section):
     zero_optimization: ZeroConfig = ZeroConfig()
     """How training state is divided between the data-parallel ranks."""
 
+    tensor_parallel: TensorParallelConfig = TensorParallelConfig()
+    """How matrices are cut over ranks that have one model between them."""
+
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
     """Recompute activations in backward instead of keeping them."""
+
+    pipeline: PipelineConfig = PipelineConfig()
+    """How a model that is cut into pipeline stages runs."""
 
     compile: CompileConfig = CompileConfig()
     """``torch.compile`` on the model."""
@@ -157,6 +146,7 @@ class EngineConfig(Section):
     _source: str = PrivateAttr(default="engine config")
     _overridden: frozenset[str] = PrivateAttr(default=frozenset())
     _off: tuple[str, ...] = PrivateAttr(default=())
+    _auto: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def dtype(self) -> DType:
@@ -174,7 +164,11 @@ class EngineConfig(Section):
         return accumulation_steps > 1 or not self.managed_gradient_accumulation
 
     def with_origin(
-        self, source: str, overridden: frozenset[str], off: tuple[str, ...]
+        self,
+        source: str,
+        overridden: frozenset[str],
+        off: tuple[str, ...],
+        auto: Mapping[str, str],
     ) -> "EngineConfig":
         """Remember where the values came from.
 
@@ -182,10 +176,12 @@ class EngineConfig(Section):
             source: The file's name, for messages.
             overridden: Dotted keys that an override gave.
             off: Dotted keys of DeepSpeed that the file turns off, and that do not exist here.
+            auto: Dotted keys that said ``"auto"``, and what determined each.
         """
         copy = self.model_copy()
         mine = (source, overridden, off)
         copy._source, copy._overridden, copy._off = mine  # noqa: SLF001 - a copy of self
+        copy._auto = dict(auto)  # noqa: SLF001 - as above
         return copy
 
     @property
@@ -202,6 +198,37 @@ class EngineConfig(Section):
     def off(self) -> tuple[str, ...]:
         """Dotted keys of DeepSpeed that the file turns off, and that do not exist here."""
         return self._off
+
+    @property
+    def auto(self) -> Mapping[str, str]:
+        """Dotted keys that said ``"auto"``, and what determined each."""
+        return self._auto
+
+    @field_validator("tensor_parallel", mode="before")
+    @classmethod
+    def _switched_off(cls, value: Any) -> Any:
+        return {} if value is False else value
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Divide all ranks by those that have one model between them.
+
+        Args:
+            world_size: All ranks.
+
+        Raises:
+            ConfigError: If there is a rest.
+        """
+        problem = self.layout_problem(world_size)
+        if problem is not None:
+            raise ConfigError(self._source, [problem])
+        return world_size // self.tensor_parallel.size
+
+    def layout_problem(self, world_size: int) -> str | None:
+        """What stands in the way of laying so many ranks out, in one line."""
+        size = self.tensor_parallel.size
+        if world_size % size == 0:
+            return None
+        return f"tensor_parallel.size: must divide the number of ranks, {world_size}, got {size}"
 
     def batch_sizes(self, dp_world_size: int) -> BatchSizes:
         """Fill in whichever of the three batch sizes the file leaves out.
@@ -232,169 +259,3 @@ class EngineConfig(Section):
             self.gradient_accumulation_steps,
             dp_world_size,
         )
-
-
-_OPAQUE = frozenset({"optimizer.params", "scheduler.params"})
-"""Blocks that are checked by the optimizer's or schedule's own rules."""
-
-
-@dataclass(frozen=True)
-class EngineFile:
-    """What reading an engine file gave: the configuration, or as much of it as could be saved."""
-
-    config: EngineConfig | None
-    problems: list[str]
-    bad: frozenset[str]
-    """Dotted keys that were wrong; they stand at their defaults in ``config``."""
-    prefix: str = ""
-    """What problems of this file begin with."""
-
-
-def load_engine_config(
-    source: str | PathLike[str] | Mapping[str, Any],
-    overrides: Mapping[str, Any] | None = None,
-    hyperparameters: Mapping[str, Any] | None = None,
-) -> EngineConfig:
-    """Read and check an engine configuration.
-
-    Args:
-        source: Path of a JSON file, or its content.
-        overrides: Laid over the file by :func:`overwrite_deepspeed_config`.
-        hyperparameters: Where values that say ``"auto"`` are looked up.
-
-    Returns:
-        The configuration, whole and consistent for any number of ranks;
-        :meth:`EngineConfig.batch_sizes` needs that number.
-
-    Raises:
-        ConfigError: With every problem of the file.
-    """
-    name = "engine config" if isinstance(source, Mapping) else str(source)
-    parsed = parse_engine_config(as_mapping(source), name, overrides, hyperparameters)
-    if parsed.problems or parsed.config is None:
-        raise ConfigError(name, parsed.problems)
-    return parsed.config
-
-
-def parse_engine_config(
-    content: Mapping[str, Any],
-    source: str,
-    overrides: Mapping[str, Any] | None = None,
-    hyperparameters: Mapping[str, Any] | None = None,
-) -> EngineFile:
-    """Check an engine configuration and go on after its mistakes.
-
-    Args:
-        content: The file.
-        source: Its name, for messages.
-        overrides: Laid over the file.
-        hyperparameters: Where values that say ``"auto"`` are looked up.
-    """
-    unfit = plain_problems(content)
-    if unfit:
-        return EngineFile(None, unfit, frozenset())
-    merged = overwrite_deepspeed_config(content, overrides or {})
-    filled, problems = fill_auto(merged, hyperparameters or {})
-    without_value = frozenset(problem.partition(": ")[0] for problem in problems)
-    renamed, twice = without_aliases(filled)
-    rest, refused, off = take_refused(renamed, REFUSED, _OPAQUE)
-    config, wrong, paths = validate(EngineConfig, without_nulls(rest, ()))
-    problems += [*twice, *refused, *wrong]
-    bad = frozenset(dotted(path) for path in paths) | without_value
-    if config is None:
-        return EngineFile(None, problems, bad)
-    config = _canonical(config)
-    told = {problem.partition(": ")[0] for problem in problems}
-    for keys, problem in _checks(config):
-        known = problem.partition(": ")[0] in told
-        if not known and not any(_touches(key, bad) for key in keys):
-            problems.append(problem)
-    overridden = frozenset(dotted(path) for path in _leaves(overrides or {}))
-    return EngineFile(config.with_origin(source, overridden, tuple(off)), problems, bad)
-
-
-def _touches(key: str, bad: frozenset[str]) -> bool:
-    return any(key == wrong or wrong.startswith(f"{key}.") for wrong in bad)
-
-
-def _leaves(data: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key)
-
-
-def _canonical(config: EngineConfig) -> EngineConfig:
-    """Write the names of optimizer and schedule in their usual spelling."""
-    update: dict[str, Section] = {}
-    if config.optimizer is not None:
-        name = optimizers.canonical_optimizer(config.optimizer.type)
-        update["optimizer"] = config.optimizer.model_copy(update={"type": name})
-    if config.scheduler is not None:
-        name = schedules.canonical_schedule(config.scheduler.type)
-        update["scheduler"] = config.scheduler.model_copy(update={"type": name})
-    return config.model_copy(update=update) if update else config
-
-
-def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
-    """Rules between keys: the keys that each one reads, and its problem."""
-    zero = config.zero_optimization
-    stage = "zero_optimization.stage"
-    if config.fp16.enabled and config.bf16.enabled:
-        yield (
-            ["fp16.enabled", "bf16.enabled"],
-            "fp16.enabled: must be false where bf16.enabled is true, got true for both; "
-            "keep one of the two",
-        )
-    declared = config.data_types.param_dtype
-    if declared is not None and declared != config.dtype:
-        yield (
-            ["data_types.param_dtype", "fp16.enabled", "bf16.enabled"],
-            f"data_types.param_dtype: must be {config.dtype!r}, which fp16 and bf16 say, "
-            f"got {declared!r}; remove it",
-        )
-    divided = config.gradient_predivide_factor != 1.0
-    if config.gradient_allreduce_op == "sum" and (divided or config.prescale_gradients):
-        yield (
-            ["gradient_allreduce_op", "prescale_gradients", "gradient_predivide_factor"],
-            "gradient_allreduce_op: must be 'mean' where prescale_gradients or "
-            "gradient_predivide_factor divides gradients, got 'sum'; keep one of the two",
-        )
-    elif divided and config.prescale_gradients:
-        yield (
-            ["prescale_gradients", "gradient_predivide_factor"],
-            "gradient_predivide_factor: must be 1 where prescale_gradients divides by the ranks, "
-            f"got {config.gradient_predivide_factor}; keep one of the two",
-        )
-    optimizer, param = zero.offload_optimizer, zero.offload_param
-    if optimizer.device != "none" and zero.stage == 0:
-        yield (
-            [stage, "zero_optimization.offload_optimizer"],
-            "zero_optimization.offload_optimizer.device: must be 'none' at stage 0, "
-            f"got {optimizer.device!r}; set zero_optimization.stage to 1, 2 or 3",
-        )
-    if param.device != "none" and zero.stage != 3:
-        yield (
-            [stage, "zero_optimization.offload_param"],
-            f"zero_optimization.offload_param.device: must be 'none' at stage {zero.stage}, "
-            f"got {param.device!r}; set zero_optimization.stage to 3",
-        )
-    if optimizer.device == "nvme" and not optimizer.nvme_path:
-        yield (
-            ["zero_optimization.offload_optimizer"],
-            "zero_optimization.offload_optimizer.nvme_path: is required for device 'nvme', "
-            "got nothing; name a directory on a fast disk",
-        )
-    if optimizer.ratio != 1.0:
-        yield (
-            ["zero_optimization.offload_optimizer"],
-            "zero_optimization.offload_optimizer.ratio: must be 1 (all states are offloaded, "
-            f"or none), got {optimizer.ratio}",
-        )
-    if config.optimizer is not None:
-        for problem in optimizers.problems_of(config.optimizer):
-            yield ["optimizer"], problem
-    if config.scheduler is not None:
-        for problem in schedules.problems_of(config.scheduler):
-            yield ["scheduler"], problem

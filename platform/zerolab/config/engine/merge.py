@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from zerolab.config.files import read_json
+from zerolab.config.engine.public import log_changes, read_source, tolerate
 from zerolab.errors import ConfigError
 
-__all__ = ["overwrite_deepspeed_config"]
+__all__ = ["merge", "overwrite_deepspeed_config"]
 
 
 def overwrite_deepspeed_config(
@@ -37,16 +37,29 @@ def overwrite_deepspeed_config(
         problems.append(f"overrides: must be a mapping, got a {type(overrides).__name__}")
     if problems:
         raise ConfigError("overwrite_deepspeed_config", problems)
-    content = base if isinstance(base, Mapping) else read_json(base)
-    return _merge(content, overrides)
+    content, changes = read_source(base)
+    parts = []
+    name = "engine config" if isinstance(base, Mapping) else str(base)
+    for source, part in ((name, content), ("overrides", overrides)):
+        clean, more = tolerate(part, source)
+        log_changes(source, [*changes, *more])
+        parts.append(clean)
+        changes = []
+    return merge(*parts)
 
 
-def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay overrides over a configuration, key by key at every depth, and nothing else.
+
+    Args:
+        base: The configuration.
+        overrides: What to change.
+    """
     merged = {key: copy.deepcopy(value) for key, value in base.items()}
     for key, value in overrides.items():
         old = merged.get(key)
         if isinstance(value, Mapping):
-            merged[key] = _merge(old if isinstance(old, Mapping) else {}, value)
+            merged[key] = merge(old if isinstance(old, Mapping) else {}, value)
         else:
             merged[key] = copy.deepcopy(value)
     return merged

@@ -1,7 +1,7 @@
 """Keys of DeepSpeed that have no counterpart here, and what to do instead.
 
 A refused key that is off is accepted, for that is what happens anyway. Which values mean off is
-said for each key: ``{}`` turns ZenFlow on and leaves a pipeline alone, ``-1`` turns MiCS off.
+said for each key: ``{}`` turns ZenFlow on and asks for no quantized weights, ``-1`` turns MiCS off.
 """
 
 from collections.abc import Mapping
@@ -36,14 +36,11 @@ _NOWHERE_ENABLED = Off("`false`, without `enabled: true` at any depth", _asks_no
 
 
 def _is_undivided(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        inner = value.get("tp") or {}
-        sizes = value.get("autotp_size", 0), inner.get("tp_size", 1)
-        return sizes[0] in (0, 1) and sizes[1] == 1
-    return value is False
+    return value in ({}, {"tp_size": 1})
 
 
-_NO_TENSOR_PARALLELISM = Off("`false`, `autotp_size` 0 or 1", _is_undivided)
+_AUTO_TP = "set tensor_parallel.size to the number of ranks; plan 'auto' asks the model"
+_PLAN = "map names of layers to styles in tensor_parallel.plan"
 
 REFUSED: dict[str, Refused] = {
     # Blocks of their own. Those that have no "enabled" are on as soon as they are there.
@@ -55,6 +52,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "comet": Refused("log to it from a trial callback", BLOCK),
     "wandb": Refused("log to it from a trial callback", BLOCK),
+    "comms_config": Refused("set comms_logger, which is the key that DeepSpeed reads", NOTHING),
     "compression_training": Refused(_TRIM, _NOWHERE_ENABLED),
     "curriculum_learning": Refused(_SAMPLER, BLOCK),
     "data_efficiency": Refused(_SAMPLER, BLOCK),
@@ -66,13 +64,15 @@ REFUSED: dict[str, Refused] = {
     "expert_parallel": Refused(
         "use stage 3, which shards experts with the rest of the model", BLOCK
     ),
+    "fp8": Refused("the engine computes in fp32, fp16 or bf16: set bf16.enabled", BLOCK),
     "hybrid_engine": Refused("export the weights and generate with an inference server", BLOCK),
+    "monitor_config": Refused(
+        "set tensorboard or csv_monitor, which are the keys that DeepSpeed reads", NOTHING
+    ),
     "nebula": Refused("set checkpoint.writer.decoupled", BLOCK),
-    "pipeline": Refused(_TOO_LARGE, EMPTY),
     "progressive_layer_drop": Refused("drop layers in the model's own forward()", BLOCK),
     "quantize_training": Refused(_TRIM, BLOCK),
     "sparse_attention": Refused("use torch's scaled_dot_product_attention in the model", SWITCH),
-    "tensor_parallel": Refused(_TOO_LARGE, _NO_TENSOR_PARALLELISM),
     "torch_autocast": Refused(
         "set bf16.enabled, or enter torch.autocast in the model's forward()", BLOCK
     ),
@@ -94,6 +94,15 @@ REFUSED: dict[str, Refused] = {
     "sparse_gradients": Refused("gradients are dense; remove it", SWITCH),
     "use_data_before_expert_parallelism": Refused(
         "there are no expert-parallel groups; remove it", SWITCH
+    ),
+    # Tensor parallelism.
+    "tensor_parallel.autotp_size": Refused(_AUTO_TP, values([0, 1])),
+    "tensor_parallel.tp": Refused(_AUTO_TP, Off("`{}`, `tp_size` 1", _is_undivided)),
+    "tensor_parallel.enabled": Refused(_AUTO_TP, values([False])),
+    "tensor_parallel.preset_model": Refused(_PLAN, NOTHING),
+    "tensor_parallel.partition_config": Refused(_PLAN, EMPTY),
+    "tensor_parallel.tp_overlap_comm": Refused(
+        "remove it; a layer's sum is needed by the next layer at once", SWITCH
     ),
     # Precision.
     "fp16.fp16_master_weights_and_grads": Refused(_FULL_MASTERS, SWITCH),

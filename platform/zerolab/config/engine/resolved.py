@@ -12,7 +12,7 @@ from zerolab.schema.section import Section
 __all__ = ["Entry", "format_entries", "resolve", "without_effect"]
 
 Entry = tuple[str, Any, str]
-"""Dotted key, value, origin. The origin begins with ``file``, ``override``, ``default``,
+"""Dotted key, value, origin. The origin begins with ``file``, ``override``, ``auto``, ``default``,
 ``derived`` or ``hint``; after a colon there may be a remark."""
 
 _BUCKET = "zero_optimization.reduce_bucket_size"
@@ -43,18 +43,34 @@ def resolve(
         origin = "file" if is_set else "default"
         if is_set and any(key == o or o.startswith(f"{key}.") for o in config.overridden):
             origin = "override"
+        if key in config.auto:
+            origin = f"auto: {config.auto[key]}"
         if key in hints:
             if is_set:
                 entries.append((key, value, f"hint: {hints[key]}"))
         elif key == _BUCKET and not is_set:
             entries.append((key, None, "derived: the engine chooses it by the model's size"))
         elif key in derived and derived[key] != value:
-            remark = f": {origin} says {value}" if is_set else ""
+            open_ = ": the file says auto" if key in config.auto else ""
+            remark = f": {origin} says {value}" if is_set else open_
             entries.append((key, derived[key], f"derived{remark}"))
         else:
             entries.append((key, value, origin))
+    entries += _left_to_the_optimizer(config)
     entries += [(key, None, _OFF) for key in config.off]
     return entries
+
+
+def _left_to_the_optimizer(config: EngineConfig) -> Iterator[Entry]:
+    """Its parameters that said ``"auto"`` and stand at its own defaults."""
+    prefix = "optimizer.params."
+    optimizer = config.optimizer
+    section = OPTIMIZERS.get(optimizer.type) if optimizer else None
+    for key in config.auto:
+        name = key.removeprefix(prefix)
+        if optimizer and key.startswith(prefix) and name not in optimizer.params:
+            field = section.model_fields.get(name) if section else None
+            yield key, field.default if field else None, "auto: the optimizer's default"
 
 
 _STAGES = {

@@ -31,10 +31,9 @@ class ActivationCheckpointingConfig(Section):
     cpu_checkpointing: bool = False
     """Keep the saved inputs of blocks in host memory."""
 
-    partition_activations: bool = hint(
-        default=False, reason="there is no tensor-parallel group to divide activations over"
-    )
-    """Divide saved inputs over the tensor-parallel ranks."""
+    partition_activations: bool = False
+    """Keep on each tensor-parallel rank only its part of the saved inputs of blocks, and gather
+    them for backward; without ``tensor_parallel`` there is nobody to share with."""
 
     number_checkpoints: PositiveInt | None = hint(None, "every block is one checkpoint")
     """How many checkpoints the model has."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -11,7 +10,6 @@ from pydantic import AfterValidator, Field
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
 from zerolab.config.experiment.sections import (
-    CheckpointStorageConfig,
     EnvironmentConfig,
     LogPolicy,
     ProfilingConfig,
@@ -19,6 +17,7 @@ from zerolab.config.experiment.sections import (
     ResourcesConfig,
     RetentionPolicyConfig,
 )
+from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
 from zerolab.config.files import read_yaml
 from zerolab.config.plain import plain_problems
 from zerolab.config.refusing import take_refused
@@ -199,7 +198,7 @@ _OPAQUE = frozenset({"hyperparameters", "data"})
 
 
 def _without_strangers(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Name a searcher and a storage of Determined that do not exist here, in one line each.
+    """Name a searcher of Determined that does not exist here, in one line.
 
     Returns:
         The file with known ones in their place, so that what else is wrong can still be told,
@@ -222,13 +221,13 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
     searcher = config.searcher
     if searcher.max_length is not None and searcher.max_length.count == 0:
         yield "searcher.max_length: must be at least one batch or epoch, got 0"
-    if searcher.max_length is None and config.trial_class is not None:
+    if searcher.full_length is None and config.trial_class is not None:
         yield (
             "searcher.max_length: is required for a trial class, got nothing; "
             "say how far to train, e.g. {batches: 1000}"
         )
     yield from searcher.problems(config.hyperparameters)
-    yield from _storage_problems(config.checkpoint_storage)
+    yield from storage_problems(config.checkpoint_storage)
     profiling = config.profiling
     last = profiling.end_after_batch
     if last is not None and last < profiling.begin_on_batch:
@@ -242,29 +241,3 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
             f"resources.max_slots: must be at least slots_per_trial = {slots}, "
             f"got {config.resources.max_slots}"
         )
-
-
-def _storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
-    needed = {"shared_fs": "host_path", "directory": "container_path"}
-    field = needed.get(storage.type or "")
-    path = getattr(storage, field) if field else None
-    if field and not path:
-        yield (
-            f"checkpoint_storage.{field}: is required for type {storage.type!r}, got nothing; "
-            "name a directory"
-        )
-    if path and not path.startswith("/"):
-        yield f"checkpoint_storage.{field}: must be an absolute path, got {path!r}"
-    inside = storage.storage_path
-    if inside and not _lies_inside(inside, storage.host_path or ""):
-        yield (
-            "checkpoint_storage.storage_path: must be a path inside host_path, relative to it or "
-            f"whole, got {inside!r}"
-        )
-
-
-def _lies_inside(path: str, root: str) -> bool:
-    """Whether a relative path, or a whole one below ``root``, leads nowhere else."""
-    if ".." in path.split("/"):
-        return False
-    return not path.startswith("/") or bool(root and PurePosixPath(path).is_relative_to(root))

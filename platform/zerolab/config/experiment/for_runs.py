@@ -27,7 +27,8 @@ def sections_of(config: ExperimentConfig) -> dict[str, Any]:
 def _fit(config: ExperimentConfig) -> FitSpec:
     searcher, profiling = config.searcher, config.profiling
     return FitSpec(
-        max_length=_length(searcher.max_length),
+        max_length=_length(searcher.full_length),
+        validate_at=searcher.validate_at(),
         metric=searcher.metric,
         smaller_is_better=searcher.smaller_is_better,
         scheduling_unit=config.scheduling_unit,

@@ -5,7 +5,7 @@ from typing import Any
 from zerolab.config.refusing import EMPTY, Refused
 from zerolab.searcher.registered import SEARCHERS
 
-__all__ = ["OTHER_SEARCHERS", "OTHER_STORAGES", "REFUSED_FIELDS", "STRANGERS"]
+__all__ = ["OTHER_SEARCHERS", "REFUSED_FIELDS", "STRANGERS"]
 
 _NO_CONTAINERS = "trials run in the agent's own Python environment, not in containers"
 
@@ -22,8 +22,7 @@ _INSTEAD: dict[str, str] = {
     "data_layer": "remove it; read data in the trial",
     "internal": "remove it",
     "debug": "remove it; logs hold everything that ranks print",
-    "resources.agent_label": "remove it; trials run on any agent with free slots",
-    "resources.resource_pool": "remove it; all agents form one pool",
+    "resources.agent_label": "start those agents with --pool NAME; set resource_pool to NAME",
     "resources.slots": "set resources.slots_per_trial",
     "resources.shm_size": f"{_NO_CONTAINERS}: shared memory is the machine's",
     "resources.devices": f"{_NO_CONTAINERS}: devices are the machine's",
@@ -39,9 +38,6 @@ _INSTEAD: dict[str, str] = {
     "checkpoint_storage.propagation": _NO_CONTAINERS,
     "checkpoint_storage.checkpoint_path": "set host_path and storage_path",
     "checkpoint_storage.tensorboard_path": "remove it; TensorBoard files are kept with the trial",
-    "searcher.source_trial_id": "load weights in the trial's __init__",
-    "searcher.source_checkpoint_uuid": "load weights in the trial's __init__",
-    "searcher.stop_once": "remove it",
 }
 """Dotted field to what the user should do instead."""
 
@@ -64,13 +60,6 @@ OTHER_SEARCHERS: dict[str, str] = dict.fromkeys(
 )
 """Searchers that do not exist here."""
 
-OTHER_STORAGES: dict[str, str] = dict.fromkeys(
-    ("s3", "gcs", "azure"),
-    "must be shared_fs or directory; mount the bucket on every machine and name the directory: "
-    "{type: shared_fs, host_path: /mnt/bucket}",
-)
-"""Checkpoint storages that do not exist here."""
-
 STRANGERS: dict[str, tuple[str, dict[str, str], frozenset[str], dict[str, Any]]] = {
     "searcher": (
         "name",
@@ -88,24 +77,6 @@ STRANGERS: dict[str, tuple[str, dict[str, str], frozenset[str], dict[str, Any]]]
             ]
         ),
         {"name": "random", "max_trials": 1, "max_length": 1},
-    ),
-    "checkpoint_storage": (
-        "type",
-        OTHER_STORAGES,
-        frozenset(
-            [
-                "bucket",
-                "access_key",
-                "secret_key",
-                "endpoint_url",
-                "prefix",
-                "container",
-                "connection_string",
-                "account_url",
-                "credential",
-            ]
-        ),
-        {"type": None},
     ),
 }
 """Block to the key that chooses its kind, the kinds that do not exist here, the fields that only

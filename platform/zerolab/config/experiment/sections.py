@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
+from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.hints import hint
 from zerolab.schema.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 __all__ = [
-    "CheckpointStorageConfig",
     "EnvironmentConfig",
     "LogPolicy",
     "ProfilingConfig",
@@ -19,6 +19,10 @@ __all__ = [
     "ResourcesConfig",
     "RetentionPolicyConfig",
 ]
+
+
+def _pool(value: Any) -> Any:
+    return DEFAULT_POOL if value == "" else value  # as Determined's files name the default
 
 
 class ResourcesConfig(Section):
@@ -36,34 +40,20 @@ class ResourcesConfig(Section):
     priority: Annotated[int, Field(ge=1, le=99)] = 42
     """1 to 99; a smaller number goes first."""
 
-    is_single_node: bool | None = hint(None, "all slots of a trial are on one machine")
+    resource_pool: Annotated[str, BeforeValidator(_pool), AfterValidator(check_pool)] = DEFAULT_POOL
+    """The agents among which its trials run: those that were started with ``--pool`` and this
+    name."""
+
+    queue_time: PositiveInt | None = None
+    """Seconds: an experiment that waits longer for slots, with no trial running, ends with an
+    error that says what it waited for."""
+
+    max_nodes: PositiveInt = 1
+    """Machines (agents) over which the slots of a trial may lie; as few as possible are taken. All
+    of them must see the storage of checkpoints at the same place."""
+
+    is_single_node: bool | None = hint(None, "max_nodes says it: 1 is one machine")
     """All slots of a trial on one machine."""
-
-
-class CheckpointStorageConfig(Section):
-    """Where checkpoints are kept, and which of them are kept."""
-
-    type: Literal["shared_fs", "directory"] | None = None
-    """``shared_fs`` or ``directory``: a directory that every machine sees at the same path; when
-    it is left out, the installation's own."""
-
-    host_path: str | None = None
-    """The directory of ``shared_fs``."""
-
-    storage_path: str | None = None
-    """A folder inside it."""
-
-    container_path: str | None = None
-    """The directory of ``directory``."""
-
-    save_experiment_best: NonNegativeInt = 0
-    """Checkpoints kept of the experiment: those with the best metric."""
-
-    save_trial_best: NonNegativeInt = 1
-    """Checkpoints kept of each trial: those with the best metric."""
-
-    save_trial_latest: NonNegativeInt = 1
-    """Checkpoints kept of each trial: the newest."""
 
 
 class ReproducibilityConfig(Section):

@@ -1,0 +1,290 @@
+"""Engine files as they are in public: one tolerant step before the strict reader.
+
+DeepSpeed reads its files with hjson, ignores what it does not know, and has old names for some
+keys; Hugging Face's libraries write more of their own. What such a file means is written here as
+the strict reader wants it, with one line for each change.
+"""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.files import parse_hjson, parse_json, read_bytes, read_yaml
+from zerolab.config.plain import plain_problems
+from zerolab.errors import ConfigError
+from zerolab.schema.section import dotted, keys_of
+
+__all__ = ["log_changes", "read_engine_text", "read_source", "tolerate"]
+
+logger = logging.getLogger("zerolab.config")
+
+Block = dict[str, Any]
+Step = Callable[[Block], Iterator[str]]
+"""Changes a file in place, and says what it changed."""
+
+
+def read_engine_text(
+    text: bytes | str, source: str, *, strict: bool = False
+) -> tuple[Block, list[str]]:
+    """Read a file's text: JSON, else what DeepSpeed reads.
+
+    Args:
+        text: The content of a file.
+        source: Its name, for messages.
+        strict: Plain JSON alone.
+
+    Returns:
+        The content, and a line when it is no plain JSON.
+
+    Raises:
+        ConfigError: If it is neither, or names a key twice.
+    """
+    try:
+        return parse_json(text, source, finite=strict), []
+    except ConfigError as error:
+        read = None if strict else parse_hjson(text, source)
+        if read is None:
+            raise
+        line = f"{error.problems[0].split('; ')[0]}; read as hjson, as DeepSpeed does"
+        return read, [line.replace("must be JSON", "is no plain JSON")]
+
+
+def read_source(
+    source: str | PathLike[str] | Mapping[str, Any], *, strict: bool = False
+) -> tuple[Mapping[str, Any], list[str]]:
+    """A mapping as it is, a path by its content (YAML for ``.yaml`` and ``.yml``, else JSON).
+
+    Raises:
+        ConfigError: If a file cannot be read.
+    """
+    if isinstance(source, Mapping):
+        return source, []
+    if Path(source).suffix.lower() in (".yaml", ".yml"):
+        return read_yaml(source), []
+    return read_engine_text(read_bytes(source), str(source), strict=strict)
+
+
+def tolerate(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]]:
+    """Write a file's content as the strict reader wants it.
+
+    Args:
+        content: A file, which stays as it is.
+        source: Its name, for messages.
+
+    Returns:
+        The content, and one line for each thing that was changed.
+
+    Raises:
+        ConfigError: If it holds values that no file may hold.
+    """
+    data = dict(content)
+    changes = list(_drop_infinite_steps(data))
+    unfit = plain_problems(data)
+    if unfit:
+        raise ConfigError(source, unfit)
+    data = _copied(data)
+    return data, changes + [line for step in _STEPS for line in step(data)]
+
+
+def log_changes(source: str, changes: list[str]) -> None:
+    """Log each change, once for all ranks of a launcher.
+
+    Args:
+        source: The file's name.
+        changes: From :func:`read_source` and :func:`tolerate`.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        for line in changes:
+            logger.warning("%s: %s", source, line)  # a plain script shows no less
+
+
+def _copied(block: Mapping[str, Any]) -> Block:
+    return {
+        key: _copied(value) if isinstance(value, Mapping) else value for key, value in block.items()
+    }
+
+
+def _inside(data: Block, *path: str) -> Block:
+    """The block at a path; an empty one, which is not in the file, where there is none."""
+    for key in path:
+        found = data.get(key)
+        data = found if isinstance(found, dict) else {}
+    return data
+
+
+_COMMENT = re.compile(r"_.*|//.*|#.*|comments?")
+
+
+def _drop_comments(data: Block, prefix: str = "") -> Iterator[str]:
+    for key, value in list(data.items()):
+        if isinstance(value, dict):
+            yield from _drop_comments(value, f"{prefix}{key}.")
+        words = value if isinstance(value, list) else [value]
+        if (
+            isinstance(key, str)
+            and _COMMENT.fullmatch(key)
+            and all(isinstance(word, str) for word in words)
+        ):
+            del data[key]
+            yield f"{prefix}{key}: is a comment, and left out"
+
+
+def _fold_dotted(data: Block) -> Iterator[str]:
+    known = (*keys_of(EngineConfig), "bfloat16")
+    for key in [key for key in data if "." in str(key)]:
+        *blocks, last = key.split(".")
+        if blocks[0] not in known or not all((*blocks, last)) or not _has_room(data, blocks):
+            continue
+        home = data
+        for part in blocks:
+            home[part] = home = home.get(part) or {}
+        instead = f", in place of {home[last]!r}" if home.get(last) not in (None, data[key]) else ""
+        home[last] = data.pop(key)
+        yield f"{key}: a dotted key; taken for {last!r} inside {dotted(blocks)!r}{instead}"
+
+
+def _has_room(data: Block, path: list[str]) -> bool:
+    """Whether blocks, or nothing, stand along a path."""
+    found: Any = data
+    for part in path:
+        found = found.get(part)
+        if not isinstance(found, dict):
+            return found is None
+    return True
+
+
+_INFINITE = re.compile(r"\+?inf(inity)?", re.IGNORECASE)
+
+
+def _drop_infinite_steps(data: Block) -> Iterator[str]:
+    value = data.get("steps_per_print")
+    endless = isinstance(value, float) and math.isinf(value)
+    if endless or (isinstance(value, str) and _INFINITE.fullmatch(value)):
+        del data["steps_per_print"]
+        yield f"steps_per_print: {value} means never; left out, and no line of progress is printed"
+
+
+def _rename_bfloat16(data: Block) -> Iterator[str]:
+    if "bfloat16" in data and "bf16" not in data:
+        data["bf16"] = data.pop("bfloat16")
+        yield "bfloat16: an old name of bf16; taken for it"
+
+
+def _drop_empty_sub_groups(data: Block) -> Iterator[str]:
+    zero = _inside(data, "zero_optimization")
+    size = zero.get("sub_group_size")
+    if type(size) in (int, float) and size == 0:
+        del zero["sub_group_size"]
+        yield "zero_optimization.sub_group_size: 0 is no size; left out, and the engine chooses it"
+
+
+def _read_compile_disable(data: Block) -> Iterator[str]:
+    block = _inside(data, "compile")
+    disable = block.get("disable")
+    if not isinstance(disable, bool):
+        return
+    del block["disable"]
+    if disable:
+        block["enabled"] = False
+        yield "compile.disable: true is taken for compile.enabled: false"
+    else:
+        yield (
+            "compile.disable: false turns nothing on, in DeepSpeed neither; left out "
+            "(compile.enabled: true compiles the model)"
+        )
+
+
+_OFFLOADS = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_params": "offload_param",
+}
+
+
+def _read_cpu_offload(data: Block) -> Iterator[str]:
+    zero = _inside(data, "zero_optimization")
+    for old, new in _OFFLOADS.items():
+        if zero.get(old) is True and zero.get(new) is None:
+            del zero[old]
+            zero[new] = {"device": "cpu"}
+            key, meant = f"zero_optimization.{old}", f"zero_optimization.{new}"
+            yield f'{key}: an old name; taken for {meant}: {{"device": "cpu"}}'
+    pinned = "cpu_offload_use_pin_memory"
+    if zero.get(pinned) is True:
+        del zero[pinned]
+        yield f"zero_optimization.{pinned}: true is the default of pin_memory; left out"
+
+
+_TYPES = {
+    name: short
+    for short, names in {
+        "fp32": ("float32", "float"),
+        "fp16": ("float16", "half"),
+        "bf16": ("bfloat16",),
+    }.items()
+    for name in (short, *names)
+}
+_MEANS = {"sum": "sum", "mean": "mean", "avg": "mean", "average": "mean"}
+_WORDS: dict[tuple[str, ...], dict[str, str]] = {
+    ("gradient_allreduce_op",): _MEANS,
+    ("communication_data_type",): _TYPES,
+    ("data_types", "grad_accum_dtype"): _TYPES,
+    ("data_types", "param_dtype"): _TYPES,
+}
+"""Words with other spellings."""
+
+
+def _respell(data: Block) -> Iterator[str]:
+    for (*path, name), words in _WORDS.items():
+        block = _inside(data, *path)
+        value = block.get(name)
+        if isinstance(value, str):
+            meant = words.get(value.lower().removeprefix("torch."), value)
+            if meant != value:
+                block[name] = meant
+                yield f"{dotted((*path, name))}: {value!r} is taken for {meant!r}"
+
+
+def _drop_disable_allgather(data: Block) -> Iterator[str]:
+    if data.get("disable_allgather") is True:
+        del data["disable_allgather"]
+        yield "disable_allgather: left out; updated weights must reach every rank, and always do"
+
+
+def _enabled_anywhere(value: Any) -> bool:
+    return isinstance(value, dict) and (
+        value.get("enabled", False) is not False or any(map(_enabled_anywhere, value.values()))
+    )
+
+
+def _drop_unread_blocks(data: Block) -> Iterator[str]:
+    for key, instead in (
+        ("comms_config", "comms_logger"),
+        ("monitor_config", "tensorboard or csv_monitor"),
+    ):
+        block = data.get(key)
+        if isinstance(block, dict) and not _enabled_anywhere(block):
+            del data[key]
+            yield (
+                f"{key}: turns nothing on, and DeepSpeed reads no such key; left out "
+                f"(set {instead} at the top of the file)"
+            )
+
+
+_STEPS: tuple[Step, ...] = (
+    _drop_comments,
+    _fold_dotted,
+    _rename_bfloat16,
+    _drop_empty_sub_groups,
+    _read_compile_disable,
+    _read_cpu_offload,
+    _respell,
+    _drop_disable_allgather,
+    _drop_unread_blocks,
+)

@@ -1,0 +1,235 @@
+"""Reading an engine file: as it is in public, then strictly, with every problem at once."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+from zerolab.config.engine import optimizers, schedules
+from zerolab.config.engine.auto import Filled, fill_auto
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.merge import merge
+from zerolab.config.engine.public import log_changes, read_source, tolerate
+from zerolab.config.engine.refused import REFUSED, without_aliases
+from zerolab.config.plain import plain_problems
+from zerolab.config.refusing import take_refused
+from zerolab.errors import ConfigError
+from zerolab.schema.hints import hints_of
+from zerolab.schema.section import Path, Section, dotted, validate, without_nulls
+
+__all__ = ["EngineFile", "load_engine_config", "parse_engine_config"]
+
+_OPAQUE = frozenset({"optimizer.params", "scheduler.params"})
+"""Blocks that are checked by the optimizer's or schedule's own rules."""
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """What reading an engine file gave: the configuration, or as much of it as could be saved."""
+
+    config: EngineConfig | None
+    problems: list[str]
+    bad: frozenset[str]
+    """Dotted keys that were wrong; they stand at their defaults in ``config``."""
+    changes: list[str] = field(default_factory=list)
+    """What the tolerant step changed, one line each."""
+    prefix: str = ""
+    """What problems of this file begin with."""
+
+
+def load_engine_config(
+    source: str | PathLike[str] | Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
+) -> EngineConfig:
+    """Read and check an engine configuration, as files are in public.
+
+    What is not as the strict reader wants it is written so first, with a line in the log for each
+    change (``zerolab.config``).
+
+    Args:
+        source: Path of a JSON file, or its content.
+        overrides: Laid over the file by :func:`overwrite_deepspeed_config`.
+        hyperparameters: Where values that say ``"auto"`` are looked up, or in their block
+            ``training_arguments``; by default those of the trial that this process belongs to.
+
+    Returns:
+        The configuration, whole and consistent for any number of ranks;
+        :meth:`EngineConfig.batch_sizes` needs that number.
+
+    Raises:
+        ConfigError: With every problem of the file.
+    """
+    name = "engine config" if isinstance(source, Mapping) else str(source)
+    if not isinstance(hyperparameters, Mapping | None):
+        found = type(hyperparameters).__name__
+        raise ConfigError(name, [f"hyperparameters: must be a mapping, got a {found}"])
+    content, changes = read_source(source)
+    parsed = parse_engine_config(content, name, overrides, hyperparameters)
+    log_changes(name, [*changes, *parsed.changes])
+    if parsed.problems or parsed.config is None:
+        raise ConfigError(name, parsed.problems)
+    return parsed.config
+
+
+def parse_engine_config(
+    content: Mapping[str, Any],
+    source: str,
+    overrides: Mapping[str, Any] | None = None,
+    hyperparameters: Mapping[str, Any] | None = None,
+    batches: int | None = None,
+    *,
+    strict: bool = False,
+) -> EngineFile:
+    """Check an engine configuration and go on after its mistakes.
+
+    Args:
+        content: The file.
+        source: Its name, for messages.
+        overrides: Laid over the file.
+        hyperparameters: Where values that say ``"auto"`` are looked up; None means those of the
+            trial that this process belongs to.
+        batches: How far the searcher lets the trial train, in optimizer steps.
+        strict: Leave the tolerant step out.
+    """
+    changes: list[str] = []
+    parts: list[Mapping[str, Any]] = []
+    for name, part in ((source, content), ("overrides", overrides or {})):
+        try:
+            clean, more = (part, _refuse_unfit(part, name)) if strict else tolerate(part, name)
+        except ConfigError as error:
+            return EngineFile(None, error.problems, frozenset(), changes)
+        parts.append(clean)
+        changes += more
+    renamed, twice = without_aliases(merge(*parts))
+    filled = fill_auto(renamed, hyperparameters, batches, hints_of(EngineConfig))
+    return _check(filled, source, parts[1], changes, twice)
+
+
+def _refuse_unfit(content: Mapping[str, Any], source: str) -> list[str]:
+    unfit = plain_problems(content)
+    if unfit:
+        raise ConfigError(source, unfit)
+    return []
+
+
+def _check(
+    filled: Filled,
+    source: str,
+    overrides: Mapping[str, Any],
+    changes: list[str],
+    twice: list[str],
+) -> EngineFile:
+    rest, refused, off = take_refused(filled.content, REFUSED, _OPAQUE)
+    config, wrong, paths = validate(EngineConfig, without_nulls(rest, ()))
+    problems = [*filled.problems, *twice, *refused, *wrong]
+    bad = frozenset(dotted(path) for path in paths) | filled.bad
+    if config is None:
+        return EngineFile(None, problems, bad, changes)
+    config = _canonical(config)
+    told = {problem.partition(": ")[0] for problem in problems}
+    for keys, problem in _checks(config):
+        known = problem.partition(": ")[0] in told
+        if not known and not any(_touches(key, bad) for key in keys):
+            problems.append(problem)
+    overridden = frozenset(dotted(path) for path in _leaves(overrides))
+    config = config.with_origin(source, overridden, tuple(off), filled.origins)
+    return EngineFile(config, problems, bad, changes)
+
+
+def _touches(key: str, bad: frozenset[str]) -> bool:
+    return any(key == wrong or wrong.startswith(f"{key}.") for wrong in bad)
+
+
+def _leaves(data: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def _canonical(config: EngineConfig) -> EngineConfig:
+    """Write the names of optimizer and schedule in their usual spelling."""
+    update: dict[str, Section] = {}
+    if config.optimizer is not None:
+        name = optimizers.canonical_optimizer(config.optimizer.type)
+        update["optimizer"] = config.optimizer.model_copy(update={"type": name})
+    if config.scheduler is not None:
+        name = schedules.canonical_schedule(config.scheduler.type)
+        update["scheduler"] = config.scheduler.model_copy(update={"type": name})
+    return config.model_copy(update=update) if update else config
+
+
+def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
+    """Rules between keys: the keys that each one reads, and its problem."""
+    zero = config.zero_optimization
+    stage = "zero_optimization.stage"
+    if config.fp16.enabled and config.bf16.enabled:
+        yield (
+            ["fp16.enabled", "bf16.enabled"],
+            "fp16.enabled: must be false where bf16.enabled is true, got true for both; "
+            "keep one of the two",
+        )
+    declared = config.data_types.param_dtype
+    if declared is not None and declared != config.dtype:
+        yield (
+            ["data_types.param_dtype", "fp16.enabled", "bf16.enabled"],
+            f"data_types.param_dtype: must be {config.dtype!r}, which fp16 and bf16 say, "
+            f"got {declared!r}; remove it",
+        )
+    divided = config.gradient_predivide_factor != 1.0
+    if config.gradient_allreduce_op == "sum" and (divided or config.prescale_gradients):
+        yield (
+            ["gradient_allreduce_op", "prescale_gradients", "gradient_predivide_factor"],
+            "gradient_allreduce_op: must be 'mean' where prescale_gradients or "
+            "gradient_predivide_factor divides gradients, got 'sum'; keep one of the two",
+        )
+    elif divided and config.prescale_gradients:
+        yield (
+            ["prescale_gradients", "gradient_predivide_factor"],
+            "gradient_predivide_factor: must be 1 where prescale_gradients divides by the ranks, "
+            f"got {config.gradient_predivide_factor}; keep one of the two",
+        )
+    optimizer, param = zero.offload_optimizer, zero.offload_param
+    if optimizer.device != "none" and zero.stage == 0:
+        yield (
+            [stage, "zero_optimization.offload_optimizer"],
+            "zero_optimization.offload_optimizer.device: must be 'none' at stage 0, "
+            f"got {optimizer.device!r}; set zero_optimization.stage to 1, 2 or 3",
+        )
+    if param.device != "none" and zero.stage != 3:
+        yield (
+            [stage, "zero_optimization.offload_param"],
+            f"zero_optimization.offload_param.device: must be 'none' at stage {zero.stage}, "
+            f"got {param.device!r}; set zero_optimization.stage to 3",
+        )
+    if optimizer.device == "nvme" and not optimizer.nvme_path:
+        yield (
+            ["zero_optimization.offload_optimizer"],
+            "zero_optimization.offload_optimizer.nvme_path: is required for device 'nvme', "
+            "got nothing; name a directory on a fast disk",
+        )
+    if optimizer.ratio != 1.0:
+        yield (
+            ["zero_optimization.offload_optimizer"],
+            "zero_optimization.offload_optimizer.ratio: must be 1 (all states are offloaded, "
+            f"or none), got {optimizer.ratio}",
+        )
+    yield from _parallel_checks(config)
+    if config.optimizer is not None:
+        for problem in optimizers.problems_of(config.optimizer):
+            yield ["optimizer"], problem
+    if config.scheduler is not None:
+        for problem in schedules.problems_of(config.scheduler):
+            yield ["scheduler"], problem
+
+
+def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
+    """Rules between keys where a model is divided over ranks."""
+    if config.tensor_parallel.size > 1 and config.compile.enabled:
+        yield (
+            ["tensor_parallel", "compile.enabled"],
+            "tensor_parallel.size: must be 1 where compile.enabled is true, as the exchanges "
+            f"inside of cut layers do not compile, got {config.tensor_parallel.size}",
+        )

@@ -1,0 +1,221 @@
+"""The block ``checkpoint_storage``: where checkpoints lie, how it is opened, which are kept."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator
+
+from zerolab.contract.storage import MASK, SECRETS, StorageAddress
+from zerolab.errors import ConfigError
+from zerolab.schema.section import NonNegativeInt, Section, validate, without_nulls
+
+__all__ = ["CheckpointStorageConfig", "address_of", "read_address", "storage_problems"]
+
+
+def _secret(value: Any) -> Any:
+    """Refuse what is no text without saying what it is."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError("must be text, got another kind of value; put it into quotes")
+    return value
+
+
+Secret = Annotated[str | None, BeforeValidator(_secret)]
+
+
+class CheckpointStorageConfig(Section):
+    """Where checkpoints are kept, and which of them are kept."""
+
+    type: Literal["shared_fs", "directory", "s3", "gcs", "azure"] | None = None
+    """``shared_fs`` or ``directory``: a directory that every machine sees at the same path;
+    ``s3``, ``gcs`` or ``azure``: a bucket; when it is left out, the installation's own
+    directory."""
+
+    host_path: str | None = None
+    """The directory of ``shared_fs``."""
+
+    storage_path: str | None = None
+    """A folder inside it."""
+
+    container_path: str | None = None
+    """The directory of ``directory``."""
+
+    bucket: str | None = None
+    """The bucket of ``s3`` or ``gcs``."""
+
+    prefix: str | None = None
+    """What the names of all objects begin with, in ``s3`` or ``gcs``."""
+
+    endpoint_url: str | None = None
+    """Address of a store that speaks ``s3`` and is not Amazon's, e.g. ``http://minio:9000``."""
+
+    access_key: Secret = None
+    """Of ``s3``; with ``secret_key``, or neither: then each machine's own credentials count.
+    Shown nowhere."""
+
+    secret_key: Secret = None
+    """Of ``s3``. Shown nowhere."""
+
+    container: str | None = None
+    """The container of ``azure``."""
+
+    connection_string: Secret = None
+    """Of ``azure``; this or ``account_url``. Shown nowhere."""
+
+    account_url: str | None = None
+    """Of ``azure``, e.g. ``https://name.blob.core.windows.net``."""
+
+    credential: Secret = None
+    """Of ``azure`` with ``account_url``; when left out, the machine's own. Shown nowhere."""
+
+    save_experiment_best: NonNegativeInt = 0
+    """Checkpoints kept of the experiment: those with the best metric."""
+
+    save_trial_best: NonNegativeInt = 1
+    """Checkpoints kept of each trial: those with the best metric."""
+
+    save_trial_latest: NonNegativeInt = 1
+    """Checkpoints kept of each trial: the newest."""
+
+
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "shared_fs": ("host_path", "storage_path"),
+    "directory": ("container_path",),
+    "s3": ("bucket", "prefix", "endpoint_url", "access_key", "secret_key"),
+    "gcs": ("bucket", "prefix"),
+    "azure": ("container", "connection_string", "account_url", "credential"),
+}
+"""What says where each kind lies; the first key is required."""
+
+_WHAT = {"host_path": "a directory", "container_path": "a directory"}
+_SCHEMES = {"s3": "s3", "gcs": "gs", "azure": "az"}
+
+
+def storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
+    """Say what does not go together in the block."""
+    kind = storage.type or ""
+    mine = _KEYS.get(kind, ())
+    if mine and not getattr(storage, mine[0]):
+        what = _WHAT.get(mine[0], f"the {mine[0]}")
+        yield (
+            f"checkpoint_storage.{mine[0]}: is required for type {kind!r}, got nothing; name {what}"
+        )
+    for key in dict.fromkeys(key for keys in _KEYS.values() for key in keys):
+        if getattr(storage, key) is not None and key not in mine:
+            yield _misplaced(storage, key)
+    for key in SECRETS:
+        if getattr(storage, key) == MASK:
+            yield (
+                f"checkpoint_storage.{key}: must be the key itself, got the stars that stand for "
+                "it in answers; write it, or leave it out where machines have credentials of "
+                "their own"
+            )
+    yield from _directory_problems(storage)
+    yield from _bucket_problems(storage)
+
+
+def _misplaced(storage: CheckpointStorageConfig, key: str) -> str:
+    kinds = " or ".join(kind for kind, keys in _KEYS.items() if key in keys)
+    if storage.type is None:
+        return f"checkpoint_storage.type: is required with {key}, got nothing; set it to {kinds}"
+    return (
+        f"checkpoint_storage.{key}: does not belong to the type {storage.type}; remove it or set "
+        f"checkpoint_storage.type to {kinds}"
+    )
+
+
+def _directory_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
+    for key in ("host_path", "container_path"):
+        path = getattr(storage, key)
+        if path and not path.startswith("/"):
+            yield f"checkpoint_storage.{key}: must be an absolute path, got {path!r}"
+    inside = storage.storage_path
+    if inside and not _lies_inside(inside, storage.host_path or ""):
+        yield (
+            "checkpoint_storage.storage_path: must be a path inside host_path, relative to it or "
+            f"whole, got {inside!r}"
+        )
+
+
+def _bucket_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
+    prefix = storage.prefix or ""
+    if ".." in prefix.split("/"):
+        yield f"checkpoint_storage.prefix: must not contain '..', got {prefix!r}"
+    for key in ("bucket", "container"):
+        name = getattr(storage, key) or ""
+        if "/" in name or "?" in name or "#" in name:
+            yield f"checkpoint_storage.{key}: must be a name alone, without '/', got {name!r}"
+    if (storage.access_key is None) != (storage.secret_key is None):
+        given, missing = ("access_key", "secret_key")
+        if storage.access_key is None:
+            given, missing = missing, given
+        yield f"checkpoint_storage.{missing}: is required with {given}, got nothing; give both"
+    yield from _url_problems("endpoint_url", storage.endpoint_url)
+    yield from _url_problems("account_url", storage.account_url)
+    if storage.type == "azure":
+        if (storage.connection_string is None) == (storage.account_url is None):
+            got = "both" if storage.account_url else "none"
+            yield (
+                "checkpoint_storage: exactly one of connection_string and account_url must be "
+                f"given for type 'azure', got {got}"
+            )
+        if storage.credential is not None and storage.account_url is None:
+            yield (
+                "checkpoint_storage.credential: belongs to account_url; a connection_string "
+                "has its own; remove it"
+            )
+
+
+def _url_problems(key: str, url: str | None) -> Iterator[str]:
+    if url is None:
+        return
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        yield f"checkpoint_storage.{key}: must not hold a name and a password; use the keys for it"
+    elif parts.scheme not in {"http", "https"} or not parts.netloc:
+        yield f"checkpoint_storage.{key}: must look like https://host:port, got {url!r}"
+
+
+def _lies_inside(path: str, root: str) -> bool:
+    """Whether a relative path, or a whole one below ``root``, leads nowhere else."""
+    if ".." in path.split("/"):
+        return False
+    return not path.startswith("/") or bool(root and PurePosixPath(path).is_relative_to(root))
+
+
+def address_of(storage: CheckpointStorageConfig) -> StorageAddress | None:
+    """Return where checkpoints lie; None for the installation's own directory."""
+    if storage.type is None:
+        return None
+    if storage.type == "shared_fs":
+        return StorageAddress(
+            root=str(PurePosixPath(storage.host_path or "/", storage.storage_path or ""))
+        )
+    if storage.type == "directory":
+        return StorageAddress(root=str(PurePosixPath(storage.container_path or "/")))
+    place = storage.container if storage.type == "azure" else storage.bucket
+    prefix = (storage.prefix or "").strip("/")
+    url = f"{_SCHEMES[storage.type]}://{place}"
+    options = {
+        key: str(getattr(storage, key))
+        for key in _KEYS[storage.type]
+        if key not in {"bucket", "container", "prefix"} and getattr(storage, key) is not None
+    }
+    return StorageAddress(root=f"{url}/{prefix}" if prefix else url, options=options)
+
+
+def read_address(block: Mapping[str, Any]) -> StorageAddress | None:
+    """Read a block ``checkpoint_storage`` that stands alone.
+
+    Raises:
+        ConfigError: With every problem of it.
+    """
+    rest = without_nulls(block, frozenset())
+    storage, problems, _ = validate(CheckpointStorageConfig, rest)
+    problems = [f"checkpoint_storage.{problem}" for problem in problems]
+    if storage is not None:
+        problems += storage_problems(storage)
+    if problems or storage is None:
+        raise ConfigError("checkpoint storage", problems)
+    return address_of(storage)

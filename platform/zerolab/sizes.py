@@ -1,0 +1,19 @@
+"""A number of bytes as people read it: the one place for that."""
+
+__all__ = ["size_text"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def size_text(size: float) -> str:
+    """Write a number of bytes, in units of 1000: ``512 B``, ``1.5 kB``, ``40.2 MB``.
+
+    Args:
+        size: In bytes.
+    """
+    for unit in _UNITS:
+        # 999.96 would be written as 1000.0.
+        if abs(size) < (1000 if unit == "B" else 999.95) or unit == _UNITS[-1]:
+            break
+        size /= 1000
+    return f"{size:.0f} B" if unit == "B" else f"{size:,.1f} {unit}"

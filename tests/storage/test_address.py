@@ -1,0 +1,87 @@
+"""What the block ``checkpoint_storage`` means, and that its secrets stay where they are."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, experiment_config
+from zerolab.config import load_experiment
+from zerolab.config.experiment.storage import address_of, read_address
+from zerolab.contract.storage import StorageAddress, hide_secrets
+from zerolab.errors import ConfigError, is_storage_failure
+from zerolab.storage.faults import storage_error
+
+S3 = {"type": "s3", "bucket": "b", "prefix": "/a/b/", "endpoint_url": "http://127.0.0.1:9"}
+KEYS = {"access_key": "AKIA-of-mine", "secret_key": "hush-hush-hush"}
+AZURE = "DefaultEndpointsProtocol=http;AccountName=me;AccountKey=bm90aGluZyBvZiBpbnRlcmVzdA==;"
+
+
+@pytest.mark.parametrize(
+    ("block", "root", "options"),
+    [
+        ({"type": "shared_fs", "host_path": "/m", "storage_path": "x"}, "/m/x", {}),
+        ({"type": "directory", "container_path": "/m"}, "/m", {}),
+        (S3 | KEYS, "s3://b/a/b", {"endpoint_url": "http://127.0.0.1:9"} | KEYS),
+        ({"type": "s3", "bucket": "b"}, "s3://b", {}),
+        ({"type": "gcs", "bucket": "b", "prefix": "p"}, "gs://b/p", {}),
+        (
+            {"type": "azure", "container": "c", "connection_string": AZURE},
+            "az://c",
+            {"connection_string": AZURE},
+        ),
+    ],
+)
+def test_a_block_of_determined_is_an_address(
+    block: dict[str, Any], root: str, options: dict[str, str]
+) -> None:
+    config = load_experiment(experiment_config(checkpoint_storage=block))
+    assert address_of(config.checkpoint_storage) == StorageAddress(root=root, options=options)
+    assert read_address(block) == StorageAddress(root=root, options=options)
+
+
+def test_a_secret_that_is_no_text_is_refused_without_being_shown() -> None:
+    with pytest.raises(ConfigError, match="put it into quotes") as told:
+        read_address(S3 | {"access_key": "AKIA-of-mine", "secret_key": 1234567890})
+    assert "1234567890" not in str(told.value)
+
+
+def test_the_problems_of_a_block_come_together() -> None:
+    with pytest.raises(ConfigError) as told:
+        read_address({"type": "s3", "prefix": "..", "contaner": "c"})
+    assert len(told.value.problems) == 3
+
+
+def test_no_error_and_no_picture_of_an_address_holds_a_secret() -> None:
+    address = StorageAddress(root="az://c", options={"connection_string": AZURE} | KEYS)
+    error = RuntimeError("refused: AccountKey=bm90aGluZyBvZiBpbnRlcmVzdA==; hush-hush-hush")
+    told = storage_error(address, error, "cannot be written")
+    assert is_storage_failure(told)
+    for text in (str(told), repr(address), str(address), f"{[address]}"):
+        assert "bm90aGluZyBv" not in text
+        assert "hush" not in text
+
+
+def test_only_secrets_are_hidden() -> None:
+    config = experiment_config(checkpoint_storage=S3 | KEYS)
+    shown = hide_secrets(config)
+    assert shown["checkpoint_storage"] == S3 | dict.fromkeys(KEYS, "********")
+    assert config["checkpoint_storage"] == S3 | KEYS
+    assert hide_secrets({"name": "x"}) == {"name": "x"}
+
+
+def test_the_server_shows_no_secret_and_hands_it_to_the_run_and_to_a_fork(server: Server) -> None:
+    server.submit(checkpoint_storage=S3 | KEYS)
+    server.add_agent()
+    forked = server.post("/experiments/1/fork", {"config": {"name": "again"}})["experiment"]
+    for shown in (server.experiment(), forked, server.get("/experiments")):
+        assert "hush" not in json.dumps(shown)
+        assert "AKIA" not in json.dumps(shown)
+    for trial_id in (1, 2):
+        spec = server.run_of(trial_id).spec if trial_id == 1 else None
+        if spec is not None:
+            assert spec.checkpoint_dir == "s3://b/a/b"
+            assert spec.storage_options["secret_key"] == "hush-hush-hush"
+            assert "hush" not in json.dumps(spec.config)
+    (row,) = server.sql("SELECT raw_config FROM experiments WHERE id = 2")
+    assert "hush-hush-hush" in row[0]

@@ -1,0 +1,54 @@
+"""Checkpoints in Google Cloud Storage, on an emulator: a real server, without credentials."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gcp_storage_emulator.server import create_server
+
+from tests.waiting import free_port
+from zerolab.config.experiment.storage import read_address
+from zerolab.errors import StorageError
+from zerolab.storage.store import CheckpointStore, new_uuid
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    port = free_port()
+    server = create_server("127.0.0.1", port, in_memory=True, default_bucket="models")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    server.start()
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+def test_a_checkpoint_goes_to_gcs_and_comes_back_and_goes(emulator: str, tmp_path: Path) -> None:
+    address = read_address({"type": "gcs", "bucket": "models", "prefix": "team"})
+    assert address is not None
+    store = CheckpointStore(address, local=tmp_path / "cache")
+    store.probe()
+    name = new_uuid()
+    (store.begin(name) / "model0").mkdir()
+    (store.begin(name) / "model0" / "weights").write_bytes(b"w" * 100_000)
+    store.commit(name, 7, {"steps_completed": 7})
+    elsewhere = CheckpointStore(address, local=tmp_path / "elsewhere")
+    assert [each.steps_completed for each in elsewhere.list()] == [7]
+    with elsewhere.restore_path(name) as path:
+        assert (path / "model0" / "weights").read_bytes() == b"w" * 100_000
+    elsewhere.remove_files(name, ["model0/weights"])
+    assert elsewhere.describe(name).resources == {}
+    elsewhere.delete(name)
+    assert elsewhere.list() == []
+    begun = new_uuid()
+    (store.begin(begun) / "half").write_bytes(b"x")
+    store.announce(begun)
+    store.upload(begun, ["half"])
+    store.sweep()
+    assert elsewhere.list() == []
+
+
+def test_a_bucket_that_is_not_there_is_named(emulator: str, tmp_path: Path) -> None:
+    address = read_address({"type": "gcs", "bucket": "nowhere"})
+    assert address is not None
+    with pytest.raises(StorageError, match="gs://nowhere"):
+        CheckpointStore(address, local=tmp_path).probe()

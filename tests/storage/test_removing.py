@@ -1,0 +1,184 @@
+"""What users remove, and what they cannot: files go, and nothing that is still needed."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.server.helpers import Server, checkpoint, validation
+from tests.waiting import until
+from zerolab.storage.store import CheckpointStore
+
+Saved = dict[int, str]
+
+
+def save_some(server: Server, *losses: float, trial_id: int = 1) -> Saved:
+    """Let a trial's run save a real checkpoint after 1, 2, ... batches."""
+    spec = server.begin(trial_id)
+    store = CheckpointStore.of_run(spec)
+    saved = {}
+    for steps, loss in enumerate(losses, start=1):
+        record = checkpoint(steps, f"trial {trial_id}")
+        path = store.begin(record.uuid)
+        (path / "model0").mkdir()
+        (path / "model0" / "weights").write_bytes(b"w" * 1000)
+        (path / "notes.txt").write_text("x" * steps)
+        stored = store.commit(record.uuid, steps, {"steps_completed": steps})
+        record = msgspec.structs.replace(record, resources=stored.resources)
+        server.report(spec.run_id, validation(steps, loss), record)
+        saved[steps] = record.uuid
+    return saved
+
+
+def keeping(latest: int, best: int = 0, experiment: int = 0) -> dict[str, int]:
+    return {
+        "save_trial_latest": latest,
+        "save_trial_best": best,
+        "save_experiment_best": experiment,
+    }
+
+
+def root_of(server: Server) -> Path:
+    path: Path = server.services.world.home.checkpoints
+    return path
+
+
+def there(server: Server) -> set[str]:
+    return {path.name for path in root_of(server).iterdir()}
+
+
+def refusal(server: Server, path: str, body: dict[str, Any]) -> Any:
+    answer = server.http.post(f"/api/v1{path}", json=body)
+    assert answer.status_code == 409, answer.text
+    return answer.json()["error"]["message"]
+
+
+def test_a_dry_run_says_what_goes_and_nothing_goes(server: Server) -> None:
+    server.submit(checkpoint_storage=keeping(10))
+    server.add_agent()
+    saved = save_some(server, 0.5, 0.1, 0.9)
+    server.exit(server.run_of().run_id, 0)
+    for path, body in (
+        ("/checkpoints/remove", {"uuids": list(saved.values())}),
+        ("/experiments/1/gc", {"save_trial_latest": 0}),
+    ):
+        plan = server.post(path, body | {"dry_run": True})
+        assert [each["uuid"] for each in plan["checkpoints"]] == list(saved.values())
+        assert plan["size_bytes"] == 3 * 1000 + 1 + 2 + 3
+        assert plan["dry_run"]
+    assert there(server) == set(saved.values())
+    assert server.experiment()["config"]["checkpoint_storage"]["save_trial_latest"] == 10
+    page = server.get("/experiments/1/checkpoints")
+    assert (page["count"], page["size_bytes"]) == (3, 3006)
+
+
+def test_another_policy_removes_what_it_does_not_keep_and_stays(server: Server) -> None:
+    server.submit(checkpoint_storage=keeping(10))
+    server.add_agent()
+    saved = save_some(server, 0.5, 0.1, 0.9)
+    done = server.post("/experiments/1/gc", {"save_trial_latest": 1, "save_trial_best": 1})
+    assert [each["steps_completed"] for each in done["checkpoints"]] == [1]
+    until("its files go", lambda: there(server) == {saved[2], saved[3]})
+    spec = server.run_of().spec
+    server.report(spec.run_id, checkpoint(4, "trial 1"))
+    page = server.get("/experiments/1/checkpoints", state="COMPLETED")
+    assert [each["steps_completed"] for each in page["checkpoints"]] == [2, 4]
+    stored = server.experiment()["config"]["checkpoint_storage"]
+    assert (stored["save_trial_latest"], stored["save_trial_best"]) == (1, 1)
+
+
+def test_files_that_match_a_pattern_go_and_the_rest_stays_readable(server: Server) -> None:
+    server.submit(checkpoint_storage=keeping(10))
+    server.add_agent()
+    saved = save_some(server, 0.5, 0.1)
+    server.exit(server.run_of().run_id, 0)
+    body = {"uuids": [saved[2]], "globs": ["model0/*"]}
+    (gone,) = server.post("/checkpoints/remove", body)["checkpoints"]
+    assert (gone["files"], gone["whole"], gone["size_bytes"]) == (["model0/weights"], False, 1000)
+    until("the file goes", lambda: not (root_of(server) / saved[2] / "model0").exists())
+    found = server.get(f"/checkpoints/{saved[2]}")["checkpoint"]
+    assert (found["state"], found["resources"], found["size_bytes"]) == (
+        "PARTIAL",
+        {"notes.txt": 2},
+        2,
+    )
+    store = CheckpointStore(root_of(server))
+    assert store.describe(saved[2]).resources == {"notes.txt": 2}
+    assert store.describe(saved[1]).resources == {"model0/weights": 1000, "notes.txt": 1}
+    trial = server.trial()
+    assert saved[2] not in (trial["latest_checkpoint"], trial["best_checkpoint"])
+    server.request("DELETE", f"/checkpoints/{saved[2]}")
+    server.request("DELETE", f"/checkpoints/{saved[2]}")
+    until("the rest goes", lambda: there(server) == {saved[1]})
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PAUSED"])
+def test_what_a_trial_goes_on_from_is_refused_and_nothing_else_goes_either(
+    server: Server, state: str
+) -> None:
+    server.submit(checkpoint_storage=keeping(10))
+    server.add_agent()
+    saved = save_some(server, 0.5, 0.1)
+    if state == "PAUSED":
+        server.act("pause")
+        server.exit(server.run_of().run_id, 66)
+    assert server.trial()["state"] == state
+    everything = {"uuids": list(saved.values())}
+    for body in (everything, everything | {"globs": ["*.txt"]}, everything | {"dry_run": True}):
+        told = refusal(server, "/checkpoints/remove", body)
+        assert f"checkpoint {saved[2]}: trial 1, which is {state}, goes on from it" in told
+    assert there(server) == set(saved.values())
+    plan = server.post("/experiments/1/gc", {"save_trial_latest": 0})
+    assert [each["uuid"] for each in plan["checkpoints"]] == [saved[1]]
+
+
+def test_what_a_trial_will_begin_with_is_refused(server: Server) -> None:
+    server.submit(checkpoint_storage=keeping(10))
+    server.add_agent()
+    saved = save_some(server, 0.5)
+    server.exit(server.run_of().run_id, 0)
+    searcher = {"name": "single", "metric": "loss", "max_length": 10, "source_trial_id": 1}
+    server.submit(activate=False, searcher=searcher)
+    told = refusal(server, "/checkpoints/remove", {"uuids": [saved[1]]})
+    assert "a trial will begin with its weights" in told
+    assert server.post("/experiments/1/gc", {"save_trial_latest": 0})["checkpoints"] == []
+    server.act("kill", 2)
+    server.post("/checkpoints/remove", {"uuids": [saved[1]]})
+    until("it goes", lambda: there(server) == set())
+
+
+def test_a_checkpoint_that_is_not_there_is_named(server: Server) -> None:
+    uuid = "00000000-0000-4000-8000-000000000000"
+    answer = server.http.post("/api/v1/checkpoints/remove", json={"uuids": [uuid]})
+    assert answer.status_code == 404
+    assert uuid in answer.json()["error"]["message"]
+
+
+def test_a_file_comes_from_any_byte_on(server: Server) -> None:
+    server.submit(checkpoint_storage=keeping(10))
+    server.add_agent()
+    saved = save_some(server, 0.5)
+    path = f"/api/v1/checkpoints/{saved[1]}/file"
+    whole = server.http.get(path, params={"name": "model0/weights"})
+    assert whole.content == b"w" * 1000
+    assert server.http.get(path, params={"name": "model0/weights", "first": 990}).content == (
+        b"w" * 10
+    )
+    for name in ("../../token", "nothing"):
+        assert server.http.get(path, params={"name": name}).status_code == 404
+    (root_of(server) / saved[1] / "notes.txt").unlink()
+    gone = server.http.get(path, params={"name": "notes.txt"})
+    assert (gone.status_code, "is missing" in gone.text) == (404, True)
+
+
+def test_what_a_trial_died_over_while_saving_goes_with_the_trial(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    CheckpointStore.of_run(spec).begin(checkpoint(1).uuid)
+    assert len(there(server)) == 1
+    server.act("kill")
+    server.exit(spec.run_id, 137)
+    assert server.trial()["state"] == "CANCELED"
+    until("nothing is left", lambda: there(server) == set())

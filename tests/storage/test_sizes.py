@@ -1,0 +1,26 @@
+import pytest
+
+from zerolab.contract.limits import ARCHIVE_BYTES
+from zerolab.sizes import size_text
+from zeroserver.settings import Limits
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (40_200_000, "40.2 MB"),
+        (1.5e12, "1.5 TB"),
+        (12_345_678e12, "12,345.7 PB"),
+    ],
+)
+def test_a_size_is_written_for_people(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_server_and_client_agree_on_the_size_of_an_archive() -> None:
+    assert Limits().archive_bytes == ARCHIVE_BYTES
