@@ -21,6 +21,7 @@ __all__ = [
     "UnreachableError",
     "ZerolabError",
     "is_storage_failure",
+    "one_line",
 ]
 
 _STORAGE_ERRORS = frozenset(
@@ -101,3 +102,9 @@ def is_storage_failure(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def one_line(error: BaseException) -> str:
+    """Tell an error that someone else's code has raised: its class, and what it says first."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -55,6 +55,11 @@ class Home:
         return self.path / "agent.json"
 
     @property
+    def identity_file(self) -> Path:
+        """Holds what tells this directory's agent from another of the same name."""
+        return self.path / "agent.id"
+
+    @property
     def database(self) -> Path:
         """The SQLite database; only the server opens it."""
         return self.path / "zerolab.db"
@@ -70,6 +75,16 @@ class Home:
         return self.path / "checkpoints"
 
     @property
+    def cache(self) -> Path:
+        """What the agent of this installation has at hand of checkpoints in object stores."""
+        return self.path / "cache"
+
+    @property
+    def id_file(self) -> Path:
+        """Holds a name by which a storage tells this installation's files from others'."""
+        return self.path / "id"
+
+    @property
     def runs(self) -> Path:
         """One directory for each run that the agent of this installation has had."""
         return self.path / "runs"
@@ -78,6 +93,11 @@ class Home:
     def logs(self) -> Path:
         """``server.log`` and ``agent.log``."""
         return self.path / "logs"
+
+    @property
+    def launches(self) -> Path:
+        """What the ranks of ``zerolab launch`` have written: a directory for each start."""
+        return self.logs / "launch"
 
     @property
     def up_lock(self) -> Path:
@@ -110,8 +130,20 @@ class Home:
 
     def unwritable(self, error: OSError) -> ConfigError:
         """Say that this directory cannot be used, and what to do."""
-        problem = f"cannot be written ({error}); set {ENV_HOME} to a directory of yours"
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        there = f"set {ENV_HOME} to a directory of yours"
+        remedy = "free some space on its disk" if full else there
+        problem = f"cannot be written ({error}); {remedy}"
         return ConfigError(f"data directory {self.path}", [problem])
+
+    def identity(self) -> str:
+        """Return what tells this directory's agent from others of its name; made the first time."""
+        with contextlib.suppress(FileNotFoundError):
+            known = self.identity_file.read_text(encoding="ascii").strip()
+            if known:
+                return known
+        write_atomic(self.identity_file, f"{secrets.token_hex(16)}\n".encode())
+        return self.identity_file.read_text(encoding="ascii").strip()
 
     def read_token(self) -> str | None:
         """Return the owner's token, or None before the first start."""
@@ -132,6 +164,11 @@ class Home:
             create_private(self.token_file, f"{secrets.token_urlsafe(32)}\n".encode())
             token = self.read_token()
         return token or self.replace_token()  # an emptied file
+
+    def ensure_id(self) -> str:
+        """Return this installation's name in storages, made at random the first time."""
+        create_private(self.id_file, f"{secrets.token_hex(4)}\n".encode())
+        return self.id_file.read_text(encoding="ascii").strip()
 
     def _close_token(self) -> None:
         mode = stat.S_IMODE(self.token_file.stat().st_mode)

@@ -42,6 +42,10 @@ class Ranks(ABC):
     """Of this process; 0 is the chief."""
     size: int
     """Number of processes."""
+    local_rank: int
+    """Of this process among those of its machine."""
+    local_size: int
+    """Processes on this machine."""
 
     @property
     def is_chief(self) -> bool:
@@ -136,6 +140,8 @@ class OneRank(Ranks):
 
     rank = 0
     size = 1
+    local_rank = 0
+    local_size = 1
 
     def allgather(self, value: Any, operation: str = "allgather") -> list[Any]:
         """Return this rank's value."""

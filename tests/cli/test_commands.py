@@ -109,10 +109,20 @@ def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_pa
     assert installation.quick("checkpoint", "download", uuid, target).stdout.strip() == str(target)
     for name, size in described["resources"].items():
         assert (target / name).stat().st_size == size
-    assert (
-        "must not exist"
-        in installation.quick("checkpoint", "download", uuid, target, expect=2).stderr
-    )
+    first = next(name for name, size in described["resources"].items() if size > 1)
+    (target / first).unlink()
+    (target / f"{first}.part").write_bytes(b"another content")  # as if it had been cut off
+    installation.quick("checkpoint", "download", uuid, target)
+    assert (target / first).stat().st_size == described["resources"][first]
+    assert not (target / f"{first}.part").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").touch()
+    told = installation.quick("checkpoint", "download", uuid, other, expect=2).stderr
+    assert "must be new or empty" in told
+    assert " kept, " in installation.quick("experiment", "describe", "1").stdout
+    plan = installation.quick("checkpoint", "gc", "1", "--save-trial-latest", "0", "--dry-run")
+    assert "would be removed" in plan.stderr
 
 
 def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> None:
@@ -179,7 +189,19 @@ def test_a_trial_that_can_never_start_is_told_of_wherever_it_is_looked_at(
     trial = installation.json("trial", "list", made)[0]
     assert trial["waiting_reason"].startswith(reason)
     assert reason in installation.quick("trial", "describe", str(trial["id"])).stdout
-    assert reason in installation.quick("job", "list").stdout
+    queue = installation.quick("job", "list").stdout.splitlines()
+    assert any(line.startswith(f"experiment {made} waits: {reason}") for line in queue)
+    told = installation.quick("job", "set", "priority", made, "7").stdout
+    assert told == f"experiment {made} has priority 7\n"
+    told = installation.quick("job", "set", "weight", made, "2.5").stdout
+    assert told == f"experiment {made} has weight 2.5\n"
+    installation.quick("pool", "set", "default", "--policy", "fifo")
+    for words in (("priority", "42"), ("weight", "1")):
+        told = installation.quick("job", "set", words[0], made, words[1]).stdout
+        assert told.endswith("which has no effect: the policy of pool default is fifo\n")
+    installation.quick("pool", "set", "default", "--policy", "fair_share")
+    table = [line for line in queue if " waits: " not in line]
+    assert max(map(len, table)) <= 80  # in a pipe, too
     process = subprocess.Popen(
         [sys.executable, "-m", "zerolab", "run", str(tmp_path)],
         env=installation.environment(),
@@ -236,7 +258,7 @@ def test_a_mistake_in_an_option_is_told_in_plain_words(installation: Installatio
     for words in (("up",), ("run", "experiment.yaml")):
         port = installation.quick(*words, "--port", "80000", expect=2).stderr
         assert "Invalid value for '--port'" in port
-        assert "65535" in port
+        assert "must be a whole number from 0 to 65535, got '80000'" in port
     assert "Missing argument" in installation.quick("run", expect=2).stderr
     assert "Usage: " in installation.quick("run", expect=2).stderr
 
@@ -502,3 +524,33 @@ def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
     assert "train_micro_batch_size_per_gpu" in told
     assert "8" in told
     assert "world-size" in nothing.quick("config", "check", file, "--world-size=0", expect=2).stderr
+
+
+def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(
+    installation: Installation, tmp_path: Path
+) -> None:
+    say = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    words = ["task", "run", "--name", "count", "--context", tmp_path]
+    workers = '{"worker": {"count": 2, "gpus": 1}}'
+    (tmp_path / "main.py").write_text(say)
+    done = installation.quick(*words, "--worker", workers, "--follow", "--", "python", "main.py")
+    assert "rank 0 of 2" in done.stdout
+    assert "rank 1 of 2" in done.stdout
+    assert "rank 1 of 2" in installation.quick("task", "logs", "count", "--rank", "1").stdout
+
+    (tmp_path / "main.py").write_text("import time; time.sleep(1000)")
+    waiting = installation.quick(*words, "--", "python", "main.py").stdout.strip()
+    assert "task count" in installation.quick("task", "stop", "count", "--kill").stderr
+    found = until(
+        "the task has ended",
+        lambda: installation.json("task", "list"),
+        lambda tasks: tasks[0]["state"] == "CANCELED",
+    )
+    assert [str(found[0]["id"]), found[1]["state"]] == [waiting, "COMPLETED"]
+    both = installation.quick(*words, "--slots", "1", "--worker", "2", "--", "a", expect=2)
+    assert "--worker: must look like" in both.stderr
+    assert "only one of them may be given" in both.stderr
+    assert (
+        "there is no task 'nothing'"
+        in installation.quick("task", "logs", "nothing", expect=2).stderr
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from zerolab.cli.local.progress import Lines, TrialProgress, describe_line
 from zerolab.cli.output import age, duration, number, print_fields, print_table
-from zerolab.cli.progress import Lines, TrialProgress, describe_line
 
 
 def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:

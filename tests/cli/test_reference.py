@@ -49,7 +49,7 @@ def options(command: Any) -> set[str]:
 def named_in(body: str) -> set[str]:
     """The options that the list of a section names."""
     listed = "\n".join(re.findall(r"^- (.*?):", body, re.MULTILINE))
-    return set(re.findall(r"`(--?[a-z][a-z-]*)", listed))
+    return set(re.findall(r"`(--?[a-zA-Z][a-z_-]*)", listed))
 
 
 def test_the_reference_has_a_section_for_every_command_and_for_no_other() -> None:

@@ -300,3 +300,32 @@ def test_an_entrypoint_that_cannot_be_started_is_named(server: ForkServer, tmp_p
     outcome = end_of(server.start(folder, ENVIRONMENT), folder)
     assert outcome.exit_code == 1
     assert "'pyhton' cannot be started: No such file or directory" in (outcome.reason or "")
+
+
+HEED = """
+import os, pathlib, signal, time
+from zerolab.contract.outcome import write_reason
+from zerolab.core.preempt import SigtermFlag
+if os.environ["RANK"] == "1":
+    print("not ready", flush=True)
+    while not pathlib.Path("go").exists():  # still being imported, as it were
+        time.sleep(0.01)
+asked = SigtermFlag()
+print("ready", flush=True)
+while not asked:
+    time.sleep(0.01)
+write_reason(pathlib.Path(os.environ["ZEROLAB_RUN_SPEC"]).parent, 66, "saved")
+raise SystemExit(66)
+"""
+
+
+def test_sigterm_is_held_until_every_rank_heeds_it(server: ForkServer, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", HEED)
+    process = server.start(folder, ENVIRONMENT)
+    wait_for_ranks(folder)
+    until("rank 0 heeds SIGTERM", folder.ready(0).exists)
+    os.kill(process.pid, signal.SIGTERM)
+    (folder.model / "go").touch()  # without the hold rank 1 would be dead by now, or soon
+    end = end_of(process, folder)
+    assert end.exit_code == EXIT_PREEMPTED, end
+    assert folder.stdout(1).read_text() == "not ready\nready\n"

@@ -69,4 +69,4 @@ def test_an_agent_runs_an_experiment_with_a_new_launcher(tmp_path: Path) -> None
 def test_a_launcher_that_is_not_there_is_named(tmp_path: Path) -> None:
     with Installation.running(tmp_path / "home") as installation:
         done = installation.quick("agent", "start", "--launcher", "kubernetes", expect=2)
-    assert "must be one of local, got 'kubernetes'" in done.stderr
+    assert "must be one of local, slurm, got 'kubernetes'" in done.stderr

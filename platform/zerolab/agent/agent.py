@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,9 @@ import filelock
 
 from zerolab.agent.run import Run, finish_run, leftover_runs
 from zerolab.agent.slots import run_environment
+from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.wire import AgentRegistration, AgentWork, SlotInfo, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
@@ -34,8 +37,6 @@ _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _ALIVE_POLL_S = 1.0
-_CLOCK_S = 0.05
-"""Files may be dated so much too early, in seconds."""
 
 
 class Agent:
@@ -47,7 +48,8 @@ class Agent:
         token: Handed to the ranks.
         slots: What to offer.
         launcher: Starts the ranks.
-        name: Of this agent; a later agent with the same name takes its place.
+        name: Of this agent; the machine's when empty.
+        pool: The pool that it joins.
     """
 
     def __init__(  # noqa: PLR0917 - what an agent is made of
@@ -58,23 +60,29 @@ class Agent:
         slots: Sequence[SlotInfo],
         launcher: Launcher,
         name: str = "",
+        pool: str = DEFAULT_POOL,
     ) -> None:
         self._home = home
         self._client = client
         self._token = token
         self._slots = list(slots)
         self._name = name or socket.gethostname()
+        self._pool = pool
+        self._identity = home.identity()
+        self._agent_id: str | int | None = None
+        self._refused: ZerolabError | None = None
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._changing = threading.Lock()
         self._runs: dict[int, Run] = {}
+        self._finished: dict[int, float] = {}  # runs that an earlier agent left
         self._launcher = launcher
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT; then stop the runs, so that they may checkpoint.
 
         Raises:
-            ConflictError: If another agent has this data directory.
+            ConflictError: If another agent has this data directory, or this name.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._stopping.set())
@@ -90,19 +98,33 @@ class Agent:
                 self._work()
             finally:
                 self._home.agent_file.unlink(missing_ok=True)
+        if self._refused is not None:
+            raise self._refused
 
     def _work(self) -> None:
         for run_id, folder in leftover_runs(self._home.runs, self._launcher):
             logger.info("run %d was left by an earlier agent", run_id)
-            arguments = (folder, run_id, self._client, self._closing)
-            threading.Thread(target=finish_run, args=arguments, daemon=True).start()
+            arguments = (folder, run_id)
+            threading.Thread(target=self._finish, args=arguments, daemon=True).start()
         threading.Thread(target=self._poll, name="poll", daemon=True).start()
         while not self._stopping.is_set():
             self._launcher.keep_ready()
             self._stopping.wait(_ALIVE_POLL_S)
         logger.info("stopping")
+        self._tell_leaving(done=False)
         self._stop_runs()
+        self._tell_leaving(done=True)
         self._launcher.close()
+
+    def _finish(self, folder: RunFolder, run_id: int) -> None:
+        finish_run(folder, run_id, self._client, self._closing)
+        self._finished[run_id] = time.monotonic()
+
+    def _ended_at(self, run_id: int) -> float:
+        """When the server learned here how a run had ended; before all time if it was not here."""
+        run = self._runs.get(run_id)
+        ended = self._finished.get(run_id) if run is None else run.ended_at
+        return -math.inf if ended is None else ended
 
     def _stop_runs(self) -> None:
         with self._changing:  # no run begins after this
@@ -116,33 +138,47 @@ class Agent:
         for run in runs:
             run.join(_DELIVERY_S)
 
+    def _tell_leaving(self, *, done: bool) -> None:
+        """Have the server start nothing here any more; it finds out by itself, only later."""
+        if self._agent_id is None:
+            return
+        try:
+            self._client.leave(self._agent_id, done=done)
+        except ZerolabError as error:
+            logger.info("the server does not hear that this agent leaves: %s", error)
+
     def _poll(self) -> None:
         """Ask for work until the agent stops; also what keeps it alive for the server."""
-        agent_id: str | int | None = None
-        version, pause_s = 0, _FIRST_PAUSE_S
+        version, backoff = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while not self._stopping.is_set():
             try:
-                if agent_id is None:
-                    agent_id = self._register()
+                if self._agent_id is None:
+                    self._agent_id = self._register()
                     version = 0
-                asked = time.time()
-                work = self._client.work(agent_id, version, _WAIT_S)
-                version, pause_s = work.version, _FIRST_PAUSE_S
+                asked = time.monotonic()
+                work = self._client.work(self._agent_id, version, _WAIT_S, self._identity)
+                version = work.version
+                backoff.reset()
                 self._apply(work, asked)
                 continue
             except NotFoundError:
-                agent_id = None  # a server that does not know us: introduce ourselves again
+                self._agent_id = None  # it does not know us: introduce ourselves again
+            except ConflictError as error:  # another agent has our name: we would get its runs
+                logger.error("%s", error)  # noqa: TRY400 - the user's mistake, and told as one
+                self._refused = error
+                self._stopping.set()
             except UnreachableError as error:
                 logger.warning("%s", error)
             except ZerolabError:
                 logger.exception("the server does not give work")
             except Exception:  # the thread's boundary: without it the agent would be deaf
                 logger.exception("asking for work failed")
-            self._stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._stopping.wait(backoff.pause_s())
 
     def _register(self) -> str | int:
-        registration = AgentRegistration(self._name, socket.gethostname(), self._slots)
+        registration = AgentRegistration(
+            self._name, socket.gethostname(), self._slots, self._pool, self._identity
+        )
         agent_id = self._client.register_agent(registration)
         self._note(agent_id=agent_id)
         logger.info("registered as %s (%s) with %d slots", self._name, agent_id, len(self._slots))
@@ -158,7 +194,7 @@ class Agent:
 
         Args:
             work: All that the server wants of this agent.
-            asked: When it was asked, in seconds since 1970: the answer may be older than what
+            asked: When it was asked, on the monotonic clock: the answer may be older than what
                 we have told since.
         """
         with self._changing:
@@ -180,8 +216,10 @@ class Agent:
     def _begin(self, item: WorkItem, asked: float) -> None:
         """Start a run, unless it is one that has ended here."""
         folder = RunFolder(self._home.run(item.run_id))
-        if folder.path.exists() and not _put_away(folder, asked):
-            return
+        if folder.path.exists():
+            if not folder.delivered.exists() or self._ended_at(item.run_id) >= asked:
+                return  # its end is not delivered yet, or was not when the server answered
+            _put_away(folder)
         environment = run_environment(self._slots, item.slot_ids)
         run = Run(
             item,
@@ -191,6 +229,7 @@ class Agent:
             environment=environment,
             launcher=self._launcher,
             closing=self._closing,
+            cache=self._home.cache,
         )
         if item.action == "kill":
             run.stop(0)
@@ -198,22 +237,10 @@ class Agent:
         run.start()
 
 
-def _put_away(folder: RunFolder, asked: float) -> bool:
-    """Make room for a run whose number another one has had, under another database.
-
-    Returns:
-        False if it is the same run: its end is not delivered yet, or was not when the server gave
-        the answer that still lists it.
-    """
-    try:
-        delivered = folder.delivered.stat().st_mtime
-    except FileNotFoundError:
-        return False
-    if delivered + _CLOCK_S > asked:
-        return False
+def _put_away(folder: RunFolder) -> None:
+    """Make room for a run whose number another one has had, under another database."""
     for number in itertools.count(1):
         place = folder.path.with_name(f"{folder.path.name}.old-{number}")
         if not place.exists():
             folder.path.rename(place)
-            break
-    return True
+            return

@@ -31,7 +31,7 @@ _RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
 class LogTarget(Protocol):
     """Takes numbered log lines; :class:`zerolab.client.http.Client` does."""
 
-    def ship_logs(self, run_id: int, first: int, entries: list[LogEntry]) -> int:
+    def ship_logs(self, run_id: int, first: int, entries: list[LogEntry], node: int = 0) -> int:
         """Store what is new of ``entries``; return the number of the next one wanted."""
 
 
@@ -61,9 +61,11 @@ class LogShipper:
         folder: Of the run.
         run_id: Of the run.
         target: Where to.
+        node: Node rank of this agent.
     """
 
-    def __init__(self, folder: RunFolder, run_id: int, target: LogTarget) -> None:
+    def __init__(self, folder: RunFolder, run_id: int, target: LogTarget, node: int = 0) -> None:
+        self._node = node
         self._folder = folder
         self._run_id = run_id
         self._target = target
@@ -102,16 +104,19 @@ class LogShipper:
 
     def _send(self) -> None:
         entries = [entry for part in self._cursor.pending for entry in self._entries(part)]
-        stored = self._target.ship_logs(self._run_id, self._cursor.next, entries)
+        stored = self._ship(entries)
         if stored < self._cursor.next + len(entries) and stored != self._cursor.next:
             # The server has lost lines, or another numbering: go on with its own.
             self._cursor.next = stored
-            stored = self._target.ship_logs(self._run_id, stored, entries)
+            stored = self._ship(entries)
         self._cursor.next = stored
         for part in self._cursor.pending:
             self._cursor.offsets[part.name] = part.stop
         self._cursor.pending = []
         self._save()
+
+    def _ship(self, entries: list[LogEntry]) -> int:
+        return self._target.ship_logs(self._run_id, self._cursor.next, entries, self._node)
 
     def _entries(self, part: _Range) -> list[LogEntry]:
         content = _read(self._folder.logs / part.name, part.start, part.stop - part.start)

@@ -13,8 +13,11 @@ from typing import Protocol
 import msgspec
 
 from zerolab.agent.logs import LogShipper
+from zerolab.agent.meeting import as_seen_from_here, offer_place
 from zerolab.client.archive import unpack
+from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.contract.nodes import failed_by_itself
 from zerolab.contract.outcome import (
     DELIBERATE,
     Outcome,
@@ -24,13 +27,20 @@ from zerolab.contract.outcome import (
     write_outcome,
 )
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, write_run_spec
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_USER_ERROR,
+    Nodes,
+    read_run_spec,
+    write_run_spec,
+)
+from zerolab.contract.storage import StorageAddress
 from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import append_private, write_json
 from zerolab.launcher.interface import Launcher
-from zerolab.launcher.process import note_launcher
 from zerolab.reports.delivery import deliver
+from zerolab.storage.opening import missing_package
 
 __all__ = ["Run", "finish_run", "leftover_runs"]
 
@@ -64,6 +74,7 @@ class Run:
         environment: Variables for the ranks: threads, devices.
         launcher: Starts the ranks.
         closing: Set when the agent ends: what the server does not take then stays on disk.
+        cache: Directory for what goes to an object store, and comes from there.
     """
 
     def __init__(
@@ -76,7 +87,10 @@ class Run:
         environment: Mapping[str, str],
         launcher: Launcher,
         closing: threading.Event,
+        cache: Path,
     ) -> None:
+        self._cache = cache
+        self._node = item.spec.nodes.rank if item.spec.nodes is not None else 0
         self.run_id = item.run_id
         self._item = item
         self._folder = folder
@@ -85,6 +99,8 @@ class Run:
         self._environment = environment
         self._launcher = launcher
         self._closing = closing
+        self.ended_at: float | None = None
+        """When the server knew how it had ended, on the monotonic clock."""
         self._stop = threading.Event()
         self._grace_s = 0.0
         self._thread = threading.Thread(target=self._main, name=f"run-{item.run_id}", daemon=True)
@@ -111,7 +127,9 @@ class Run:
             logger.exception("run %d failed in the agent", self.run_id)
             reason = f"the agent failed: {type(error).__name__}: {error}"
             outcome = Outcome(EXIT_INFRASTRUCTURE, reason)
-        if self._stop.is_set():
+        # On several machines the others are stopped because a rank here may have failed.
+        cause = self._item.spec.nodes is not None and failed_by_itself(outcome)
+        if self._stop.is_set() and not cause:
             outcome = _not_blamed(outcome)
         try:
             self._folder.create()
@@ -121,7 +139,8 @@ class Run:
         except OSError:  # a full disk, maybe; the server learns of it all the same
             logger.exception("run %d: how it ended cannot be written down", self.run_id)
         logger.info("run %d ended with code %d", self.run_id, outcome.exit_code)
-        finish_run(self._folder, self.run_id, self._client, self._closing, outcome)
+        finish_run(self._folder, self.run_id, self._client, self._closing, outcome, node=self._node)
+        self.ended_at = time.monotonic()
 
     def _execute(self) -> Outcome:
         refused = self._prepare()
@@ -130,7 +149,6 @@ class Run:
         if self._stop.is_set():
             return _STOPPED_EARLY
         process = self._launcher.start(self._folder, self._environment)
-        note_launcher(self._folder, process)
         logger.info("run %d started as process %d", self.run_id, process.pid)
         over = threading.Event()
         teller = threading.Thread(target=self._tell, args=(over,), daemon=True)
@@ -152,14 +170,23 @@ class Run:
         """Make the run's directory; return why it cannot be, if so."""
         folder = self._folder
         folder.create()
+        nodes = self._meet(self._item.spec.nodes)
+        if nodes is None and self._item.spec.nodes is not None:
+            return _STOPPED_EARLY
         spec = msgspec.structs.replace(
             self._item.spec,
+            nodes=nodes,
             model_dir=str(folder.model),
             run_dir=str(folder.path),
+            checkpoint_cache=str(self._cache),
             master=self._client.url,
             token=self._item.spec.token or self._token,
         )
         write_run_spec(spec, folder.spec)
+        storage = StorageAddress(root=spec.checkpoint_dir, options=spec.storage_options)
+        missing = missing_package(storage)
+        if missing is not None:
+            return Outcome(EXIT_USER_ERROR, f"the checkpoint storage cannot be opened: {missing}")
         fetched: list[bytes] = []
 
         def fetch() -> None:
@@ -175,9 +202,18 @@ class Run:
             return Outcome(EXIT_INFRASTRUCTURE, f"the model directory cannot be written: {error}")
         return None
 
+    def _meet(self, nodes: Nodes | None) -> Nodes | None:
+        """Say where the ranks meet, if it is here; None when the run is stopped before."""
+        if nodes is None or nodes.rank > 0:
+            return nodes and as_seen_from_here(nodes, self._client.url)
+        place = offer_place(self._client.url)
+        if not _until_reached(lambda: self._client.run_meeting(self.run_id, place), self._stop):
+            return None
+        return Nodes(nodes.slots, 0, place.address, place.port)
+
     def _tell(self, over: threading.Event) -> None:
         """Tell the server that the run is there, and ship its logs while it runs."""
-        shipper = LogShipper(self._folder, self.run_id, self._client)
+        shipper = LogShipper(self._folder, self.run_id, self._client, self._node)
         try:
             _until_reached(lambda: self._client.run_started(self.run_id), over)
             while not over.wait(_SHIP_S):
@@ -196,7 +232,7 @@ def _not_blamed(outcome: Outcome) -> Outcome:
     if outcome.exit_code == 0 or outcome.exit_code in DELIBERATE:
         return outcome
     reason = f"the run was stopped: {outcome.reason or f'exit code {outcome.exit_code}'}"
-    return Outcome(EXIT_INFRASTRUCTURE, reason, outcome.rank)
+    return Outcome(EXIT_INFRASTRUCTURE, reason, outcome.rank, told=True)
 
 
 def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]:
@@ -225,6 +261,8 @@ def finish_run(
     client: Client,
     closing: threading.Event,
     outcome: Outcome | None = None,
+    *,
+    node: int | None = None,
 ) -> bool:
     """Deliver all that a run has left: reports, logs, and last how it ended.
 
@@ -238,14 +276,17 @@ def finish_run(
         client: The server.
         closing: Ends the waiting.
         outcome: How it ended; what stands in the folder when None.
+        node: Node rank of this agent; what the run spec in the folder says when None.
 
     Returns:
         Whether the server knows the end now, or wants nothing of this run any more.
     """
-    shipper = LogShipper(folder, run_id, client)
+    node = _node_of(folder) if node is None else node
+    shipper = LogShipper(folder, run_id, client, node)
     if outcome is None:
         outcome = read_outcome(folder.path) or Outcome(1, "the run left no outcome")
-    end = RunExit(outcome.exit_code, outcome.reason, _log_tail(folder, outcome))
+    tail_of_log = _log_tail(folder, outcome)
+    end = RunExit(outcome.exit_code, outcome.reason, tail_of_log, node, told=outcome.told)
     steps: list[tuple[Callable[[], object], float]] = [
         (lambda: deliver(folder.path, client, run_id, lambda text: _say(folder, text)), _TRIES),
         (lambda: shipper.ship(final=True), _TRIES),
@@ -275,7 +316,7 @@ def _until_reached(action: Callable[[], object], stop: _Stoppable, tries: float 
         stop: Ends the waiting.
         tries: How often a server that answers may fail at it before that is raised.
     """
-    pause_s = _FIRST_PAUSE_S
+    backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while True:
         try:
             action()
@@ -290,9 +331,17 @@ def _until_reached(action: Callable[[], object], stop: _Stoppable, tries: float 
             logger.warning("%s", error)
         else:
             return True
-        if stop.wait(pause_s):
+        if stop.wait(backoff.pause_s()):
             return False
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _node_of(folder: RunFolder) -> int:
+    """Node rank of this agent, as the run spec has it; 0 where there is no other agent."""
+    try:
+        nodes = read_run_spec(folder.spec).nodes
+    except (OSError, msgspec.DecodeError):  # it never came to that
+        return 0
+    return nodes.rank if nodes is not None else 0
 
 
 def _outcome_without_launcher(code: int) -> Outcome:

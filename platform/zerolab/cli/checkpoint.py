@@ -1,11 +1,15 @@
 """``zerolab checkpoint``: what trials have saved."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerolab.cli.output import AsJson, number, print_fields, print_json, print_table, result, say
+from zerolab.sizes import size_text
+
+if TYPE_CHECKING:  # the client is loaded by the commands that need it
+    from zerolab.client.http import Json
 
 __all__ = ["group"]
 
@@ -39,12 +43,14 @@ def list_checkpoints(
             one["trial_id"],
             one["steps_completed"],
             one["state"],
-            _megabytes(one["size_bytes"]),
+            size_text(one["size_bytes"]),
             one["created_at"],
         )
         for one in found
     ]
     print_table(["uuid", "trial", "batch", "state", "size", "created"], rows)
+    there = [one for one in found if one["state"] in {"COMPLETED", "PARTIAL"}]
+    say(f"{len(there)} there, {size_text(sum(one['size_bytes'] for one in there))}")
 
 
 @group.command()
@@ -64,12 +70,12 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
             "trial": f"{found['trial_id']} of experiment {found['experiment_id']}",
             "batch": found["steps_completed"],
             "state": found["state"],
-            "size": _megabytes(found["size_bytes"]),
+            "size": size_text(found["size_bytes"]),
             "validation": "\n".join(f"{name}: {number(metrics[name])}" for name in metrics),
             "metadata": "\n".join(f"{key}: {value}" for key, value in found["metadata"].items()),
             "path": found["path"],
             "files": "\n".join(
-                f"{name} ({_megabytes(size)})" for name, size in sorted(found["resources"].items())
+                f"{name} ({size_text(size)})" for name, size in sorted(found["resources"].items())
             ),
             "created": found["created_at"],
         }
@@ -79,31 +85,111 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
 @group.command()
 def download(
     uuid: Uuid,
-    directory: Annotated[Path, typer.Argument(help="New directory to copy it to.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to copy it to.")],
+    glob: Annotated[
+        list[str] | None, typer.Option(help="Only files like this; may be repeated.")
+    ] = None,
 ) -> None:
-    """Copy a checkpoint out of the storage; prints where it is.
+    """Copy a checkpoint out of its storage, through the server; prints where it is.
+
+    One that was cut off goes on where it stopped, when it is given the same directory.
 
     Example: zerolab checkpoint download 2f0c... best/
     """
-    import shutil
-
     from zerolab.cli.connection import connect
-    from zerolab.errors import ConflictError, NotFoundError
+    from zerolab.client.checkpoints import download_checkpoint
 
     with connect() as client:
-        found = client.checkpoint(uuid)
-    source = Path(found["path"])
-    if found["state"] != "COMPLETED":
-        raise ConflictError(f"checkpoint {uuid} is {found['state']}: there is nothing to copy")
-    if not source.is_dir():
-        msg = f"checkpoint {uuid} lies at {source}, which this machine does not see"
-        raise NotFoundError(f"{msg}; run the command where the storage is")
-    if directory.exists():
-        raise ConflictError(f"{directory}: must not exist yet; name a new directory")
-    shutil.copytree(source, directory)
-    say(f"copied {_megabytes(found['size_bytes'])}")
+        size = download_checkpoint(client, uuid, directory, glob or ())
+    say(f"copied {size_text(size)}")
     result(str(directory))
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.2f} MB"
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@group.command()
+def delete(
+    uuids: Annotated[list[str], typer.Argument(help="Uuids of the checkpoints.")],
+    glob: Annotated[
+        list[str] | None, typer.Option(help="Only files like this; may be repeated.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove checkpoints, or files of them; what something still needs is refused.
+
+    Example: zerolab checkpoint delete 2f0c... --glob 'model0/rank-*'
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        if not (dry_run or yes):
+            plan = client.remove_checkpoints(uuids, glob or (), dry_run=True)
+            text = (
+                f"Remove {size_text(plan['size_bytes'])} of {len(plan['checkpoints'])} checkpoints?"
+            )
+            typer.confirm(text, abort=True, err=True)
+        print_removal(client.remove_checkpoints(uuids, glob or (), dry_run=dry_run), as_json)
+
+
+@group.command()
+def gc(
+    experiment_id: Annotated[int, typer.Argument(help="Id of the experiment.")],
+    save_experiment_best: Annotated[
+        int | None, typer.Option(help="Keep so many, the experiment's best.")
+    ] = None,
+    save_trial_best: Annotated[
+        int | None, typer.Option(help="Keep so many of each trial, its best.")
+    ] = None,
+    save_trial_latest: Annotated[
+        int | None, typer.Option(help="Keep so many of each trial, its newest.")
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set how many checkpoints an experiment keeps, and remove the others.
+
+    Example: zerolab checkpoint gc 1 --save-trial-best 0 --dry-run
+    """
+    from zerolab.cli.connection import connect
+
+    given = {
+        "save_experiment_best": save_experiment_best,
+        "save_trial_best": save_trial_best,
+        "save_trial_latest": save_trial_latest,
+    }
+    policy = {name: count for name, count in given.items() if count is not None}
+    with connect() as client:
+        if not (dry_run or yes):
+            plan = client.collect_checkpoints(experiment_id, policy, dry_run=True)
+            text = (
+                f"Remove {size_text(plan['size_bytes'])} of {len(plan['checkpoints'])} checkpoints?"
+            )
+            typer.confirm(text, abort=True, err=True)
+        answer = client.collect_checkpoints(experiment_id, policy, dry_run=dry_run)
+    print_removal(answer, as_json)
+
+
+def print_removal(answer: "Json", as_json: bool) -> None:
+    """Print what went, or would go."""
+    if as_json:
+        print_json(answer)
+        return
+    rows = [
+        (
+            one["uuid"],
+            one["trial_id"],
+            one["steps_completed"],
+            "all" if one["whole"] else len(one["files"]),
+            size_text(one["size_bytes"]),
+        )
+        for one in answer["checkpoints"]
+    ]
+    if rows:
+        print_table(["uuid", "trial", "batch", "files", "size"], rows)
+    done = "would be removed" if answer["dry_run"] else "removed"
+    say(f"{size_text(answer['size_bytes'])} of {len(rows)} checkpoint(s) {done}")

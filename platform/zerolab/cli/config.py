@@ -1,7 +1,7 @@
 """``zerolab config``: files are checked without a server and without torch."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,21 @@ def check(
             min=1, help="Data-parallel ranks. Default: the experiment's slots_per_trial, or 1."
         ),
     ] = None,
+    hyperparameters: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or JSON file of hyperparameters or training arguments, which fill an engine "
+            'file\'s "auto"; of an experiment file its block `hyperparameters`.'
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Take nothing in an engine file for something else: comments, old names and what "
+            "Hugging Face writes are mistakes.",
+        ),
+    ] = False,
 ) -> None:
     """Check a file whole and print what it comes to; all problems at once, exit code 2.
 
@@ -35,4 +50,14 @@ def check(
     """
     from zerolab.config import check_file
 
-    result(check_file(file, world_size).rstrip("\n"))
+    given = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
+    result(check_file(file, world_size, given, strict=strict).rstrip("\n"))
+
+
+def _read_hyperparameters(file: Path) -> dict[str, Any]:
+    """The values of a file, or of an experiment file's block ``hyperparameters``."""
+    from zerolab.config.files import read_json, read_yaml
+
+    content = read_json(file) if file.suffix.lower() == ".json" else read_yaml(file)
+    inner = content.get("hyperparameters")
+    return inner if isinstance(inner, dict) else content

@@ -1,15 +1,18 @@
 """``zerolab experiment``: what was submitted, and what becomes of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     AsJson,
     Toned,
     age,
+    duration,
     end_state,
     number,
     print_fields,
@@ -18,13 +21,19 @@ from zerolab.cli.output import (
     problem_lines,
     result,
     say,
+    waiting_lines,
 )
+from zerolab.cli.preview import preview
+from zerolab.contract.leaves import leaves
+from zerolab.sizes import size_text
 
 __all__ = ["group"]
 
 group = typer.Typer(
     help="Experiments: a searcher and its trials.", no_args_is_help=True, rich_markup_mode=None
 )
+
+group.command()(preview)
 
 ExperimentId = Annotated[int, typer.Argument(help="Id of the experiment.")]
 
@@ -74,7 +83,7 @@ def list_experiments(
     ]
     columns = ["id", "name", "state", "done", "trials", "best", "metric", "age"]
     print_table(columns, rows, shortened={"name", "metric"})
-    for line in problem_lines("experiment", found):
+    for line in [*waiting_lines("experiment", found), *problem_lines("experiment", found)]:
         result(line)
 
 
@@ -86,6 +95,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
     with connect() as client:
         found = client.experiment(experiment_id)
         trials = client.trials(experiment_id)
+        kept, size = client.checkpoint_totals(experiment_id)
     if as_json:
         print_json({**found, "trials": trials})
         return
@@ -105,12 +115,19 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
             "best validation": number(found["best_validation"]),
             "best trial": found["best_trial_id"],
+            "started with": _started_with(best) if best else None,
             "best checkpoint": best["best_checkpoint"] if best else None,
+            "slot time": duration(sum(one["slot_seconds"] for one in trials)),
+            "checkpoints": f"{kept} kept, {size_text(size)}" if kept else None,
             "created": found["created_at"],
             "ended": found["ended_at"],
             "error": found["error"],
         }
     )
+
+
+def _started_with(trial: Mapping[str, Any]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in leaves(trial["hparams"]).items())
 
 
 @group.command()
@@ -219,13 +236,41 @@ def unarchive(experiment_id: ExperimentId) -> None:
 
 
 @group.command()
-def fork(experiment_id: ExperimentId) -> None:
-    """Submit the same files again as a new experiment; prints its id."""
+def fork(
+    experiment_id: ExperimentId,
+    config: ChangesFile = None,
+    values: Values = None,
+    paused: Paused = False,
+) -> None:
+    """Submit the same files again as a new experiment, with changes; prints its id.
+
+    Example: zerolab experiment fork 1 --set searcher.max_trials=16
+    """
     from zerolab.cli.connection import connect
 
+    changes = read_changes(config, values, paused=paused)
     with connect() as client:
-        made = client.experiment_action(experiment_id, "fork")
+        made = client.experiment_action(experiment_id, "fork", changes)
     result(str(made["id"]))
+
+
+@group.command("continue")
+def continue_experiment(
+    experiment_id: ExperimentId,
+    config: ChangesFile = None,
+    values: Values = None,
+    paused: Paused = False,
+) -> None:
+    """Let an ended experiment go on from its checkpoints, with changes.
+
+    Example: zerolab experiment continue 1 --set searcher.max_length.batches=2000
+    """
+    from zerolab.cli.connection import connect
+
+    changes = read_changes(config, values, paused=paused)
+    with connect() as client:
+        found = client.experiment_action(experiment_id, "continue", changes)
+    say(f"experiment {experiment_id} goes on: it is {found['state']}")
 
 
 @group.command()
@@ -275,5 +320,7 @@ def _act(experiment_id: int, action: str) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        client.experiment_action(experiment_id, action)
-    say(f"experiment {experiment_id} {_DONE[action]}")
+        before = client.experiment(experiment_id)["state"]
+        state = client.experiment_action(experiment_id, action)["state"]
+    stays = action in {"cancel", "kill"} and before == state and "STOPPING" not in state
+    say(f"experiment {experiment_id} {f'has ended: it stays {state}' if stays else _DONE[action]}")

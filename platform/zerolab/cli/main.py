@@ -8,22 +8,23 @@ import typer
 from typer.core import TyperGroup
 
 from zerolab.cli import (
-    agent,
     checkpoint,
     config,
     experiment,
-    installation,
-    running,
+    launch,
+    task,
     tools,
     trial,
 )
+from zerolab.cli.cluster import agent, job, pool
+from zerolab.cli.local import installation, running
 from zerolab.contract.spec import ENV_MASTER
 from zerolab.errors import ZerolabError
 
 __all__ = ["app", "main"]
 
 _ALIASES = {"e": "experiment", "exp": "experiment", "experiments": "experiment"} | {
-    f"{noun}s": noun for noun in ("trial", "checkpoint", "agent", "job")
+    f"{noun}s": noun for noun in ("trial", "task", "checkpoint", "agent", "job", "pool", "quota")
 }
 
 
@@ -64,12 +65,16 @@ def options(
 
 
 running.add_to(app)
+launch.add_to(app)
 installation.add_to(app)
 app.add_typer(experiment.group, name="experiment")
 app.add_typer(trial.group, name="trial")
+app.add_typer(task.group, name="task")
 app.add_typer(checkpoint.group, name="checkpoint")
 app.add_typer(agent.group, name="agent")
-app.add_typer(agent.jobs, name="job")
+app.add_typer(job.group, name="job")
+app.add_typer(pool.pools, name="pool")
+app.add_typer(pool.quotas, name="quota")
 app.add_typer(config.group, name="config")
 tools.add_to(app)
 

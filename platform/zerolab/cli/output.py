@@ -17,19 +17,37 @@ __all__ = [
     "duration",
     "end_state",
     "number",
+    "port_of",
     "print_fields",
     "print_json",
     "print_table",
     "problem_lines",
     "result",
     "say",
+    "waiting_lines",
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+
+def port_of(text: str) -> int:
+    """Read the value of ``--port``.
+
+    Raises:
+        typer.BadParameter: If it is no port.
+    """
+    from zerolab.contract.ports import read_port
+
+    try:
+        return read_port(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 _NARROWEST = 8
 """Characters that a column keeps, however narrow the terminal is."""
 
+_NAMED = 8
 _WIDE = 400
 """Characters in a line when nobody's terminal limits them."""
 
@@ -70,6 +88,19 @@ def problem_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str
         if one["result_problem"]
     ]
     return [line if len(line) <= width else f"{line[: width - 1]}\u2026" for line in lines]
+
+
+def waiting_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Say why experiments or trials wait, one line for each reason."""
+    by_reason: dict[str, list[int]] = {}
+    for one in resources:
+        if one["waiting_reason"]:
+            by_reason.setdefault(one["waiting_reason"], []).append(one["id"])
+    lines = []
+    for reason, ids in by_reason.items():
+        more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+        lines.append(f"{noun} {', '.join(map(str, ids[:_NAMED]))}{more} waits: {reason}")
+    return lines
 
 
 def result(text: str) -> None:

@@ -1,12 +1,14 @@
 """``zerolab trial``: one choice of hyperparameters."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     AsJson,
+    duration,
     end_state,
     number,
     print_fields,
@@ -15,7 +17,9 @@ from zerolab.cli.output import (
     problem_lines,
     result,
     say,
+    waiting_lines,
 )
+from zerolab.contract.leaves import leaves
 
 __all__ = ["group"]
 
@@ -23,55 +27,41 @@ group = typer.Typer(help="Trials of an experiment.", no_args_is_help=True, rich_
 
 TrialId = Annotated[int, typer.Argument(help="Id of the trial.")]
 
-_NAMED_TRIALS = 8
-
 
 @group.command("list")
 def list_trials(
     experiment_id: Annotated[int, typer.Argument(help="Id of the experiment.")],
+    sort: Annotated[
+        str,
+        typer.Option(
+            help="metric (the best first), a hyperparameter, or a field such as slot_seconds; "
+            "-NAME for the largest first."
+        ),
+    ] = "id",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with everything.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List an experiment's trials.
+    """List an experiment's trials with their hyperparameters.
 
-    Example: zerolab trial list 1
+    Example: zerolab trial list 1 --sort metric --limit 10
     """
     from zerolab.cli.connection import connect
+    from zerolab.cli.trial_table import column_of, csv_lines, print_trials
+    from zerolab.errors import ConfigError
 
+    if as_csv and as_json:
+        raise ConfigError("zerolab trial list", ["give --csv or --json, not both"])
     with connect() as client:
-        trials = client.trials(experiment_id)
+        trials = client.trials(experiment_id, sort=column_of(sort), limit=limit)
     if as_json:
         print_json(trials)
-        return
-    columns = ["id", "state", "batches", "best validation", "latest", "restarts", "checkpoint"]
-    rows = [
-        (
-            one["id"],
-            end_state(one),
-            one["steps_completed"],
-            number(one["best_validation"]),
-            number(one["latest_validation"]),
-            one["restarts"],
-            one["best_checkpoint"] or one["latest_checkpoint"],
-        )
-        for one in trials
-    ]
-    print_table(columns, rows)
-    for line in [*_waits(trials), *problem_lines("trial", trials)]:
-        result(line)
-
-
-def _waits(trials: list[dict[str, Any]]) -> list[str]:
-    """Say why trials wait, one line for each reason."""
-    by_reason: dict[str, list[int]] = {}
-    for one in trials:
-        if one["waiting_reason"]:
-            by_reason.setdefault(one["waiting_reason"], []).append(one["id"])
-    lines = []
-    for reason, ids in by_reason.items():
-        more = f" and {len(ids) - _NAMED_TRIALS} more" if len(ids) > _NAMED_TRIALS else ""
-        named = ", ".join(map(str, ids[:_NAMED_TRIALS])) + more
-        lines.append(f"trial {named} waits: {reason}")
-    return lines
+    elif as_csv:
+        result(csv_lines(trials).rstrip("\r\n"))
+    else:
+        print_trials(trials)
+        for line in [*waiting_lines("trial", trials), *problem_lines("trial", trials)]:
+            result(line)
 
 
 @group.command()
@@ -84,7 +74,7 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    hparams = "\n".join(f"{name}: {value}" for name, value in sorted(found["hparams"].items()))
+    hparams = "\n".join(f"{name}: {value}" for name, value in leaves(found["hparams"]).items())
     print_fields(
         {
             "trial": f"{found['id']} of experiment {found['experiment_id']}",
@@ -96,6 +86,7 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
             "at batch": found["best_steps"],
             "latest": number(found["latest_validation"]),
             "restarts": found["restarts"],
+            "slot time": duration(found["slot_seconds"]),
             "seed": found["seed"],
             "hyperparameters": hparams,
             "best checkpoint": found["best_checkpoint"],
@@ -161,10 +152,56 @@ def metrics(
 
 
 @group.command()
+def pause(trial_id: TrialId) -> None:
+    """Checkpoint one trial and free its slots, until it is activated again."""
+    _act(trial_id, "pause", "is pausing: it checkpoints and gives its slots back")
+
+
+@group.command()
+def activate(trial_id: TrialId) -> None:
+    """Let a paused trial go on."""
+    _act(trial_id, "activate", "waits for its slots")
+
+
+@group.command()
+def cancel(trial_id: TrialId) -> None:
+    """Stop one trial after a checkpoint; the experiment goes on without it."""
+    _act(trial_id, "cancel", "is being canceled: it checkpoints first")
+
+
+@group.command()
 def kill(trial_id: TrialId) -> None:
     """Stop one trial now; the experiment goes on without it."""
+    _act(trial_id, "kill", "is being stopped")
+
+
+@group.command("continue")
+def continue_trial(trial_id: TrialId) -> None:
+    """Let a trial that failed or was stopped go on from its checkpoint."""
+    _act(trial_id, "continue", "goes on")
+
+
+@group.command()
+def fork(
+    trial_id: TrialId, config: ChangesFile = None, values: Values = None, paused: Paused = False
+) -> None:
+    """Submit a trial as an experiment of its own, which begins with its weights; prints the id.
+
+    Example: zerolab trial fork 3 --set searcher.max_length.epochs=5
+    """
+    from zerolab.cli.connection import connect
+
+    changes = read_changes(config, values, paused=paused)
+    with connect() as client:
+        made = client.trial_action(trial_id, "fork", changes)
+    result(str(made["id"]))
+
+
+def _act(trial_id: int, action: str, done: str) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        client.kill_trial(trial_id)
-    say(f"trial {trial_id} is being stopped")
+        before = client.trial(trial_id)["state"]
+        state = client.trial_action(trial_id, action)["state"]
+    ended = before == state and state in {"COMPLETED", "CANCELED", "ERROR"}
+    say(f"trial {trial_id} {f'has ended: it stays {state}' if ended else done}")

@@ -18,14 +18,13 @@ from typing import NamedTuple, Self
 
 import pathspec
 
+from zerolab.contract.limits import ARCHIVE_BYTES
 from zerolab.errors import ConfigError
+from zerolab.sizes import size_text
 
-__all__ = ["MAX_BYTES", "member_names", "pack", "read_member", "unpack"]
+__all__ = ["member_names", "pack", "read_member", "unpack"]
 
 logger = logging.getLogger(__name__)
-
-MAX_BYTES = 96 * 1024 * 1024
-"""Most that the files of a model directory may add up to, in bytes, unpacked."""
 
 MAX_FILES = 20_000
 
@@ -60,7 +59,7 @@ class _Ignore(NamedTuple):
     spec: pathspec.GitIgnoreSpec
 
 
-def pack(model_dir: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+def pack(model_dir: Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
     """Pack a model directory.
 
     The same files give the same bytes, whoever packs them and when.
@@ -90,7 +89,7 @@ def pack(model_dir: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     return packed.getvalue()
 
 
-def unpack(archive: bytes, directory: Path, *, max_bytes: int = MAX_BYTES) -> None:
+def unpack(archive: bytes, directory: Path, *, max_bytes: int = ARCHIVE_BYTES) -> None:
     """Unpack what :func:`pack` made into a directory that is empty or does not exist.
 
     Nothing is written outside ``directory``, and only plain files and directories are made.
@@ -118,7 +117,7 @@ def unpack(archive: bytes, directory: Path, *, max_bytes: int = MAX_BYTES) -> No
             raise ConfigError("archive", [f"{info.name}: stands in it twice"]) from error
 
 
-def read_member(archive: bytes, path: str, *, max_bytes: int = MAX_BYTES) -> bytes | None:
+def read_member(archive: bytes, path: str, *, max_bytes: int = ARCHIVE_BYTES) -> bytes | None:
     """Return one file of an archive, or None when it holds no such file.
 
     Raises:
@@ -131,7 +130,7 @@ def read_member(archive: bytes, path: str, *, max_bytes: int = MAX_BYTES) -> byt
     return None
 
 
-def member_names(archive: bytes, *, max_bytes: int = MAX_BYTES) -> list[str]:
+def member_names(archive: bytes, *, max_bytes: int = ARCHIVE_BYTES) -> list[str]:
     """Return the names of the files of an archive.
 
     Raises:
@@ -192,17 +191,13 @@ def _check_size(model_dir: Path, members: Sequence[_Member], max_bytes: int) -> 
     total = sum(member.size for member in members)
     if total > max_bytes:
         largest = sorted(members, key=lambda member: -member.size)[:5]
-        listed = ", ".join(f"{member.name} ({_megabytes(member.size)})" for member in largest)
+        listed = ", ".join(f"{member.name} ({size_text(member.size)})" for member in largest)
         problems.append(
-            f"{model_dir}: must hold at most {_megabytes(max_bytes)}, holds {_megabytes(total)}; "
+            f"{model_dir}: must hold at most {size_text(max_bytes)}, holds {size_text(total)}; "
             f"name what the trial does not need in .zerolabignore; the largest: {listed}"
         )
     if problems:
         raise ConfigError("model directory", problems)
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1024 / 1024:.1f} MB"
 
 
 class _BoundedGzip(gzip.GzipFile):
@@ -279,7 +274,7 @@ def _check_member(info: tarfile.TarInfo, count: int, total: int, max_bytes: int)
     elif not (info.isreg() or info.isdir()):
         problem = "must be a plain file or a directory, not a link or a device"
     elif info.size < 0 or total > max_bytes:
-        problem = f"the files must add up to at most {_megabytes(max_bytes)}"
+        problem = f"the files must add up to at most {size_text(max_bytes)}"
     elif count > MAX_FILES:
         problem = f"there must be at most {MAX_FILES} files"
     if problem:

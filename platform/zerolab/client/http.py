@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -18,11 +19,15 @@ from zerolab.client.answers import Event, Json, error_of, parse_events, resource
 from zerolab.contract.wire import (
     JSON,
     MSGPACK,
+    AgentLeave,
     AgentRegistration,
     AgentWork,
+    Bound,
     Directive,
+    Extension,
     LogBatch,
     LogEntry,
+    Meeting,
     RunExit,
     Stored,
 )
@@ -32,6 +37,8 @@ __all__ = ["Client", "Event", "Json"]
 
 PREFIX = "/api/v1"
 _CONNECT_TIMEOUT_S = 10.0
+_PAGE = 1000
+"""Rows that are asked for at a time: as many as the server gives."""
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
@@ -120,9 +127,50 @@ class Client:
         """List the agents and their slots."""
         return self._list("/agents", "agents")
 
-    def jobs(self) -> list[Json]:
-        """List what waits for slots and what holds them."""
-        return self._list("/jobs", "jobs")
+    def agent_action(self, agent_id: int, action: str, **wish: Any) -> Json:
+        """Disable or enable an agent, or some of its ``slots``; ``drain`` lets runs finish."""
+        given = {key: value for key, value in wish.items() if value is not None}
+        return resource(self.post(f"/agents/{agent_id}/{action}", given), "agent")
+
+    def delete_agent(self, agent_id: int) -> None:
+        """Forget an agent that is gone."""
+        self._send("DELETE", f"/agents/{agent_id}")
+
+    def jobs(self, pool: str | None = None) -> list[Json]:
+        """List what waits for slots and what holds them, the first to run first."""
+        return self._list("/jobs", "jobs", {"pool": pool})
+
+    def move_job(self, experiment_id: int, **where: int | None) -> Json:
+        """Put a job ``ahead_of`` another one, or ``behind`` it."""
+        given = {key: value for key, value in where.items() if value is not None}
+        return resource(self.post(f"/jobs/{experiment_id}/move", given), "job")
+
+    def patch_job(self, experiment_id: int, **changes: Any) -> Json:
+        """Change a job's ``priority``, ``weight`` or ``max_slots``."""
+        return resource(self._send("PATCH", f"/jobs/{experiment_id}", json=changes).json(), "job")
+
+    def pools(self) -> list[Json]:
+        """List the resource pools."""
+        return self._list("/pools", "pools")
+
+    def put_pool(self, name: str, policy: str) -> Json:
+        """Say in which order the jobs of a pool start."""
+        return resource(
+            self._send("PUT", _path("pools", name), json={"policy": policy}).json(), "pool"
+        )
+
+    def quotas(self) -> list[Json]:
+        """List the quotas, and what is held of each."""
+        return self._list("/quotas", "quotas")
+
+    def put_quota(self, kind: str, name: str, max_slots: int) -> Json:
+        """Limit the slots that the jobs of a pool, or with a label, hold together."""
+        answer = self._send("PUT", _path("quotas", kind, name), json={"max_slots": max_slots})
+        return resource(answer.json(), "quota")
+
+    def delete_quota(self, kind: str, name: str) -> None:
+        """Take a limit away."""
+        self._send("DELETE", _path("quotas", kind, name))
 
     def login_link(self) -> str:
         """Make a link that opens the web page once, without a password."""
@@ -169,6 +217,35 @@ class Client:
         )
         return resource(response.json(), "experiment")
 
+    def preview(self, config: Mapping[str, Any], **known: float | None) -> Json:
+        """Say what a search would come to.
+
+        Args:
+            config: What the experiment file holds.
+            known: ``seconds_per_batch``, ``seconds_per_epoch`` or ``like``, where they are known.
+
+        Returns:
+            Trials by length, and their cost; see ``SearchPreview`` in the REST API.
+        """
+        body = {"config": dict(config), **known}
+        return resource(self.post("/experiments/preview", body), "preview")
+
+    def search_events(self, experiment_id: int, after: int, wait_s: float) -> Json:
+        """Return what a searcher outside of the server must know, waiting for it."""
+        params = {"after": after, "wait_s": wait_s}
+        path = f"/experiments/{experiment_id}/searcher/events"
+        found: Json = self._get(path, params, extra_s=wait_s).json()
+        return found
+
+    def search_operations(self, experiment_id: int, body: Mapping[str, Any]) -> Json:
+        """Send what a searcher outside of the server wants; saying it again changes nothing."""
+        path = f"/experiments/{experiment_id}/searcher/operations"
+        return self.post(path, body, repeatable=True)
+
+    def searcher(self, experiment_id: int) -> Json:
+        """Return where the trials of a search stand."""
+        return resource(self.get(f"/experiments/{experiment_id}/searcher"), "searcher")
+
     def experiments(self, **filters: str | int | bool | None) -> list[Json]:
         """List experiments; ``state``, ``name``, ``sort``, ``archived`` narrow the list."""
         return self._list("/experiments", "experiments", filters)
@@ -189,10 +266,19 @@ class Client:
     def experiment_action(
         self, experiment_id: int, action: str, body: Mapping[str, Any] | None = None
     ) -> Json:
-        """Pause, activate, cancel, kill, archive, unarchive or fork an experiment.
+        """Pause, activate, cancel, kill, continue, archive, unarchive or fork an experiment.
+
+        Args:
+            experiment_id: Which.
+            action: What to do.
+            body: For ``continue`` and ``fork``: ``config``, laid over the one that was submitted,
+                and ``activate``.
 
         Returns:
             The experiment; the new one for ``fork``.
+
+        Raises:
+            ConflictError: If its state does not allow it; the message says what to do.
         """
         answer = self.post(f"/experiments/{experiment_id}/{action}", body)
         return resource(answer, "experiment")
@@ -205,9 +291,28 @@ class Client:
         """Return one trial."""
         return resource(self.get(f"/trials/{trial_id}"), "trial")
 
+    def trial_action(
+        self, trial_id: int, action: str, body: Mapping[str, Any] | None = None
+    ) -> Json:
+        """Pause, activate, cancel, kill, continue or fork one trial.
+
+        Args:
+            trial_id: Which.
+            action: What to do.
+            body: For ``fork``, as for an experiment.
+
+        Returns:
+            The trial; the new experiment for ``fork``.
+
+        Raises:
+            ConflictError: If its state does not allow it; the message says what to do.
+        """
+        answer = self.post(f"/trials/{trial_id}/{action}", body)
+        return resource(answer, "experiment" if action == "fork" else "trial")
+
     def kill_trial(self, trial_id: int) -> Json:
         """Stop one trial now."""
-        return resource(self.post(f"/trials/{trial_id}/kill"), "trial")
+        return self.trial_action(trial_id, "kill")
 
     def metric_names(self, trial_id: int) -> list[Json]:
         """List the metrics that a trial has reported: ``group`` and ``name``."""
@@ -244,6 +349,11 @@ class Client:
         """List an experiment's checkpoints."""
         return self._list(f"/experiments/{experiment_id}/checkpoints", "checkpoints")
 
+    def checkpoint_totals(self, experiment_id: int) -> tuple[int, int]:
+        """Return how many checkpoints of an experiment are there, and their bytes."""
+        page = self.get(f"/experiments/{experiment_id}/checkpoints", limit=1)
+        return int(page["count"]), int(page["size_bytes"])
+
     def trial_checkpoints(self, trial_id: int) -> list[Json]:
         """List a trial's checkpoints."""
         return self._list(f"/trials/{trial_id}/checkpoints", "checkpoints")
@@ -251,6 +361,24 @@ class Client:
     def checkpoint(self, uuid: str) -> Json:
         """Return one checkpoint."""
         return resource(self.get(f"/checkpoints/{uuid}"), "checkpoint")
+
+    def checkpoint_file(self, uuid: str, name: str, first: int = 0) -> Iterator[bytes]:
+        """Stream a file of a checkpoint from byte ``first`` on, from whatever storage."""
+        path = f"{PREFIX}/checkpoints/{uuid}/file"
+        yield from self._download(path, {"name": name, "first": first})
+
+    def remove_checkpoints(
+        self, uuids: Sequence[str], globs: Sequence[str] = (), *, dry_run: bool = False
+    ) -> Json:
+        """Remove checkpoints, or files of them; return what went, or would go."""
+        body = {"uuids": list(uuids), "globs": list(globs), "dry_run": dry_run}
+        return self.post("/checkpoints/remove", body)
+
+    def collect_checkpoints(
+        self, experiment_id: int, policy: Mapping[str, int], *, dry_run: bool = False
+    ) -> Json:
+        """Set how many checkpoints an experiment keeps; return what went, or would go."""
+        return self.post(f"/experiments/{experiment_id}/gc", {**policy, "dry_run": dry_run})
 
     def trial_logs(self, trial_id: int, **filters: str | int | None) -> Json:
         """Return a page of a trial's log lines: ``logs`` and ``next_after``."""
@@ -298,11 +426,17 @@ class Client:
         agent_id: str | int = answer.json()["agent_id"]
         return agent_id
 
-    def work(self, agent_id: str | int, version: int, wait_s: float = 30.0) -> AgentWork:
+    def work(
+        self, agent_id: str | int, version: int, wait_s: float = 30.0, identity: str | None = None
+    ) -> AgentWork:
         """Wait until what an agent must run differs from ``version``; also the heartbeat."""
-        params = {"version": version, "wait_s": wait_s}
+        params = {"version": version, "wait_s": wait_s, "identity": identity}
         response = self._get(f"/agents/{agent_id}/work", params, extra_s=wait_s)
         return msgspec.json.decode(response.content, type=AgentWork)
+
+    def leave(self, agent_id: str | int, *, done: bool) -> None:
+        """Tell the server that an agent stops: nothing new there; with ``done``, it is gone."""
+        self._send_typed(f"/agents/{agent_id}/leave", AgentLeave(done))
 
     def download_archive(self, path: str) -> bytes:
         """Fetch the archive whose path on the server a work item names."""
@@ -316,9 +450,13 @@ class Client:
         """Tell the server that the processes of a run are gone."""
         self._send_typed(f"/runs/{run_id}/exited", end)
 
-    def ship_logs(self, run_id: int, first: int, entries: Sequence[LogEntry]) -> int:
+    def run_meeting(self, run_id: int, place: Meeting) -> None:
+        """Tell the server where the ranks of a run on several agents meet."""
+        self._send_typed(f"/runs/{run_id}/meeting", place)
+
+    def ship_logs(self, run_id: int, first: int, entries: Sequence[LogEntry], node: int = 0) -> int:
         """Send log lines numbered from ``first``; return the number of the next one wanted."""
-        answer = self._send_typed(f"/runs/{run_id}/logs", LogBatch(first, list(entries)))
+        answer = self._send_typed(f"/runs/{run_id}/logs", LogBatch(first, list(entries), node))
         return msgspec.json.decode(answer.content, type=Stored).stored
 
     # -- runs --------------------------------------------------------------------------------
@@ -346,6 +484,15 @@ class Client:
         params = {"wait_s": wait_s, "version": version}
         response = self._get(f"/runs/{run_id}/directive", params, extra_s=wait_s)
         return msgspec.json.decode(response.content, type=Directive)
+
+    def extend(self, run_id: int, until: int) -> Extension:
+        """Ask whether a run that has come to its bound ``until`` may go on at once.
+
+        Raises:
+            StaleRunError: If another run has taken over, or this one has ended.
+        """
+        answer = self._send_typed(f"/runs/{run_id}/extend", Bound(until))
+        return msgspec.json.decode(answer.content, type=Extension)
 
     # -- any route ---------------------------------------------------------------------------
 
@@ -378,13 +525,15 @@ class Client:
 
     def _list(self, path: str, key: str, params: Mapping[str, Any] | None = None) -> list[Json]:
         """Read every page of a list, or one page when the caller sets ``limit``."""
-        params = dict(params or {})
+        params = _present(params or {})
+        one_page = "limit" in params
+        params.setdefault("limit", _PAGE)
         found: list[Json] = []
         while True:
             page = self.get(path, **params)
             found += page[key]
             params["after"] = page.get("next_after")
-            if params["after"] is None or "limit" in params:
+            if params["after"] is None or one_page:
                 return found
 
     def _download(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
@@ -431,6 +580,11 @@ class Client:
             f"no Zerolab server answers at {self.url} ({reason}); start one with `zerolab up`, "
             "or set ZEROLAB_MASTER to the address of one that runs"
         )
+
+
+def _path(*words: str) -> str:
+    """Put words of a user into a path."""
+    return "".join(f"/{quote(word, safe='')}" for word in words)
 
 
 def _present(params: Mapping[str, Any] | None) -> dict[str, Any]:

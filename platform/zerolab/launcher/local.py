@@ -6,7 +6,12 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.wire import SlotInfo
 from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
-from zerolab.launcher.process import kill_leftovers, start_launcher, stop_launcher
+from zerolab.launcher.process import (
+    kill_leftovers,
+    note_launcher,
+    start_launcher,
+    stop_launcher,
+)
 from zerolab.paths import Home
 
 __all__ = ["LocalLauncher"]
@@ -32,9 +37,10 @@ class LocalLauncher:
 
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
         """Fork a launcher where that can be, else start one; it starts the ranks."""
-        if self._fork_server is not None:
-            return self._fork_server.start(folder, environment)
-        return start_launcher(folder, environment)
+        start = start_launcher if self._fork_server is None else self._fork_server.start
+        process = start(folder, environment)
+        note_launcher(folder, process)
+        return process
 
     def stop(self, process: LauncherProcess, grace_s: float) -> int:
         """Stop a launcher and its ranks."""

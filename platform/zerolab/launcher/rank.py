@@ -28,15 +28,40 @@ def announce_rank(parent: int) -> None:
 
 
 def main() -> None:
-    """Become the command behind ``--``."""
-    parent, dashes, *command = sys.argv[1:]
-    if dashes != "--" or not command:
-        sys.exit("usage: python -m zerolab.launcher.rank PARENT -- COMMAND...")
+    """Become the command behind ``--``.
+
+    With ``--plain`` it does not learn of the run; ``--local-rank-at=N`` puts ``--local_rank`` in
+    front of its N-th word.
+    """
+    arguments = sys.argv[1:]
+    dashes = arguments.index("--") if "--" in arguments else len(arguments)
+    (parent, *options), command = arguments[:dashes] or [""], arguments[dashes + 1 :]
+    if not parent.isdecimal() or not command:
+        sys.exit("usage: python -m zerolab.launcher.rank PARENT [OPTIONS] -- COMMAND...")
     announce_rank(int(parent))
+    _set_older_names()
+    for option in options:
+        name, _, value = option.partition("=")
+        if name == "--plain":
+            del os.environ[ENV_RUN_SPEC]
+        elif name == "--local-rank-at":
+            command.insert(int(value), f"--local_rank={os.environ['LOCAL_RANK']}")
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is the point
     except OSError as error:
         sys.exit(f"entrypoint: {command[0]!r} cannot be started: {error.strerror}")
+
+
+def _set_older_names() -> None:
+    """Set the variables that DeepSpeed's launcher sets besides torch's."""
+    names = {
+        "LOCAL_SIZE": "LOCAL_WORLD_SIZE",
+        "CROSS_RANK": "GROUP_RANK",
+        "CROSS_SIZE": "GROUP_WORLD_SIZE",
+    }
+    for name, same in names.items():
+        if same in os.environ:
+            os.environ.setdefault(name, os.environ[same])
 
 
 if __name__ == "__main__":

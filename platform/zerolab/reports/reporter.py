@@ -5,7 +5,6 @@ without one to ``metrics.jsonl`` in the run's directory, which ``zerolab import`
 server later. Either way a report costs microseconds and survives the death of the process.
 """
 
-import contextlib
 import logging
 import math
 import operator
@@ -28,7 +27,7 @@ from zerolab.contract.wire import (
     StateRecord,
     wire_number,
 )
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, one_line
 from zerolab.reports.file import MetricsFile
 from zerolab.reports.sender import Sender, Shipment
 from zerolab.reports.spool import Spool, SpoolReader
@@ -138,6 +137,13 @@ class Reporter:
         self._put(CheckpointRecord(uuid, steps, dict(resources), details, time.time()))
         self._wake()
 
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Ship what has been reported so far; return whether all of it arrived in time."""
+        with self._lock:
+            self._write_held()
+            done = not self._held
+        return done and (self._sender is None or self._sender.flush(timeout_s))
+
     def close(self, timeout_s: float = 30.0) -> bool:
         """Ship what is left, for at most ``timeout_s``; the agent ships what remains after that.
 
@@ -156,16 +162,18 @@ class Reporter:
 
     def _convert(self, name: Any, value: Any, values: dict[str, float | str]) -> None:
         """Keep whatever turns into a number by itself, but no text that merely looks like one."""
+        raised = ""
         if not isinstance(value, (str, bytes)):
-            # Whatever a user's class raises in here must not end the training.
-            with contextlib.suppress(Exception):
+            try:
                 values[str(name)] = float(value.item() if hasattr(value, "item") else value)
+            except Exception as error:  # noqa: BLE001 - a metric must not end the training
+                raised = f", whose float() raises {one_line(error)}"
+            else:
                 return
         if name not in self._unusable:
             self._unusable.add(name)
-            logger.warning(
-                "metric %r is left out: must be a number, got %s", name, type(value).__name__
-            )
+            got = type(value).__name__ + raised
+            logger.warning("metric %r is left out: must be a number, got %s", name, got)
 
     def _wake(self) -> None:
         if self._sender is not None:

@@ -1,12 +1,12 @@
 """Ships a spool's records to the server: in order, each exactly once, for as long as it takes."""
 
 import logging
-import random
 import threading
 import time
 
 import msgspec
 
+from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
 from zerolab.contract.wire import MetricsRecord
 from zerolab.errors import (
@@ -144,9 +144,10 @@ class Sender(threading.Thread):
     def __init__(self, shipment: Shipment, stale: threading.Event, longest_pause_s: float) -> None:
         super().__init__(name="zerolab-sender", daemon=True)
         self._shipment = shipment
-        self._longest_pause_s = longest_pause_s
+        self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
         self._wake = threading.Event()
         self._closing = False
+        self._asked: threading.Event | None = None
         self._away_since: float | None = None
         self._stale = stale
 
@@ -154,6 +155,12 @@ class Sender(threading.Thread):
         """Send what is there now, rather than at the next interval, unless the server is away."""
         if self._away_since is None:
             self._wake.set()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Send what is there now; return whether all of it arrived within ``timeout_s``."""
+        asked = self._asked = threading.Event()
+        self.wake()
+        return self.is_alive() and asked.wait(timeout_s) and not self._stale.is_set()
 
     def finish(self, timeout_s: float) -> bool:
         """Send what is left and end the thread.
@@ -171,6 +178,8 @@ class Sender(threading.Thread):
         try:
             self._ship()
         finally:  # here, as it may end long after finish() has given up on it
+            if self._asked is not None:
+                self._asked.set()
             self._shipment.close()
 
     def _ship(self) -> None:
@@ -178,7 +187,8 @@ class Sender(threading.Thread):
         while True:
             self._wake.wait(pause_s or INTERVAL_S)
             self._wake.clear()
-            closing = self._closing  # read before the spool: what was reported before is sent
+            # Read before the spool: what was reported before is sent.
+            closing, asked = self._closing, self._asked
             try:
                 while self._shipment.send_some():
                     pass
@@ -187,12 +197,14 @@ class Sender(threading.Thread):
                 self._stale.set()
                 return
             except Exception as error:  # noqa: BLE001 - training must go on, whatever happens here
-                pause_s = min(self._longest_pause_s, 2 * pause_s or _FIRST_PAUSE_S)
-                pause_s *= random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, not a secret
+                pause_s = self._backoff.pause_s()
                 self._note_absence(error)
                 continue
             pause_s = 0.0
+            self._backoff.reset()
             self._note_return()
+            if asked is not None:
+                asked.set()
             if closing:
                 return
 

@@ -42,6 +42,8 @@ class AppendFile:
         self.size = size
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._dirty = os.fstat(self._fd).st_size != size
+        if self._dirty:  # now: a reader must not see a torn tail beside what is written next
+            self._cut()
 
     def append(self, data: bytes) -> None:
         """Write all of ``data``, or nothing.
@@ -50,8 +52,7 @@ class AppendFile:
             OSError: If there is no room, or the file cannot be written.
         """
         if self._dirty:
-            os.ftruncate(self._fd, self.size)
-            self._dirty = False
+            self._cut()
         self._dirty = True
         written = os.write(self._fd, data)
         if written == len(data):
@@ -61,6 +62,10 @@ class AppendFile:
         # No room for the rest: the next append cuts this part off first.
         msg = f"only {written} of {len(data)} bytes could be written"
         raise OSError(msg)
+
+    def _cut(self) -> None:
+        os.ftruncate(self._fd, self.size)
+        self._dirty = False
 
     def close(self) -> None:
         """Close the file; what was appended stays."""

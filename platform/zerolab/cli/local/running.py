@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.output import Toned, end_state, number, print_fields, print_json, result, say
+from zerolab.cli.output import (
+    Toned,
+    end_state,
+    number,
+    port_of,
+    print_fields,
+    print_json,
+    result,
+    say,
+)
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -46,7 +55,11 @@ def run(
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Port of the server, when one is started; 0 for any."),
+        typer.Option(
+            parser=port_of,
+            metavar="PORT",
+            help="Port of the server, when one is started; 0 for any.",
+        ),
     ] = None,
 ) -> None:
     """Run an experiment: start what is missing, submit, show progress, say how it ended.
@@ -54,9 +67,9 @@ def run(
     Exit code 0 when it completed, 1 when it did not. Ctrl-C leaves it running.
     Example: zerolab run examples/digits/experiment.yaml
     """
-    from zerolab.cli.background import bring_up
     from zerolab.cli.connection import connect, named_master
-    from zerolab.cli.progress import watch
+    from zerolab.cli.local.background import bring_up
+    from zerolab.cli.local.progress import watch
     from zerolab.paths import Home
 
     content, archive = _read(config, model_dir)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import AsJson, print_fields, print_json, result, say
+from zerolab.cli.output import AsJson, port_of, print_fields, print_json, result, say
 from zerolab.paths import Home
 
 __all__ = ["add_to"]
@@ -23,8 +23,8 @@ def up(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0,
-            max=65535,
+            parser=port_of,
+            metavar="PORT",
             help="Port of the server; 0 for any free one. Default: 8080, else any.",
         ),
     ] = None,
@@ -40,7 +40,7 @@ def up(
 
     Prints the server's address. Example: zerolab up --slots 2
     """
-    from zerolab.cli.background import bring_up
+    from zerolab.cli.local.background import bring_up
 
     result(bring_up(Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, say=say))
 
@@ -50,7 +50,7 @@ def down() -> None:
 
     What was running goes on from its checkpoints after the next `zerolab up`.
     """
-    from zerolab.cli.background import bring_down
+    from zerolab.cli.local.background import bring_down
 
     if not bring_down(Home.default(), say):
         say("nothing was running")
@@ -127,7 +127,7 @@ def token(
 
     Example: curl -H "Authorization: Bearer $(zerolab token)" "$(zerolab status --url)/api/v1/info"
     """
-    from zerolab.cli.background import renew_token
+    from zerolab.cli.local.background import renew_token
 
     home = Home.default()
     result(renew_token(home) if renew else home.read_token() or home.create().ensure_token())

@@ -1,0 +1,58 @@
+"""Where the ranks of a run on several agents meet: on the first of them, which tells the server."""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+import msgspec
+
+from zerolab.contract.spec import Nodes
+from zerolab.contract.wire import Meeting
+
+__all__ = ["as_seen_from_here", "offer_place"]
+
+
+def offer_place(server: str) -> Meeting:
+    """Choose an address of this machine, the one that leads to the server, and a free port.
+
+    Args:
+        server: Address of the server.
+    """
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
+    return Meeting(_own_address(server), port)
+
+
+def _own_address(server: str) -> str:
+    parts = urlsplit(server)
+    try:
+        place = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(place[0], place[1]) as probe:
+            probe.connect(place[4])  # UDP: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def as_seen_from_here(nodes: Nodes, server: str) -> Nodes:
+    """Put the server's address in the place of a loopback one.
+
+    An agent on the server's own machine finds the server, and so itself, at an address that means
+    nothing elsewhere; where the server is, seen from here, that agent is too.
+
+    Args:
+        nodes: As the server told them.
+        server: Address of the server, seen from here.
+    """
+    host = urlsplit(server).hostname or nodes.address
+    if _is_loopback(nodes.address) and not _is_loopback(host):
+        return msgspec.structs.replace(nodes, address=host)
+    return nodes
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

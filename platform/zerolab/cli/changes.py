@@ -1,0 +1,58 @@
+"""Changes to a configuration on the command line: a file laid over it, and single values."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["ChangesFile", "Paused", "Values", "read_changes"]
+
+ChangesFile = Annotated[
+    Path | None, typer.Option("--config", help="YAML file, laid over the configuration.")
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY.BELOW=VALUE in YAML, laid over it too; may be repeated."),
+]
+Paused = Annotated[bool, typer.Option("--paused", help="Let it wait until it is activated.")]
+
+
+def read_changes(file: Path | None, values: list[str] | None, *, paused: bool) -> dict[str, Any]:
+    """Return the body of a request that changes a configuration.
+
+    Raises:
+        ConfigError: If the file or a value cannot be read; all problems at once.
+    """
+    from zerolab.config.files import read_yaml
+    from zerolab.errors import ConfigError
+
+    config: dict[str, Any] = dict(read_yaml(file)) if file is not None else {}
+    problems = []
+    for each in values or ():
+        key, equals, text = each.partition("=")
+        if not equals or not all(key.split(".")):
+            problems.append(f"--set: must be KEY.BELOW=VALUE, got {each!r}")
+            continue
+        problem = _put(config, key.split("."), text)
+        if problem:
+            problems.append(f"--set {key}: {problem}, got {text!r}")
+    if problems:
+        raise ConfigError("changes", problems)
+    return {"config": config, "activate": not paused}
+
+
+def _put(config: dict[str, Any], path: list[str], text: str) -> str | None:
+    """Put a value where it belongs; return what is wrong with it."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        return f"must be a value in YAML ({str(error).splitlines()[0]})"
+    for key in path[:-1]:
+        below = config.setdefault(key, {})
+        if not isinstance(below, dict):
+            return f"{key} is a value already, and holds nothing below it"
+        config = below
+    config[path[-1]] = value
+    return None

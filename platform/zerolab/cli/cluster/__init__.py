@@ -1,0 +1,1 @@
+"""Commands about the machines and the queue: ``agent``, ``job``, ``pool``, ``quota``."""

@@ -1,0 +1,230 @@
+"""``zerolab agent``: machines that offer slots."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zerolab.cli.output import AsJson, print_json, print_table, result
+
+if TYPE_CHECKING:
+    from zerolab.client.http import Client
+    from zerolab.paths import Home
+
+__all__ = ["group"]
+
+group = typer.Typer(help="Machines that offer slots.", no_args_is_help=True, rich_markup_mode=None)
+
+WhichAgent = Annotated[str, typer.Argument(help="Name or id of the agent.")]
+OfSlots = Annotated[
+    list[int] | None, typer.Option("--slot", help="Only this slot; may be repeated.")
+]
+
+
+@group.command()
+def start(
+    server: Annotated[
+        str | None,
+        typer.Option(help="Address of the server. Default: ZEROLAB_MASTER, or this machine's own."),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Token of the server. Default: ZEROLAB_TOKEN, or our own.")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="The resource pool that it joins.")] = "default",
+    slots: Annotated[
+        int | None, typer.Option(help="How many slots to offer. Default: all GPUs, else cores.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Offer CPU slots although there are GPUs.")] = (
+        False
+    ),
+    name: Annotated[
+        str | None, typer.Option(help="Name of this agent. Default: the name of the machine.")
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option(help="How ranks are started: local, on this machine; or slurm, as jobs.")
+    ] = "local",
+    resource_manager: Annotated[
+        Path | None,
+        typer.Option(help="File that says how runs become jobs of Slurm: resource_manager: ..."),
+    ] = None,
+) -> None:
+    """Offer this machine's slots to a server, in the foreground, until it is stopped.
+
+    `zerolab up` does it for this machine.
+
+    Example: zerolab agent start --server http://10.0.0.1:8080 --token TOKEN --pool big
+    """
+    import logging
+    import os
+
+    from zerolab.agent.agent import Agent
+    from zerolab.agent.slots import find_slots
+    from zerolab.cli.connection import connect, token_of
+    from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
+    from zerolab.launcher.interface import Launcher
+    from zerolab.launcher.registered import LAUNCHERS
+    from zerolab.launcher.slurm.launcher import SlurmLauncher
+    from zerolab.paths import Home
+
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    _check(pool, name, launcher)
+    for variable, given in ((ENV_MASTER, server), (ENV_TOKEN, token)):
+        if given:
+            os.environ[variable] = given
+    home = Home.default().create()
+    settings = None
+    if resource_manager is not None:
+        from zerolab.launcher.slurm.settings import read_settings
+
+        settings = read_settings(resource_manager)
+    offered = find_slots(slots, cpu=cpu) if settings is None else settings.slots
+    with connect(home) as client:
+        place = _place(home, name)
+        starts: Launcher
+        if settings is None:
+            starts = LAUNCHERS[launcher](place, offered)
+        else:
+            starts = SlurmLauncher(place, offered, settings)
+        Agent(place, client, token_of(home), offered, starts, name or "", pool).run()
+
+
+def _check(pool: str, name: str | None, launcher: str) -> None:
+    """See that the words given to an agent can be used.
+
+    Raises:
+        ConfigError: With all that cannot.
+    """
+    from zerolab.contract.names import check_pool
+    from zerolab.errors import ConfigError
+    from zerolab.launcher.registered import LAUNCHERS
+
+    problems = []
+    for option, word in (("pool", pool), ("name", name)):
+        try:
+            check_pool("a" if word is None else word)
+        except ValueError as error:
+            problems.append(f"--{option}: {error}")
+    if launcher not in LAUNCHERS:
+        problems.append(f"--launcher: must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
+    if problems:
+        raise ConfigError("agent", problems)
+
+
+def _place(home: "Home", name: str | None) -> "Home":
+    """The directory of an agent: its own if it was given a name, so that several can be here."""
+    from zerolab.paths import Home
+
+    return home if name is None else Home(home.path / "agents" / name).create()
+
+
+@group.command("list")
+def list_agents(as_json: AsJson = False) -> None:
+    """List the agents, their slots and how they stand."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        agents = client.agents()
+    if as_json:
+        print_json(agents)
+        return
+    rows = [
+        (
+            one["id"],
+            one["name"],
+            one["host"],
+            one["pool"],
+            one["state"],
+            len(one["slots"]),
+            sum(1 for slot in one["slots"] if slot["run_id"] is not None),
+            ", ".join(str(slot["id"]) for slot in one["slots"] if not slot["enabled"]),
+            one["slots"][0]["device"] if one["slots"] else None,
+        )
+        for one in agents
+    ]
+    columns = ["id", "name", "host", "pool", "state", "slots", "in use", "disabled", "device"]
+    print_table(columns, rows)
+
+
+@group.command()
+def disable(
+    agent: WhichAgent,
+    slot: OfSlots = None,
+    drain: Annotated[bool, typer.Option("--drain", help="Let what runs there finish.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start nothing new on an agent, or on some of its slots; what runs there goes elsewhere.
+
+    Runs there save a checkpoint and go on from it on other slots.
+    """
+    _close(agent, slot, drain=drain, as_json=as_json)
+
+
+@group.command()
+def drain(
+    agent: WhichAgent,
+    preempt: Annotated[
+        bool, typer.Option("--preempt", help="What runs there checkpoints now and goes elsewhere.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start nothing new on an agent, and let what runs there finish."""
+    _close(agent, None, drain=not preempt, as_json=as_json)
+
+
+@group.command()
+def enable(agent: WhichAgent, slot: OfSlots = None, as_json: AsJson = False) -> None:
+    """Let runs start again on an agent, or on some of its slots."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.agent_action(_id_of(client, agent), "enable", slots=slot or None)
+    _tell(found, as_json=as_json)
+
+
+@group.command()
+def remove(agent: WhichAgent) -> None:
+    """Forget an agent that is gone; its runs stay in the history."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.delete_agent(_id_of(client, agent))
+    result(f"agent {agent} is forgotten")
+
+
+def _close(agent: str, slots: list[int] | None, *, drain: bool, as_json: bool) -> None:
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        agent_id = _id_of(client, agent)
+        found = client.agent_action(agent_id, "disable", slots=slots or None, drain=drain)
+    _tell(found, as_json=as_json)
+
+
+def _tell(agent: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(agent)
+        return
+    off = [str(slot["id"]) for slot in agent["slots"] if not slot["enabled"]]
+    held = sum(slot["run_id"] is not None for slot in agent["slots"])
+    told = f"agent {agent['name']} is {agent['state']}; {held} of its slots are held"
+    result(told + (f"; disabled: {', '.join(off)}" if off and agent["enabled"] else ""))
+
+
+def _id_of(client: "Client", agent: str) -> int:
+    """Find an agent by its name, or by its id.
+
+    Raises:
+        NotFoundError: If there is none.
+    """
+    from zerolab.errors import NotFoundError
+
+    agents = client.agents()
+    for key in ("name", "id"):
+        for one in agents:
+            if str(one[key]) == agent:
+                return int(one["id"])
+    names = ", ".join(one["name"] for one in agents) or "none"
+    msg = f"there is no agent {agent!r}; there are: {names}"
+    raise NotFoundError(msg)

@@ -1,0 +1,138 @@
+"""``zerolab job``: the queue, and who goes first in it."""
+
+from typing import Annotated
+
+import typer
+
+from zerolab.cli.output import AsJson, print_json, print_table, result
+
+__all__ = ["group"]
+
+group = typer.Typer(
+    help="The queue: experiments that hold slots or wait for them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+changes = typer.Typer(
+    help="Change what the queue knows of an experiment.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+group.add_typer(changes, name="set")
+
+ExperimentId = Annotated[int, typer.Argument(help="Id of the experiment.")]
+
+
+@group.command("list")
+def list_jobs(
+    pool: Annotated[str | None, typer.Option(help="Only of this pool.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what waits for slots, and why, and what holds them; the first to run first."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.jobs(pool)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            one["experiment_id"],
+            one["name"],
+            one["pool"],
+            one["place"],
+            one["priority"],
+            one["state"],
+            one["slots_per_trial"],
+            one["running_trials"],
+            one["queued_trials"],
+            one["held_slots"],
+        )
+        for one in found
+    ]
+    columns = ["id", "name", "pool", "place", "prio", "state", "slots", "running", "queued"]
+    print_table([*columns, "held"], rows, shortened={"name", "pool"})
+    for one in found:
+        if one["waiting_reason"]:
+            result(f"experiment {one['experiment_id']} waits: {one['waiting_reason']}")
+
+
+@group.command()
+def move(
+    experiment_id: ExperimentId,
+    ahead_of: Annotated[int | None, typer.Option(help="Directly before this experiment.")] = None,
+    behind: Annotated[int | None, typer.Option(help="Directly after this experiment.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put an experiment ahead of another one in the queue, or behind it, at its priority.
+
+    Example: zerolab job move 7 --ahead-of 3
+    """
+    from zerolab.cli.connection import connect
+    from zerolab.errors import ConfigError
+
+    if (ahead_of is None) == (behind is None):
+        raise ConfigError("job move", ["name one of --ahead-of ID and --behind ID"])
+    with connect() as client:
+        job = client.move_job(experiment_id, ahead_of=ahead_of, behind=behind)
+    if as_json:
+        print_json(job)
+        return
+    result(
+        f"experiment {experiment_id} is number {job['place']} in pool {job['pool']}, "
+        f"with priority {job['priority']}"
+    )
+
+
+@changes.command("priority")
+def set_priority(
+    experiment_id: ExperimentId,
+    priority: Annotated[int, typer.Argument(help="1 to 99; a smaller number goes first.")],
+) -> None:
+    """Set the priority of an experiment; what runs may be preempted for it."""
+    _set(experiment_id, "priority", priority, heeded_by={"fair_share", "priority"})
+
+
+@changes.command("weight")
+def set_weight(
+    experiment_id: ExperimentId,
+    weight: Annotated[float, typer.Argument(help="Above 0; twice as much is twice the slots.")],
+) -> None:
+    """Set the share of an experiment among those of its priority."""
+    _set(experiment_id, "weight", weight, heeded_by={"fair_share"})
+
+
+def _set(experiment_id: int, name: str, value: float, heeded_by: set[str]) -> None:
+    """Change what the queue knows of an experiment; say if the policy of its pool ignores that."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        job = client.patch_job(experiment_id, **{name: value})
+        policies = {pool["name"]: pool["policy"] for pool in client.pools()}
+    told = f"experiment {experiment_id} has {name} {job[name]:g}"
+    policy = policies.get(job["pool"])
+    if policy is not None and policy not in heeded_by:
+        told += f", which has no effect: the policy of pool {job['pool']} is {policy}"
+    result(told)
+
+
+@changes.command("max-slots")
+def set_max_slots(
+    experiment_id: ExperimentId,
+    max_slots: Annotated[str, typer.Argument(help="Most slots at a time, or none.")],
+) -> None:
+    """Set the most slots that the trials of an experiment hold together; what runs goes on."""
+    from zerolab.cli.connection import connect
+    from zerolab.errors import ConfigError
+
+    if max_slots != "none" and not (max_slots.isascii() and max_slots.isdecimal()):
+        problem = f"max-slots: must be a whole number, or none, got {max_slots!r}"
+        raise ConfigError("job set", [problem])
+    with connect() as client:
+        limit = None if max_slots == "none" else int(max_slots)
+        job = client.patch_job(experiment_id, max_slots=limit)
+    most = job["max_slots"]
+    result(
+        f"experiment {experiment_id} holds " + ("any slots" if most is None else f"at most {most}")
+    )

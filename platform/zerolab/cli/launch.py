@@ -1,0 +1,191 @@
+"""``zerolab launch``: one script on the ranks of one machine or of many, without a server."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from zerolab.cli.output import say
+
+if TYPE_CHECKING:
+    from zerolab.launcher.nodes.head import Plan
+
+__all__ = ["add_to"]
+
+_HERE = re.compile(r"--localhost:(.*)")
+
+
+class _Launch(TyperCommand):
+    """Options end at the script: what follows is its own. ``--localhost:0,2`` is an option too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take ``--localhost:0,2`` apart before the options are read."""
+        ctx.allow_interspersed_args = False
+        taken = [_HERE.sub(r"--localhost=\1", word) for word in args]
+        return super().parse_args(ctx, taken)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command(cls=_Launch, context_settings={"allow_interspersed_args": False})(launch)
+
+
+def launch(
+    script: Annotated[str, typer.Argument(help="Script, or module with --module.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script.", metavar="[ARGS]...")
+    ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(
+            "--hostfile", "-H", help="Lines of `HOST slots=N`. Default: /job/hostfile, if there."
+        ),
+    ] = None,
+    include: Annotated[
+        str, typer.Option("--include", "-i", help='Only these: "worker-1@worker-2:0,1".')
+    ] = "",
+    exclude: Annotated[
+        str, typer.Option("--exclude", "-e", help='All but these: "worker-2:0@worker-3:0,1".')
+    ] = "",
+    localhost: Annotated[
+        str, typer.Option(help="Slots of this machine alone; also --localhost:0,2.")
+    ] = "",
+    num_nodes: Annotated[
+        int | None, typer.Option("--num_nodes", "--num-nodes", help="The first so many hosts.")
+    ] = None,
+    num_gpus: Annotated[
+        int | None,
+        typer.Option("--num_gpus", "--num-gpus", help="The first so many slots of each host."),
+    ] = None,
+    master_addr: Annotated[
+        str,
+        typer.Option(
+            "--master_addr", "--master-addr", help="Address of the first host, for the others."
+        ),
+    ] = "",
+    master_port: Annotated[
+        int | None,
+        typer.Option(
+            "--master_port",
+            "--master-port",
+            min=0,
+            max=65535,
+            help="Port of the first host. Default: 29500; any free one on a single machine.",
+        ),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("--module", help="The script is a module, as for python -m.")
+    ] = False,
+    no_python: Annotated[
+        bool, typer.Option("--no_python", "--no-python", help="The script is a program.")
+    ] = False,
+    no_local_rank: Annotated[
+        bool,
+        typer.Option(
+            "--no_local_rank", "--no-local-rank", help="Give the script no --local_rank=N."
+        ),
+    ] = False,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config_file", "--config-file", help="What `accelerate config` writes."),
+    ] = None,
+    ssh_config: Annotated[
+        Path | None, typer.Option("--ssh-config", help="Configuration for ssh (ssh -F).")
+    ] = None,
+    ssh_port: Annotated[
+        int | None, typer.Option("--ssh_port", "--ssh-port", help="Port for ssh (ssh -p).")
+    ] = None,
+    force_multi: Annotated[
+        bool, typer.Option("--force_multi", "--force-multi", help="Reach this machine by ssh too.")
+    ] = False,
+    no_ssh: Annotated[
+        bool, typer.Option("--no_ssh", "--no-ssh", help="Start this node alone, of --num_nodes.")
+    ] = False,
+    node_rank: Annotated[
+        int | None, typer.Option("--node_rank", "--node-rank", help="With --no_ssh: which it is.")
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="Python of the other machines. Default: ours, at the same place.")
+    ] = "",
+    node_timeout: Annotated[
+        float,
+        typer.Option(
+            "--node-timeout", min=3, help="Seconds of silence that end a run.", metavar="S"
+        ),
+    ] = 30.0,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds that ranks have to checkpoint and end.", metavar="S"),
+    ] = 30.0,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option("--log-dir", help="Keeps each rank's output. Default: below ZEROLAB_HOME."),
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="CPU slots although there are GPUs.")] = False,
+) -> None:
+    """Run a script on the slots of this machine, or on those of the hosts of a hostfile, over ssh.
+
+    Options come before the script. Exit code: 0, that of the rank that failed first, 68 when a
+    host was lost, 75 when ranks left with code 66, having saved a checkpoint.
+    Example: zerolab launch --hostfile hosts --include worker-1:0,1 train.py --epochs 3
+    """
+    from zerolab.agent.slots import find_slots
+    from zerolab.contract.nodes import shell_code
+    from zerolab.launcher.nodes.options import LaunchOptions, make_plan
+    from zerolab.launcher.nodes.places import Wanted
+
+    options = LaunchOptions(
+        script=script,
+        arguments=arguments or (),
+        wanted=Wanted(hostfile, include, exclude, num_nodes, num_gpus, localhost),
+        address=master_addr,
+        port=master_port,
+        module=module,
+        no_python=no_python,
+        no_local_rank=no_local_rank,
+        config_file=config_file,
+        ssh_config=ssh_config,
+        ssh_port=ssh_port,
+        force_multi=force_multi,
+        no_ssh=no_ssh,
+        node_rank=node_rank,
+        python=python,
+        grace_s=grace,
+        silence_s=node_timeout,
+        cpu=cpu,
+    )
+
+    def own_slots(count: int | None, cpu: bool) -> list[int]:
+        return [slot.id for slot in find_slots(count, cpu=cpu)]
+
+    plan, notes = make_plan(options, own_slots)
+    for note in notes:
+        say(note)
+    raise typer.Exit(shell_code(_run(plan, log_dir)))
+
+
+def _run(plan: "Plan", log_dir: Path | None) -> int:
+    """Run a plan, show and keep what its ranks write, and say how it ended."""
+    import signal
+    import time
+
+    from zerolab.launcher.nodes.head import Head
+    from zerolab.launcher.nodes.output import Output
+    from zerolab.paths import Home
+
+    started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    output = Output(log_dir or Home.default().launches / f"{started}-{os.getpid()}")
+    head = Head(plan, output.take)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: head.stop())
+    try:
+        host, end = head.run()
+    finally:
+        output.close()
+    if end.exit_code:
+        say(f"{host}: {end.reason or f'exit code {end.exit_code}'}")
+    say(f"the output of each rank is kept in {output.directory}")
+    return end.exit_code

@@ -1,0 +1,1 @@
+"""What starts, stops and watches an installation on this machine."""

@@ -1,0 +1,129 @@
+"""``zerolab experiment preview``: which trials there will be, and what they cost."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zerolab.cli.output import AsJson, print_json, print_table, result
+
+if TYPE_CHECKING:
+    from zerolab.searcher.preview import Preview
+
+__all__ = ["preview"]
+
+
+def preview(
+    config: Annotated[
+        Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
+    ],
+    seconds_per_batch: Annotated[
+        float | None, typer.Option(help="How long one batch of a trial takes.")
+    ] = None,
+    seconds_per_epoch: Annotated[
+        float | None, typer.Option(help="How long one epoch of a trial takes.")
+    ] = None,
+    like: Annotated[
+        int | None,
+        typer.Option(help="Id of an experiment whose trials took as long; asks the server."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say how many trials train how far, and what that costs; nothing is started.
+
+    Without a time and --like it needs no server.
+
+    Example: zerolab experiment preview experiment.yaml --seconds-per-batch 0.05
+    """
+    times = {"seconds_per_batch": seconds_per_batch, "seconds_per_epoch": seconds_per_epoch}
+    given = {name: value for name, value in times.items() if value is not None}
+    _check(given, like)
+    from zerolab.config.files import experiment_file
+
+    file = experiment_file(config)
+    found = _asked(file, like) if like is not None else _computed(file, given)
+    if as_json:
+        print_json(found)
+        return
+    _show(found)
+
+
+def _check(given: Mapping[str, float], like: int | None) -> None:
+    from zerolab.errors import ConfigError
+
+    options = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    problems = [
+        f"{option}: must be above 0, got {value:g}"
+        for option, value in options.items()
+        if not 0 < value < float("inf")
+    ]
+    named = [*options, *(["--like"] if like is not None else [])]
+    if len(named) > 1:
+        problems.append(f"{named[0]}: must stand alone, got {' and '.join(named)}")
+    if problems:
+        raise ConfigError("zerolab experiment preview", problems)
+
+
+def _computed(file: Path, given: Mapping[str, float]) -> dict[str, Any]:
+    from zerolab.config import load_experiment
+    from zerolab.config.experiment.previewing import preview_of
+
+    seconds = given.get("seconds_per_batch"), given.get("seconds_per_epoch")
+    config = load_experiment(file)
+    return _plain(preview_of(config, seconds_per_batch=seconds[0], seconds_per_epoch=seconds[1]))
+
+
+def _asked(file: Path, like: int) -> dict[str, Any]:
+    from zerolab.cli.connection import connect
+    from zerolab.config import load_experiment
+    from zerolab.config.files import read_yaml
+
+    load_experiment(file)  # so that its mistakes are told with the file's name
+    with connect() as client:
+        return client.preview(read_yaml(file), like=like)
+
+
+def _plain(found: "Preview") -> dict[str, Any]:
+    """As the server answers it."""
+    return {
+        "outline": found.outline,
+        "trials": found.trials,
+        "unit": found.unit,
+        "lengths": [
+            {"length": length, "trials": number} for length, number in sorted(found.lengths.items())
+        ],
+        "total_length": found.total_length,
+        "slots_per_trial": found.slots,
+        "seconds_per_unit": found.seconds_per_unit,
+        "like": found.like,
+        "slot_hours": found.slot_hours,
+    }
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    unit, slots = found["unit"], found["slots_per_trial"]
+    result(found["outline"])
+    if not found["lengths"]:
+        result("how far they train cannot be said beforehand")
+        return
+    if unit is None:
+        alone = found["trials"] == 1
+        who = "1 trial, which decides" if alone else f"{found['trials']} trials, which decide"
+        result(f"{who} alone how far to train")
+        return
+    rows = [(each["length"], each["trials"]) for each in found["lengths"]]
+    print_table([f"ends after {unit}", "trials"], rows)
+    total = found["total_length"]
+    each = "slot" if slots == 1 else "slots"
+    result(f"{found['trials']} trials train {total:,} {unit} together, on {slots} {each} each")
+    if found["slot_hours"] is None:
+        one, article = {"batches": ("batch", "a"), "epochs": ("epoch", "an")}[unit]
+        result(
+            f"cost: {total * slots:,} x the time of {article} {one}, in slots; give "
+            f"--seconds-per-{one}, or --like ID of an experiment that took as long"
+        )
+        return
+    source = f", as in experiment {found['like']}" if found["like"] else ""
+    seconds = found["seconds_per_unit"]
+    result(f"cost: {found['slot_hours']:.3g} slot-hours, at {seconds:.3g} s each{source}")

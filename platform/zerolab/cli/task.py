@@ -1,0 +1,196 @@
+"""``zerolab task``: a command on some slots, as a job of the queue, detached from the terminal."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
+from zerolab.cli.output import AsJson, print_json, print_table, result, say
+
+if TYPE_CHECKING:
+    from zerolab.client.http import Client
+
+__all__ = ["group"]
+
+group = typer.Typer(
+    help="Commands on slots, as jobs of the queue.", no_args_is_help=True, rich_markup_mode=None
+)
+
+LABEL = "task"
+"""By which an experiment is known for a task."""
+
+TaskName = Annotated[str, typer.Argument(help="Name or id of the task; the newest of that name.")]
+
+
+@group.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="What every rank runs, after `--`.")],
+    name: Annotated[str, typer.Option(help="Name of the task.")],
+    slots: Annotated[int | None, typer.Option(min=1, help="Slots; one process on each.")] = None,
+    workers: Annotated[
+        str, typer.Option("--worker", help='JSON in place of --slots: {"count": 2, "gpus": 1}.')
+    ] = "",
+    nodes: Annotated[int, typer.Option(min=1, help="Machines that it may take.")] = 1,
+    pool: Annotated[str, typer.Option(help="The resource pool.")] = "default",
+    priority: Annotated[int, typer.Option(min=1, max=99, help="A smaller number goes first.")] = 42,
+    queue_time: Annotated[
+        int | None,
+        typer.Option(
+            "--queue-time", min=1, help="Seconds that it may wait for slots.", metavar="S"
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="How often it starts again on a failure.")
+    ] = 0,
+    context: Annotated[
+        Path | None, typer.Option(help="Directory that it gets a copy of, and works in.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print its log until it has ended.")
+    ] = False,
+) -> None:
+    """Queue a command and print the task's id; it goes on when this terminal is closed.
+
+    Exit code with --follow: 0 when it completed, 1 when it did not.
+    Example: zerolab task run --name train --slots 2 -- python train.py
+    """
+    from zerolab.cli.connection import connect
+    from zerolab.cli.following import LogFilter, print_logs
+    from zerolab.client.archive import pack
+
+    config = {
+        "name": name,
+        "labels": [LABEL],
+        "entrypoint": list(command),
+        "searcher": {"name": "single", "metric": "loss"},
+        "max_restarts": max_restarts,
+        "resources": {
+            "slots_per_trial": _slots(slots, workers),
+            "max_nodes": nodes,
+            "resource_pool": pool,
+            "priority": priority,
+            "queue_time": queue_time,
+        },
+    }
+    archive = pack(context or Path.cwd())
+    with connect() as client:
+        made = client.create_experiment(config, archive)
+        if made["waiting_reason"]:
+            say(f"task {name} waits: {made['waiting_reason']}")
+        result(str(made["id"]))
+        if not follow:
+            return
+        print_logs(client, "experiment", made["id"], LogFilter(), follow=True, as_json=False)
+        ended = client.experiment(made["id"])
+    if ended["state"] != "COMPLETED":
+        say(f"task {name}: {ended['state']}: {ended['error'] or ''}".rstrip(": "))
+        raise typer.Exit(1)
+
+
+def _slots(slots: int | None, workers: str) -> int:
+    """How many processes a task has.
+
+    Raises:
+        ConfigError: If that is said twice, or cannot be read.
+    """
+    import json
+
+    from zerolab.errors import ConfigError
+
+    if not workers:
+        return slots or 1
+    form = 'must look like {"count": 2, "gpus": 1}'
+    try:
+        given: Any = json.loads(workers)
+    except ValueError:
+        raise ConfigError("task", [f"--worker: {form}, got {workers!r}"]) from None
+    if isinstance(given, dict) and isinstance(given.get("worker"), dict):
+        given = given["worker"]
+    problems = []
+    if not isinstance(given, dict) or given.keys() - {"count", "gpus"}:
+        problems.append(f"--worker: {form}, got {workers!r}")
+        given = {}
+    numbers = [given.get("count", 1), given.get("gpus", 1)]
+    if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in numbers):
+        problems.append(f"--worker: count and gpus must be at least 1, got {workers!r}")
+    if slots is not None:
+        problems.append("--worker, --slots: only one of them may be given")
+    if problems:
+        raise ConfigError("task", problems)
+    return int(numbers[0] * numbers[1])
+
+
+@group.command("list")
+def list_tasks(as_json: AsJson = False) -> None:
+    """List the tasks, the newest first."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = _tasks(client)
+    if as_json:
+        print_json(found)
+        return
+    header = ("id", "name", "state", "waits for")
+    rows = [
+        (one["id"], one["name"], one["state"], one["waiting_reason"] or one["error"] or "")
+        for one in found
+    ]
+    print_table(header, rows)
+
+
+@group.command()
+def logs(
+    name: TaskName,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the task has ended.")
+    ] = False,
+    tail: Tail = None,
+    rank: OfRank = None,
+    level: OfLevel = None,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Print what a task's ranks wrote."""
+    from zerolab.cli.connection import connect
+    from zerolab.cli.following import LogFilter, print_logs
+
+    with connect() as client:
+        task = _find(client, name)
+        wanted = LogFilter(rank=rank, level=level, tail=tail)
+        print_logs(client, "experiment", task["id"], wanted, follow=follow, as_json=as_json)
+
+
+@group.command()
+def stop(
+    name: TaskName,
+    kill: Annotated[bool, typer.Option("--kill", help="At once, without time to save.")] = False,
+) -> None:
+    """Stop a task: its ranks may save what they have, then it ends."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        task = _find(client, name)
+        client.experiment_action(task["id"], "kill" if kill else "cancel")
+    say(f"task {task['name']} ({task['id']}) is told to stop")
+
+
+def _tasks(client: "Client") -> list[dict[str, Any]]:
+    found = [one for one in client.experiments() if LABEL in one["labels"]]
+    return sorted(found, key=lambda one: -int(one["id"]))
+
+
+def _find(client: "Client", name: str) -> dict[str, Any]:
+    """Return the newest task of that name or id.
+
+    Raises:
+        NotFoundError: If there is none.
+    """
+    from zerolab.errors import NotFoundError
+
+    found = _tasks(client)
+    for one in found:
+        if name in (one["name"], str(one["id"])):
+            return one
+    names = ", ".join(dict.fromkeys(str(one["name"]) for one in found)) or "none"
+    msg = f"there is no task {name!r}; there are: {names}"
+    raise NotFoundError(msg)

@@ -1,0 +1,93 @@
+"""Copying a checkpoint from a server to a directory: checked, and going on where it stopped."""
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from zerolab.client.http import Client
+from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zerolab.files import write_atomic
+from zerolab.storage.objects import FileRecord, file_hash
+from zerolab.storage.shelves import DESCRIPTION_FILE, StoredCheckpoint
+
+__all__ = ["download_checkpoint"]
+
+
+def download_checkpoint(
+    client: Client, uuid: str, directory: Path, globs: Sequence[str] = ()
+) -> int:
+    """Copy a checkpoint's files; those that are there whole are not copied again.
+
+    Args:
+        client: Of the server that knows the checkpoint.
+        uuid: Its name.
+        directory: New, empty, or that of an earlier copy of the same checkpoint.
+        globs: Patterns of the files that are wanted; none for all.
+
+    Returns:
+        Bytes that are there now.
+
+    Raises:
+        ConfigError: If nothing fits the patterns.
+        ConflictError: If the directory holds something else, or the checkpoint is gone.
+        NotFoundError: If a file is not what was saved.
+    """
+    content = b"".join(client.checkpoint_file(uuid, DESCRIPTION_FILE))
+    _check_directory(directory, uuid)
+    described = msgspec.json.decode(content, type=StoredCheckpoint)
+    wanted = [
+        name
+        for name in described.resources
+        if not globs or any(fnmatch.fnmatchcase(name, one) for one in globs)
+    ]
+    if globs and not wanted:
+        names = ", ".join(sorted(described.resources)[:10])
+        problem = f"must fit at least one file, got {', '.join(globs)}; there are: {names}"
+        raise ConfigError("zerolab checkpoint download", [f"--glob: {problem}"])
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomic(directory / DESCRIPTION_FILE, content, mode=0o644)
+    for name in wanted:
+        if ".." in PurePosixPath(name).parts or name.startswith("/"):
+            raise ConflictError(f"checkpoint {uuid}: {name!r} is no path inside it")
+        record = FileRecord(described.resources[name], described.hashes.get(name, ""))
+        _copy(client, (uuid, name), directory / name, record)
+    return sum(described.resources[name] for name in wanted)
+
+
+def _check_directory(directory: Path, uuid: str) -> None:
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return
+    known = directory / DESCRIPTION_FILE
+    if known.is_file() and uuid.encode() in known.read_bytes():
+        return
+    raise ConflictError(
+        f"{directory}: must be new or empty, or hold an earlier copy of checkpoint {uuid}"
+    )
+
+
+def _copy(client: Client, source: tuple[str, str], target: Path, record: FileRecord) -> None:
+    uuid, name = source
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if _fits(target, record):
+        return
+    part = target.with_name(f"{target.name}.part")
+    for _ in range(2):  # what an earlier copy left may be of another content
+        with part.open("ab") as file:
+            if file.tell() > record.size:
+                file.truncate(0)
+            for piece in client.checkpoint_file(uuid, name, file.tell()) if record.size else ():
+                file.write(piece)
+        if _fits(part, record):
+            part.replace(target)
+            return
+        part.unlink()
+    msg = f"checkpoint {uuid}: {name} is damaged: its content is not what was saved"
+    raise NotFoundError(f"{msg}; take an earlier checkpoint")
+
+
+def _fits(path: Path, record: FileRecord) -> bool:
+    if not path.is_file() or path.stat().st_size != record.size:
+        return False
+    return not record.hash or file_hash(path) == record.hash

@@ -1,0 +1,117 @@
+"""What a head and the launcher of a node tell each other: one JSON object a line.
+
+```
+node -> head    Hello, then Said and Beat as they come, last Ended
+head -> node    Job, then Beat as they come, or Stop
+```
+
+The channel is the standard input and output of the node's process. Its end, or silence for longer
+than ``Job.silence_s``, kills all that the node has started.
+"""
+
+import msgspec
+
+from zerolab.contract.outcome import Outcome
+from zerolab.contract.spec import Command, Nodes
+
+__all__ = [
+    "BEAT_S",
+    "Beat",
+    "Ended",
+    "FromHead",
+    "FromNode",
+    "Hello",
+    "Job",
+    "Said",
+    "Stop",
+    "decode_from_head",
+    "decode_from_node",
+    "encode",
+]
+
+BEAT_S = 1.0
+"""Seconds between two signs of life, in both directions."""
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """What a node shall run."""
+
+    command: Command
+    directory: str
+    """Working directory of the ranks."""
+    environment: dict[str, str]
+    """Variables on top of the node's own."""
+    nodes: Nodes | None
+    """None where this is the only machine, and any free port will do."""
+    slots: tuple[int, ...]
+    """Which of its slots the ranks take."""
+    grace_s: float
+    silence_s: float
+    """After so many seconds without a sign of life the head is taken for gone."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Send SIGTERM to the ranks, and kill what is left of them later."""
+
+    grace_s: float
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """A sign of life."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The node's process is there."""
+
+    host: str
+    version: str
+    """Of zerolab."""
+    connection: str = ""
+    """``SSH_CONNECTION``: client's address and port, server's address and port."""
+
+
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """A line that a rank wrote, without its end; rank None is the launcher."""
+
+    text: str
+    rank: int | None = None
+    stream: str = "out"
+    """``out`` or ``err``."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """How the ranks of the node ended; nothing comes after this."""
+
+    outcome: Outcome
+
+
+FromHead = Job | Stop | Beat
+FromNode = Hello | Said | Beat | Ended
+
+_from_head = msgspec.json.Decoder(FromHead)
+_from_node = msgspec.json.Decoder(FromNode)
+
+
+def encode(message: FromHead | FromNode) -> bytes:
+    """Make a line of a message."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_from_head(line: bytes) -> FromHead:
+    """Read a line that the head has sent.
+
+    Raises:
+        msgspec.DecodeError: If it is none.
+    """
+    message: FromHead = _from_head.decode(line)
+    return message
+
+
+def decode_from_node(line: bytes) -> FromNode:
+    """Read a line that a node has sent.
+
+    Raises:
+        msgspec.DecodeError: If it is none; a login shell may write there too.
+    """
+    message: FromNode = _from_node.decode(line)
+    return message

@@ -1,0 +1,229 @@
+"""The launcher of one machine: ``python -m zerolab.launcher.nodes.node``, started by a head.
+
+It speaks with the head over standard input and output (:mod:`zerolab.launcher.nodes.messages`).
+When the head is gone, or silent for too long, it kills what it has started, and ends.
+"""
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from zerolab import __version__
+from zerolab.contract.outcome import Outcome, read_outcome, signal_text, tail
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, RunSpec, write_run_spec
+from zerolab.launcher.interface import LauncherProcess
+from zerolab.launcher.nodes.messages import (
+    BEAT_S,
+    Beat,
+    Ended,
+    FromNode,
+    Hello,
+    Job,
+    Said,
+    Stop,
+    decode_from_head,
+    encode,
+)
+from zerolab.launcher.nodes.tailing import Tails
+from zerolab.launcher.process import start_launcher
+from zerolab.linux import head_a_family, kill_descendants, kill_tree, usable_cores
+
+__all__ = ["main"]
+
+_POLL_S = 0.05
+_HELLO_S = 60.0
+"""Longest wait for the job after the hello, in seconds."""
+
+
+class _Channel:
+    """The head, as a node sees it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._input = os.dup(0)
+        self._output = os.dup(1)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(2, 1)  # whatever else prints here does not speak with the head
+        self._rest = b""
+        self.heard = time.monotonic()
+        """When the head gave a sign of life."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._input, selectors.EVENT_READ)
+
+    def send(self, message: FromNode) -> None:
+        """Tell the head something; without a head there is nothing left to do.
+
+        Raises:
+            ConnectionError: If it is gone.
+        """
+        content = memoryview(encode(message))
+        with self._lock:
+            try:
+                while content:
+                    content = content[os.write(self._output, content) :]
+            except OSError as error:
+                raise ConnectionError from error
+
+    def receive(self, wait_s: float) -> list[Job | Stop | Beat]:
+        """Return what the head has said meanwhile.
+
+        Raises:
+            ConnectionError: If it is gone.
+        """
+        if not self._selector.select(wait_s):
+            return []
+        content = os.read(self._input, 1 << 20)
+        if not content:
+            raise ConnectionError
+        self.heard = time.monotonic()
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        return [decode_from_head(line) for line in lines]
+
+
+def main() -> int:
+    """Be the launcher of this machine."""
+    head_a_family(os.getppid())
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the head decides, and its end is ours
+    channel = _Channel()
+    hello = Hello(socket.gethostname(), __version__, os.environ.get("SSH_CONNECTION", ""))
+    try:
+        channel.send(hello)
+        job = _job(channel)
+        outcome = _Node(channel, job).run()
+        channel.send(Ended(outcome))
+    except ConnectionError:
+        kill_descendants()
+        return EXIT_INFRASTRUCTURE
+    return 0
+
+
+def _job(channel: _Channel) -> Job:
+    deadline = time.monotonic() + _HELLO_S
+    while time.monotonic() < deadline:
+        for message in channel.receive(_POLL_S):
+            if isinstance(message, Job):
+                return message
+    raise ConnectionError
+
+
+class _Node:
+    def __init__(self, channel: _Channel, job: Job) -> None:
+        self._channel = channel
+        self._job = job
+        self._kill_at: float | None = None
+
+    def run(self) -> Outcome:
+        """Run the ranks to their end.
+
+        Raises:
+            ConnectionError: If the head is gone meanwhile.
+        """
+        threading.Thread(target=self._watch_head, daemon=True).start()
+        if not Path(self._job.directory).is_dir():
+            missing = f"the directory {self._job.directory} is not on this machine"
+            return Outcome(EXIT_USER_ERROR, f"{missing}; every node must see the same one")
+        folder = RunFolder(Path(tempfile.mkdtemp(prefix="zerolab-launch-")) / "run")
+        try:
+            folder.create()
+            write_run_spec(_spec(self._job, folder), folder.spec)
+            return self._run(folder)
+        finally:
+            kill_descendants()
+            shutil.rmtree(folder.path.parent, ignore_errors=True)
+
+    def _run(self, folder: RunFolder) -> Outcome:
+        process = start_launcher(folder, _environment(self._job))
+        tails = Tails(folder.logs)
+        beat_at = 0.0
+        code = process.poll()
+        while code is None:
+            for message in self._channel.receive(_POLL_S):
+                if isinstance(message, Stop):
+                    self._stop(process, message.grace_s)
+            self._send_lines(tails.read)
+            if time.monotonic() >= beat_at:
+                self._channel.send(Beat())
+                beat_at = time.monotonic() + BEAT_S
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                kill_tree(process.pid)
+            code = process.poll()
+        self._send_lines(tails.read_rest)
+        outcome = read_outcome(folder.path)
+        return outcome or self._without_outcome(code, folder)
+
+    def _send_lines(self, read: Callable[[], list[Said]]) -> None:
+        for line in read():
+            self._channel.send(line)
+
+    def _stop(self, process: LauncherProcess, grace_s: float) -> None:
+        """Ask the ranks to end; a second time, kill them."""
+        if self._kill_at is not None:
+            self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+            return
+        self._kill_at = time.monotonic() + grace_s
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+
+    def _without_outcome(self, code: int, folder: RunFolder) -> Outcome:
+        if self._kill_at is not None:
+            return Outcome(code or 1, "the ranks were stopped", told=True)
+        if code < 0:
+            return Outcome(code, f"the launcher was killed by {signal_text(-code)}")
+        last = tail(folder.launcher_log, 1).strip()
+        return Outcome(code or 1, f"the launcher ended with code {code}: {last}")
+
+    def _watch_head(self) -> None:
+        """End everything when the head has been silent: a write to it may hang for long."""
+        while time.monotonic() - self._channel.heard <= self._job.silence_s:
+            time.sleep(BEAT_S / 2)
+        kill_descendants()
+        os._exit(EXIT_INFRASTRUCTURE)
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Variables of the ranks: what the head sends, and what confines them to their slots."""
+    slots = ",".join(map(str, job.slots))
+    threads = str(max(1, usable_cores() // len(job.slots)))
+    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", threads)
+    return own | job.environment | {"CUDA_VISIBLE_DEVICES": slots}
+
+
+def _spec(job: Job, folder: RunFolder) -> RunSpec:
+    slots = sum(job.nodes.slots) if job.nodes is not None else len(job.slots)
+    return RunSpec(
+        experiment_id=0,
+        trial_id=0,
+        run_id=0,
+        config={},
+        hparams={},
+        entrypoint=job.command,
+        trial_seed=0,
+        slots=slots,
+        nodes=job.nodes,
+        grace_s=job.grace_s,
+        model_dir=job.directory,
+        run_dir=str(folder.path),
+        checkpoint_dir="",
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except msgspec.DecodeError as error:
+        sys.exit(f"zerolab: the head speaks another language: {error}")

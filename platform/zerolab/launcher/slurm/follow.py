@@ -1,0 +1,119 @@
+"""Follows one job: ``python -m zerolab.launcher.slurm.follow PARENT RUN_JSON``, one process a run.
+
+It submits the job, waits for its end, and leaves how the run ended in its directory. SIGTERM is
+passed on to the ranks. It dies with its parent, and the job does not: the next agent cancels it.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from zerolab.contract.nodes import merge_outcomes
+from zerolab.contract.outcome import Outcome, read_outcome, write_outcome
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    Nodes,
+    read_run_spec,
+    write_run_spec,
+)
+from zerolab.errors import ConfigError
+from zerolab.files import read_json, write_json
+from zerolab.launcher.slurm.job import ENDED, cancel, job_state, job_words, signal_job, submit
+from zerolab.launcher.slurm.node import node_folder, sizes_of
+from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environment
+from zerolab.linux import die_with_parent
+
+__all__ = ["JOB_FILE", "cancel_job_of", "main", "outcome_of"]
+
+JOB_FILE = "slurm.json"
+"""``{"job"}`` in the run's directory."""
+
+_POLL_S = 1.0
+_LAST_FILES_S = 10.0
+"""For the outcomes of the nodes to be seen in a shared directory, when the job has ended."""
+
+
+def main() -> int:
+    """Submit a job and follow it to its end."""
+    parent, spec_file = sys.argv[1:]
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: asked.append(number))
+    die_with_parent(int(parent))
+    folder = RunFolder(Path(spec_file).parent)
+    write_outcome(folder.path, _follow(folder, settings_of_environment(), asked))
+    return 0
+
+
+def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Outcome:
+    spec = read_run_spec(folder.spec)
+    sizes = sizes_of(spec.slots, settings.slots_per_node)
+    changed = msgspec.structs.replace(
+        spec, nodes=Nodes(tuple(sizes), 0, "", 0), grace_s=float(settings.grace_s)
+    )
+    write_run_spec(changed, folder.spec)
+    name = f"zerolab-{spec.experiment_id}-{spec.trial_id}-{spec.run_id}"
+    try:
+        job = submit(job_words(settings, str(folder.path), name, sizes))
+    except ConfigError as error:
+        return Outcome(EXIT_USER_ERROR, f"Slurm does not take the job: {error.problems[0]}")
+    write_json(folder.path / JOB_FILE, {"job": job})
+    state, passed = job_state(job), False
+    while state not in ENDED:
+        if asked and not passed:
+            passed = True
+            signal_job(job)
+        time.sleep(_POLL_S)
+        state = job_state(job) or state
+    return outcome_of(folder, job, state or "GONE", len(sizes), told=passed)
+
+
+def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: bool) -> Outcome:
+    """Say how a job ended: by what its nodes have told, and else by its state.
+
+    Args:
+        folder: Of the run.
+        job: Number of the job.
+        state: The job's last state.
+        nodes: How many it had.
+        told: Whether it was asked to leave.
+    """
+    deadline = time.monotonic() + _LAST_FILES_S
+    found: dict[str, Outcome] = {}
+    while time.monotonic() < deadline:
+        for rank in range(nodes):
+            end = read_outcome(node_folder(folder, rank).path)
+            if end is not None:
+                found[f"node {rank}"] = end
+        if len(found) == nodes or state != "COMPLETED":
+            break
+        time.sleep(_POLL_S)
+    if len(found) == nodes and state != "NODE_FAIL":
+        name, outcome = merge_outcomes(found)
+        reason = outcome.reason if nodes == 1 or not outcome.reason else f"{name}: {outcome.reason}"
+        return msgspec.structs.replace(outcome, reason=reason)
+    if state == "CANCELLED" and told and not found:
+        return Outcome(EXIT_PREEMPTED, f"job {job} was canceled before it began")
+    why = f"Slurm's job {job} ended as {state}"
+    return Outcome(EXIT_INFRASTRUCTURE, why, told=told)
+
+
+def cancel_job_of(folder: RunFolder) -> bool:
+    """End the job of a run whose follower is gone; return whether there was one."""
+    noted = read_json(folder.path / JOB_FILE)
+    if noted is None or (job_state(noted["job"]) or "") in ENDED:
+        return False
+    cancel(noted["job"])
+    return True
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    sys.exit(main())

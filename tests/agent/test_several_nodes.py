@@ -1,0 +1,109 @@
+"""A trial on the slots of two agents: its ranks meet, log and checkpoint; one that goes ends it."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.test_two_agents import Farm
+from tests.waiting import until
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import os, pathlib, time
+import zerolab.core
+gate = pathlib.Path(GATE)
+with zerolab.core.init() as context:
+    ranks = context.distributed
+    everyone = ranks.allgather((ranks.rank, ranks.local_rank, os.environ["GROUP_RANK"]))
+    print("ranks", *(word for each in everyone for word in each))
+    latest = context.train.latest_checkpoint
+    begun = latest.steps_completed if latest else 0
+    (gate / f"begun_{context.train.info.run_id}_at_{begun}_rank_{ranks.rank}").touch()
+    while not (gate / "go").exists() and not context.preempt.should_preempt():
+        if (gate / f"fail_{ranks.rank}").exists():
+            raise ValueError("no such layer")
+        if begun == 0:
+            begun = 1
+            with context.checkpoint.store_path({"steps_completed": 1}, shard=True) as (path, _):
+                (path / f"weights_{ranks.rank}").write_text("1")
+        time.sleep(0.02)
+    if not context.preempt.should_preempt() and ranks.is_chief:
+        context.train.report_validation_metrics(begun, {"loss": 0.5})
+"""
+SPREAD = {"slots_per_trial": 3, "max_nodes": 2}
+
+
+def lines_of(farm: Farm, experiment_id: int) -> list[str]:
+    """What the log of an experiment says."""
+    page = farm.client.experiment_logs(experiment_id, limit=1000)
+    return [line["text"] for line in page["logs"]]
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    farm = Farm(tmp_path, 8.0)
+    farm.script = SCRIPT
+    try:
+        farm.join("large", "--slots", "2")
+        farm.join("small", "--slots", "1")
+        yield farm
+    finally:
+        farm.close()
+
+
+def test_a_trial_trains_on_the_slots_of_two_agents_and_outlives_one_that_is_killed(
+    farm: Farm,
+) -> None:
+    one = farm.submit(resources=SPREAD, max_restarts=1)
+    begun = farm.begun(3)
+    assert [name.rpartition("_at_")[2] for name in begun] == ["0_rank_0", "0_rank_1", "0_rank_2"]
+    run_id = int(begun[0].split("_")[1])
+    held = {a["name"]: [slot["run_id"] for slot in a["slots"]] for a in farm.client.agents()}
+    assert held == {"large": [run_id, run_id], "small": [run_id]}
+    (trial,) = farm.client.trials(one)
+    until(
+        "there is a checkpoint",
+        lambda: farm.client.trial(trial["id"])["latest_checkpoint"],
+    )
+    until(
+        "every rank's line is there",
+        lambda: lines_of(farm, one).count("ranks 0 0 0 1 1 0 2 0 1"),
+        lambda count: count == 3,
+        told=lambda: "\n".join(lines_of(farm, one)),
+    )
+
+    farm.signal("small", signal.SIGKILL)  # its rank dies with it
+    farm.agents["small"].wait()
+    farm.await_state("small", "gone")
+    farm.join("small", "--slots", "1")
+    farm.begun(6)
+    ended = farm.finish(one)
+    assert ended["restarts"] == 0  # its machine was lost: that is not counted
+    lost = "was lost: agent small: agent small has not been heard of"
+    assert any(lost in line for line in lines_of(farm, one))
+
+
+def test_the_rank_that_fails_is_named_with_its_agent_and_ends_the_others(farm: Farm) -> None:
+    one = farm.submit(resources=SPREAD)
+    farm.begun(3)
+    (farm.gate / "fail_2").touch()
+    ended = until(
+        "the experiment has ended",
+        lambda: farm.client.experiment(one),
+        lambda found: found["state"] == "ERROR",
+    )
+    (trial,) = farm.client.trials(one)
+    assert "agent small: rank 2 exited with code 1: ValueError: no such layer" in trial["error"]
+    assert ended["state"] == "ERROR"
+    free = [slot["run_id"] for a in farm.client.agents() for slot in a["slots"]]
+    assert free == [None, None, None]
+
+
+def test_a_trial_that_may_take_fewer_machines_than_it_needs_is_told_so(farm: Farm) -> None:
+    one = farm.submit(resources={"slots_per_trial": 3})
+    (trial,) = farm.client.trials(one)
+    told = until("it is told", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or ""))
+    assert "3 slots on one machine" in told

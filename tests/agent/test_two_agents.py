@@ -1,0 +1,243 @@
+"""Two real agents of one server: one is frozen, killed, drained or sent away; the other goes on."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S, until
+from zerolab.client import archive
+from zerolab.client.http import Client
+from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
+from zerolab.linux import kill_all
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import os, pathlib, time
+import zerolab.core
+gate = pathlib.Path(GATE)
+with zerolab.core.init() as context:
+    latest = context.train.latest_checkpoint
+    begun = latest.steps_completed if latest else 0
+    (gate / f"begun_{context.train.info.run_id}_at_{begun}").touch()
+    while not (gate / "go").exists() and not context.preempt.should_preempt():
+        time.sleep(0.02)
+    with context.checkpoint.store_path({"steps_completed": begun + 1}) as (path, uuid):
+        (path / "weights").write_text("1")
+    if not context.preempt.should_preempt():
+        context.train.report_validation_metrics(begun + 1, {"loss": 0.5})
+"""
+CONFIG = {
+    "entrypoint": "python script.py",
+    "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}},
+    "max_restarts": 0,
+}
+
+
+class Farm:
+    """A server, and agents that are processes of their own."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self.path = path
+        self.gate = path / "gate"
+        self.gate.mkdir()
+        self.script = SCRIPT
+        self.server = LiveServer(path / "server", "--agent-timeout", str(timeout_s))
+        self.server.start()
+        self.client: Client = self.server.client()
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def spawn(self, name: str, *options: str, home: str = "") -> "subprocess.Popen[bytes]":
+        kept = {k: v for k, v in os.environ.items() if k not in {ENV_MASTER, ENV_TOKEN}}
+        environment = kept | {ENV_HOME: str(self.path / (home or name)), "CUDA_VISIBLE_DEVICES": ""}
+        words = ["agent", "start", "--server", self.server.url, "--token", self.server.token]
+        with self.log(home or name).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "zerolab", *words, "--name", name, "--cpu", *options],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def log(self, home: str) -> Path:
+        return self.path / f"{home}.log"
+
+    def join(self, name: str, *options: str) -> None:
+        self.agents[name] = self.spawn(name, *options)
+        until(f"agent {name} is there", lambda: self.state(name), lambda s: s == "ready",
+              told=self.log(name).read_text)  # fmt: skip
+
+    def state(self, name: str) -> str:
+        found = [one["state"] for one in self.client.agents() if one["name"] == name]
+        return str(found[0]) if found else "unknown"
+
+    def await_state(self, name: str, state: str) -> None:
+        until(f"agent {name} is {state}", lambda: self.state(name), lambda s: s == state)
+
+    def signal(self, name: str, number: int) -> None:
+        self.agents[name].send_signal(number)
+
+    def submit(self, **changes: Any) -> int:
+        model = self.path / "model"
+        model.mkdir(exist_ok=True)
+        (model / "script.py").write_text(self.script.replace("GATE", repr(str(self.gate))))
+        made = self.client.create_experiment({**CONFIG, **changes}, archive.pack(model))
+        return int(made["id"])
+
+    def begun(self, number: int) -> list[str]:
+        """Wait until so many runs have begun; return each as ``begun_RUN_at_STEP``."""
+        return until(
+            f"{number} runs have begun",
+            lambda: sorted(one.name for one in self.gate.iterdir() if one.name != "go"),
+            lambda names: len(names) >= number,
+            told=lambda: "\n".join(log.read_text()[-2000:] for log in self.path.glob("*.log")),
+        )
+
+    def agent_of(self, run_id: int) -> str:
+        """The name of the agent on which a run holds slots."""
+        for one in self.client.agents():
+            if any(slot["run_id"] == run_id for slot in one["slots"]):
+                return str(one["name"])
+        return ""
+
+    def finish(self, experiment_id: int) -> dict[str, Any]:
+        """Let the runs end; return the only trial when the experiment has."""
+        (self.gate / "go").touch()
+        ended = until(
+            f"experiment {experiment_id} has ended",
+            lambda: self.client.experiment(experiment_id),
+            lambda one: one["state"] in {"COMPLETED", "ERROR", "CANCELED"},
+        )
+        assert ended["state"] == "COMPLETED", ended["error"]
+        (trial,) = self.client.trials(experiment_id)
+        return trial
+
+    def cli(self, *words: str) -> str:
+        environment = {**os.environ, ENV_MASTER: self.server.url, ENV_TOKEN: self.server.token}
+        command = [sys.executable, "-m", "zerolab", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def close(self) -> None:
+        for agent in self.agents.values():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                agent.send_signal(signal.SIGCONT)
+                tree = psutil.Process(agent.pid)
+                kill_all([*tree.children(recursive=True), tree])
+            agent.wait(DEADLINE_S)
+        self.server.close()
+
+
+@pytest.fixture
+def farm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Farm]:
+    made = Farm(tmp_path, getattr(request, "param", 20.0))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("farm", [40.0], indirect=True)
+def test_the_run_of_an_agent_that_was_away_for_a_while_goes_on(farm: Farm) -> None:
+    farm.join("a", "--slots", "1")
+    experiment_id = farm.submit()
+    farm.begun(1)
+    farm.join("b", "--slots", "1")
+    farm.signal("a", signal.SIGSTOP)
+    farm.await_state("a", "silent")
+    farm.signal("a", signal.SIGCONT)
+    farm.await_state("a", "ready")
+    trial = farm.finish(experiment_id)
+    assert (trial["restarts"], len(farm.begun(1))) == (0, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_the_trial_of_an_agent_that_does_not_come_back_goes_on_elsewhere_uncounted(
+    farm: Farm, number: int
+) -> None:
+    farm.join("a", "--slots", "1")
+    experiment_id = farm.submit()
+    farm.begun(1)
+    farm.join("b", "--slots", "1")
+    farm.signal("a", number)
+    farm.begun(2)
+    (trial,) = farm.client.trials(experiment_id)
+    assert farm.agent_of(trial["run_id"]) == "b"
+    assert farm.state("a") == "gone"
+    if number == signal.SIGSTOP:  # it comes back too late, and ends what is another's now
+        farm.signal("a", signal.SIGCONT)
+        farm.await_state("a", "ready")
+        tree = psutil.Process(farm.agents["a"].pid)
+        until("its old run has ended", lambda: _trials(tree), lambda found: not found)
+    assert farm.finish(experiment_id)["restarts"] == 0
+
+
+def _trials(agent: psutil.Process) -> list[int]:
+    """The ranks below an agent."""
+    found = []
+    for process in agent.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "script.py" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+def test_a_drained_agent_is_left_through_a_checkpoint_or_at_the_end_of_its_run(farm: Farm) -> None:
+    farm.join("a", "--slots", "1")
+    farm.submit()
+    farm.begun(1)
+    farm.join("b", "--slots", "1")
+    assert "agent a is draining" in farm.cli("agent", "drain", "a")
+    (trial,) = farm.client.trials(1)
+    assert farm.agent_of(trial["run_id"]) == "a"
+    farm.cli("agent", "drain", "a", "--preempt")
+    assert farm.begun(2)[-1].endswith("_at_1")  # from the checkpoint that it saved as it left
+    (trial,) = farm.client.trials(1)
+    assert farm.agent_of(trial["run_id"]) == "b"
+    assert farm.state("a") == "disabled"
+    assert farm.finish(1)["restarts"] == 0
+    assert "agent a is ready" in farm.cli("agent", "enable", "a")
+
+
+def test_an_agent_that_is_stopped_leaves_at_once_and_its_trial_goes_on_elsewhere(
+    farm: Farm,
+) -> None:
+    farm.join("a", "--slots", "1")
+    experiment_id = farm.submit()
+    farm.begun(1)
+    farm.join("b", "--slots", "1")
+    farm.signal("a", signal.SIGTERM)
+    assert farm.begun(2)[-1].endswith("_at_1")
+    farm.await_state("a", "gone")
+    assert farm.agents["a"].wait(DEADLINE_S) == 0
+    assert farm.finish(experiment_id)["restarts"] == 0
+
+
+def test_agents_of_two_pools_take_the_runs_of_their_own(farm: Farm) -> None:
+    farm.join("a", "--slots", "1")
+    farm.join("b", "--slots", "2", "--pool", "big")
+    farm.submit(resources={"resource_pool": "big", "slots_per_trial": 1})
+    farm.begun(1)
+    (trial,) = farm.client.trials(1)
+    assert farm.agent_of(trial["run_id"]) == "b"
+    farm.finish(1)
+
+
+def test_a_second_agent_of_the_same_name_is_told_to_take_another(farm: Farm) -> None:
+    farm.join("a", "--slots", "1")
+    second = farm.spawn("a", home="elsewhere")
+    assert second.wait(DEADLINE_S) == 2
+    told = farm.log("elsewhere").read_text()
+    assert "another agent with the name a is there" in told
+    assert "Traceback" not in told
+    assert farm.state("a") == "ready"

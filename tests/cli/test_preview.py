@@ -1,0 +1,82 @@
+"""``zerolab experiment preview`` without a server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = """
+entrypoint: ["true"]
+searcher:
+  {name: adaptive_asha, metric: loss, divisor: 3, max_rungs: 10, max_trials: 10,
+   max_concurrent_trials: 5, max_time: 900, time_metric: batches}
+resources: {slots_per_trial: 2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def preview(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "zerolab", "experiment", "preview", str(file), *options]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_a_preview_tells_trials_by_length_and_what_they_cost(file: Path) -> None:
+    told = preview(file, "--seconds-per-batch", "0.5").stdout
+    assert "10 trials, compared after 100, 300, 900 batches" in told
+    assert [line.split() for line in told.splitlines()[4:7]] == [
+        ["100", "5"], ["300", "3"], ["900", "2"],
+    ]  # fmt: skip
+    assert "10 trials train 3,200 batches together, on 2 slots each" in told
+    assert "cost: 0.889 slot-hours, at 0.5 s each" in told
+
+
+def test_without_a_time_the_cost_is_told_in_batches_and_what_to_give(file: Path) -> None:
+    told = preview(file).stdout
+    assert "cost: 6,400 x the time of a batch, in slots; give --seconds-per-batch" in told
+    found = json.loads(preview(file, "--json").stdout)
+    assert (found["total_length"], found["slot_hours"]) == (3200, None)
+
+
+def test_trials_that_decide_by_themselves_have_no_cost_beforehand(file: Path) -> None:
+    file.write_text('entrypoint: ["true"]\nsearcher: {name: single, metric: loss}\n')
+    done = preview(file)
+    assert done.returncode == 0
+    assert "1 trial, which decides" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--seconds-per-epoch", "1"], "seconds_per_epoch: must be in the unit of the search"),
+        (["--seconds-per-batch", "0"], "--seconds-per-batch: must be above 0, got 0"),
+        (["--seconds-per-batch", "1", "--like", "3"], "--seconds-per-batch: must stand alone"),
+    ],
+)
+def test_a_mistaken_option_is_one_message(file: Path, options: list[str], problem: str) -> None:
+    done = preview(file, *options)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_mistaken_file_is_told_by_key(file: Path) -> None:
+    file.write_text(FILE.replace("max_trials: 10", "max_trials: 0"))
+    done = preview(file)
+    assert done.returncode == 2
+    assert "searcher.max_trials: input should be greater than 0" in done.stderr
+
+
+def test_the_folder_of_an_experiment_is_previewed_as_it_is_run(file: Path) -> None:
+    assert preview(file.parent).stdout == preview(file).stdout != ""
+    file.rename(file.with_name("other.yaml"))
+    told = preview(file.parent)
+    assert told.returncode == 2
+    assert "must have an experiment.yaml" in told.stderr

@@ -1,0 +1,101 @@
+"""``zerolab trial list`` and ``experiment describe`` of a search, as a user types them."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from tests.server.helpers import Clock, Server, validation
+from tests.server.processes import LiveServer
+from tests.waiting import DEADLINE_S
+from zerolab.contract.spreadsheet import safe_cell
+
+pytestmark = pytest.mark.processes
+
+HPARAMS = {
+    "deepspeed_config": "ds_config.json",
+    "optimizer": {"lr": {"type": "categorical", "vals": [0.3, 0.001, 0.02]}},
+    "word": {"type": "categorical", "vals": ["=1+1", "plain"]},
+    "fixed": 7,
+}
+SEARCHER = {"name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_trials": 6}
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A search of six trials that has ended; the loss of each is its learning rate."""
+    folder = tmp_path_factory.mktemp("search")
+    server = LiveServer(folder / "home")
+    server.start()
+    try:
+        headers = {"Authorization": f"Bearer {server.token}"}
+        with httpx.Client(base_url=server.url, headers=headers, timeout=DEADLINE_S) as http:
+            played = Server(cast("Any", None), cast("Any", http), server.token, folder, Clock())
+            played.submit(searcher=SEARCHER, hyperparameters=HPARAMS)
+            played.add_agent(slots=6)
+            for item in played.work():
+                played.post(f"/runs/{item.run_id}/started", {})
+                loss = item.spec.hparams["optimizer"]["lr"]
+                played.report(item.run_id, validation(20, loss))
+                played.exit(item.run_id, 0)
+        yield server
+    finally:
+        server.close()
+
+
+def zerolab(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"ZEROLAB_MASTER": server.url, "ZEROLAB_TOKEN": server.token}
+    command = [sys.executable, "-m", "zerolab", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_trials_are_listed_with_the_hyperparameters_that_differ(live: LiveServer) -> None:
+    told = zerolab(live, "trial", "list", "1", "--sort", "metric").stdout
+    head, *_ = (line.split() for line in told.splitlines() if line.strip())
+    assert head[-2:] == ["optimizer.lr", "word"]
+    assert "fixed" not in told
+    rows = [line.split() for line in told.splitlines() if "COMPLETED" in line]
+    assert [row[-2] for row in rows] == ["0.001", "0.001", "0.02", "0.02", "0.3", "0.3"]
+    assert max(map(len, told.splitlines())) <= 100
+
+
+def test_trials_are_sorted_by_a_hyperparameter_and_limited(live: LiveServer) -> None:
+    told = zerolab(live, "trial", "list", "1", "--sort=-optimizer.lr", "--limit=2", "--json").stdout
+    assert [one["hparams"]["optimizer"]["lr"] for one in json.loads(told)] == [0.3, 0.3]
+
+
+def test_csv_holds_every_hyperparameter_and_no_formula(live: LiveServer) -> None:
+    told = zerolab(live, "trial", "list", "1", "--csv").stdout
+    rows = list(csv.DictReader(io.StringIO(told)))
+    assert len(rows) == 6
+    assert {row["hparams.word"] for row in rows} == {"'=1+1", "plain"}
+    assert {row["hparams.fixed"] for row in rows} == {"7"}
+    assert {float(row["best_validation"]) for row in rows} == {0.3, 0.001, 0.02}
+    assert all(float(row["slot_seconds"]) >= 0 for row in rows)
+
+
+def test_what_would_be_a_formula_in_a_spreadsheet_is_text() -> None:
+    assert [safe_cell(text) for text in ("=1", "+1", "-1", "@a", "a=1")] == [
+        "'=1", "'+1", "'-1", "'@a", "a=1",
+    ]  # fmt: skip
+
+
+def test_a_column_that_is_none_is_named_with_what_is_meant(live: LiveServer) -> None:
+    done = zerolab(live, "trial", "list", "1", "--sort", "lr")
+    assert done.returncode == 2
+    assert "did you mean 'hparams.optimizer.lr'?" in done.stderr
+    both = zerolab(live, "trial", "list", "1", "--csv", "--json")
+    assert (both.returncode, both.stdout) == (2, "")
+
+
+def test_the_description_of_a_search_names_its_best_trial_and_its_cost(live: LiveServer) -> None:
+    told = zerolab(live, "experiment", "describe", "1").stdout
+    assert "optimizer.lr: 0.001" in told
+    assert "slot time" in told

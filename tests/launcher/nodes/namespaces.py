@@ -1,0 +1,85 @@
+"""Two machines on one: network namespaces on a bridge, each with an address of its own."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+__all__ = ["Network", "network"]
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Network:
+    """So many namespaces, ``{prefix}1`` and so on, at ``10.{net}.0.1`` and so on."""
+
+    def __init__(self, prefix: str, net: int, count: int) -> None:
+        self.prefix = prefix
+        self.names = [f"{prefix}{number}" for number in range(1, count + 1)]
+        self.addresses = [f"10.{net}.0.{number}" for number in range(1, count + 1)]
+        self._bridge = f"{prefix}br"
+        self._net = net
+
+    def make(self) -> None:
+        """Make them; this machine has the address ``10.{net}.0.254``."""
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("addr", "add", f"10.{self._net}.0.254/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        for name, address in zip(self.names, self.addresses, strict=True):
+            _ip("netns", "add", name)
+            _ip("link", "add", f"{name}v", "type", "veth", "peer", "name", "eth0", "netns", name)
+            _ip("link", "set", f"{name}v", "master", self._bridge, "up")
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+
+    def cut(self, name: str) -> None:
+        """Take the cable out of a machine."""
+        _ip("link", "set", f"{name}v", "down")
+
+    def mend(self, name: str) -> None:
+        """Put it in again."""
+        _ip("link", "set", f"{name}v", "up")
+
+    def processes(self, name: str) -> list[int]:
+        """Return the processes that run in a machine."""
+        words = ["ip", "netns", "pids", name]
+        found = subprocess.run(words, check=False, capture_output=True, text=True)
+        return [int(word) for word in found.stdout.split()]
+
+    def remove(self) -> None:
+        """Remove all that :meth:`make` has made."""
+        for name in self.names:
+            for pid in self.processes(name):  # as slurmstepd, which outlives a node that was cut
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip("netns", "del", name)
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _ip("link", "del", self._bridge)
+
+
+@contextmanager
+def network(prefix: str, net: int, count: int = 2) -> Iterator[Network]:
+    """Have such machines as long as the context lasts; skip where that is not possible."""
+    if shutil.which("ip") is None:
+        pytest.skip("network namespaces: the command ip (iproute2) is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces: only root may make them")
+    made = Network(prefix, net, count)
+    try:
+        made.make()
+    except subprocess.CalledProcessError as error:
+        made.remove()
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+    try:
+        yield made
+    finally:
+        made.remove()

@@ -1,0 +1,242 @@
+"""Options and files of ``zerolab launch`` mean what they mean to DeepSpeed and accelerate."""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerolab.contract.nodes import EXIT_TEMPORARY, merge_outcomes, shell_code
+from zerolab.contract.outcome import Outcome
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    Command,
+    Nodes,
+)
+from zerolab.errors import ConfigError
+from zerolab.launcher.nodes.channel import ssh_words
+from zerolab.launcher.nodes.environment import exported, parse_environment, sent_variables
+from zerolab.launcher.nodes.head import Place, Plan
+from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
+from zerolab.launcher.nodes.places import Wanted, choose_places
+
+HOSTS = "worker-1 slots=2\nworker-2 slots=4\n"
+
+
+def slots_of_this_machine(count: int | None, cpu: bool) -> Sequence[int]:
+    return range(count or 4)
+
+
+def plan(options: dict[str, Any], **wanted: Any) -> Plan:
+    made = LaunchOptions(script="train.py", wanted=Wanted(**wanted), **options)
+    return make_plan(made, slots_of_this_machine)[0]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    file = tmp_path / "hosts"
+    file.write_text(HOSTS)
+    return file
+
+
+def test_places_are_those_of_the_hostfile_after_its_filters(hosts: Path) -> None:
+    def chosen(**options: Any) -> dict[str, list[int]]:
+        places = choose_places(Wanted(hostfile=hosts, **options), [0])
+        assert not any(place.local for place in places)
+        return {place.host: list(place.slots) for place in places}
+
+    assert chosen() == {"worker-1": [0, 1], "worker-2": [0, 1, 2, 3]}
+    assert chosen(include="worker-2:0,1") == {"worker-2": [0, 1]}
+    assert chosen(exclude="worker-1:0@worker-2:0,1") == {"worker-1": [1], "worker-2": [2, 3]}
+    assert chosen(num_nodes=1, num_gpus=1) == {"worker-1": [0]}
+
+
+def test_this_machine_is_known_in_a_hostfile_and_can_be_reached_by_ssh_all_the_same(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(f"{socket.gethostname()} slots=1\nother slots=1\n")
+    assert [place.local for place in choose_places(Wanted(file), [0])] == [True, False]
+    assert [place.local for place in choose_places(Wanted(file), [0], force_ssh=True)] == [
+        False,
+        False,
+    ]
+
+
+def test_without_a_hostfile_the_slots_of_this_machine_are_chosen() -> None:
+    assert choose_places(Wanted(), [0, 1]) == [Place("localhost", [0, 1], local=True)]
+    assert choose_places(Wanted(include="localhost:1"), [0, 1])[0].slots == [1]
+    assert choose_places(Wanted(localhost="3,0"), [0, 1, 2, 3])[0].slots == [0, 3]
+    assert choose_places(Wanted(num_gpus=1), [0, 1])[0].slots == [0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (Wanted(localhost="0,7"), "this machine has the slots 0, 1, got 7"),
+        (Wanted(localhost="a"), "slots must be numbers, got 'a'"),
+        (Wanted(localhost="0", num_gpus=2), "num_gpus: cannot be combined with --localhost"),
+        (Wanted(num_nodes=2), "num_nodes: must be 1 without a hostfile, got 2"),
+        (Wanted(num_gpus=0), "num_gpus: must be at least 1, got 0"),
+        (Wanted(include="nohost"), "'nohost' is not in the hostfile"),
+        (Wanted(hostfile=Path("/nowhere/hosts")), "hostfile: must be readable"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_with_the_reason(wanted: Wanted, problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        choose_places(wanted, [0, 1])
+    assert problem in str(refused.value)
+
+
+def test_a_command_is_deepspeeds() -> None:
+    def words(**options: Any) -> Command:
+        return make_command(
+            LaunchOptions(script="train", arguments=["--x", "1"], wanted=Wanted(), **options)
+        )
+
+    python = words().words[0]
+    assert words() == Command((python, "-u", "train", "--x", "1"), local_rank_at=3, plain=True)
+    assert words(module=True).words == (python, "-u", "-m", "train", "--x", "1")
+    assert words(module=True).local_rank_at == 4
+    assert words(no_python=True, no_local_rank=True) == Command(("train", "--x", "1"), plain=True)
+    with pytest.raises(ConfigError, match="module, no_python"):
+        words(module=True, no_python=True)
+
+
+def test_an_environment_file_may_have_comments_and_blank_lines_and_says_which_lines_are_bad() -> (
+    None
+):
+    text = "# ours\n\nA=1\n B = two words \nexport C='x=y'\nD=\n"
+    assert parse_environment(text, "f") == {"A": "1", "B": "two words", "C": "x=y", "D": ""}
+    with pytest.raises(ConfigError) as refused:
+        parse_environment("A=1\nB\n2=3\n", "f")
+    assert [problem[:6] for problem in refused.value.problems] == ["line 2", "line 3"]
+
+
+def test_the_environment_file_beside_the_script_wins_over_the_one_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    beside = tmp_path / "work"
+    beside.mkdir()
+    (tmp_path / ".deepspeed_env").write_text("A=home\nB=home\n")
+    (beside / ".deepspeed_env").write_text("A=here\n")
+    assert sent_variables(beside) == {"A": "here", "B": "home"}
+    (tmp_path / "named").write_text("C=named\n")
+    monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "named"))
+    assert sent_variables(beside) == {"C": "named"}
+    mine = {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO", "SECRET": "no"}
+    assert exported(mine) == {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
+
+
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  deepspeed_hostfile: {hosts}
+  deepspeed_inclusion_filter: 'worker-2:1,3'
+  zero_stage: 2
+num_machines: 2
+num_processes: 4
+main_process_ip: 10.0.0.1
+main_process_port: 4321
+mixed_precision: bf16
+machine_rank: 0
+fsdp_config: {{fsdp_offload_params: true}}
+"""
+
+
+def test_accelerates_file_says_what_runs_where(hosts: Path, tmp_path: Path) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(ACCELERATE.format(hosts=hosts))
+    options = LaunchOptions(script="t.py", wanted=Wanted(), config_file=file)
+    made, notes = make_plan(options, slots_of_this_machine)
+    assert [(place.host, place.slots) for place in made.places] == [("worker-2", [1, 3])]
+    assert (made.address, made.port) == ("10.0.0.1", 4321)
+    assert made.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    assert notes == [f"{file}: without effect here: deepspeed_config.zero_stage, fsdp_config"]
+    by_line = plan({"config_file": file, "port": 1}, exclude="worker-2:0")
+    assert [place.host for place in by_line.places] == ["worker-1", "worker-2"]
+    assert by_line.port == 1
+
+
+def test_accelerates_file_without_a_hostfile_starts_this_one_of_several_machines(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "accelerate.yaml"
+    text = "num_machines: 2\nnum_processes: 4\nmachine_rank: 1\nmain_process_ip: 10.0.0.1\n"
+    file.write_text(text)
+    made = plan({"config_file": file})
+    assert made.alone == Nodes((2, 2), 1, "10.0.0.1", 29500)
+    assert [place.slots for place in made.places] == [[0, 1]]
+    file.write_text("num_machines: 2\nnum_processes: 3\nmachine_rank: x\n")
+    with pytest.raises(ConfigError) as refused:
+        plan({"config_file": file})
+    assert [problem.split(":")[0] for problem in refused.value.problems] == [
+        "num_processes",
+        "machine_rank",
+    ]
+
+
+def test_one_node_of_several_must_be_told_its_place() -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan({"no_ssh": True}, hostfile=Path("hosts"))
+    assert [problem.split(":")[0] for problem in refused.value.problems] == [
+        "num_nodes",
+        "node_rank",
+        "master_addr",
+        "no_ssh",
+    ]
+    with pytest.raises(ConfigError, match="node_rank: must be 0 to"):
+        plan({"node_rank": 2, "address": "a"}, num_nodes=2)
+
+
+def test_ssh_asks_nothing_and_refuses_hosts_whose_key_it_does_not_know() -> None:
+    words = ssh_words("me@host", python="/opt/python", config=Path("c"), port=2222)
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
+    assert words[words.index("-F") + 1] == "c"
+    assert words[words.index("-p") + 1] == "2222"
+    assert words[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.node"]
+
+
+PEER = Outcome(1, "rank 3 exited with code 1: RuntimeError: Connection closed by peer", 3)
+GONE = Outcome(1, "rank 1 exited with code 1: allgather: rank 0 is gone (this is rank 1)", 1)
+CRASH = Outcome(1, "rank 0 exited with code 1: ValueError: no", 0)
+KILLED = Outcome(-9, "rank 1 was killed by SIGKILL", 1)
+SAID = Outcome(EXIT_USER_ERROR, "rank 0: no such layer", 0)
+LOST = Outcome(EXIT_INFRASTRUCTURE, "the node is lost")
+TOLD = Outcome(-15, "the run was stopped by SIGTERM", told=True)
+SAVED = Outcome(EXIT_PREEMPTED, "checkpoint saved")
+DONE = Outcome(0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "decides"),
+    [
+        ([DONE, DONE], DONE),
+        ([PEER, CRASH], CRASH),
+        ([TOLD, PEER, KILLED], KILLED),
+        ([LOST, SAID], SAID),
+        ([PEER, LOST], LOST),
+        ([GONE, CRASH], CRASH),
+        ([CRASH, LOST], LOST),
+        ([TOLD, CRASH], CRASH),
+        ([TOLD, PEER], PEER),
+        ([SAVED, TOLD], SAVED),
+        ([SAVED, CRASH], CRASH),
+        ([SAVED, SAVED], SAVED),
+        ([DONE, TOLD], TOLD),
+    ],
+)
+def test_the_ends_of_several_nodes_make_one(ends: list[Outcome], decides: Outcome) -> None:
+    named = {f"node-{number}": end for number, end in enumerate(ends)}
+    assert merge_outcomes(named)[1] == decides
+    backwards = dict(reversed(list(named.items())))
+    assert merge_outcomes(backwards)[1] == decides
+
+
+def test_a_preempted_run_has_an_exit_code_of_its_own() -> None:
+    assert [shell_code(code) for code in (0, 3, -9, EXIT_PREEMPTED)] == [0, 3, 137, EXIT_TEMPORARY]

@@ -1,0 +1,128 @@
+"""A real Slurm on this machine: two nodes, each in a network namespace of its own."""
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.nodes.namespaces import Network, network
+from tests.waiting import until
+
+__all__ = ["Cluster", "cluster"]
+
+CONFIG = """
+ClusterName=zerolab
+SlurmctldHost={host}(10.78.0.254)
+SlurmctldPort=16817
+SlurmdPort=16818
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={munge}
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool_%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd_%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd_%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=30
+MinJobAge=300
+SchedulerParameters=sched_min_interval=100000
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+NodeName=n1 NodeAddr=10.78.0.1 CPUs={cpus} State=UNKNOWN
+NodeName=n2 NodeAddr=10.78.0.2 CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+"""
+
+
+class Cluster:
+    """Slurm's daemons, as long as the context of :func:`cluster` lasts."""
+
+    def __init__(self, folder: Path, net: Network) -> None:
+        self.folder = folder
+        self.net = net
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+
+    def states(self) -> str:
+        """What Slurm says of its nodes."""
+        words = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+        done = subprocess.run(
+            words, env=self.environment, capture_output=True, text=True, check=False
+        )
+        return done.stdout
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """Have such a cluster; skip where that is not possible."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    needed = ["slurmctld", "slurmd", "munged", "sbatch", "srun", "nsenter"]
+    found = {name: shutil.which(name, path=path) for name in needed}
+    missing = [name for name, place in found.items() if place is None]
+    if missing:
+        pytest.skip(f"Slurm: {', '.join(missing)} not installed (slurmctld, slurmd, munge)")
+    folder.mkdir(mode=0o755, parents=True)
+    with ExitStack() as stack:
+        net = stack.enter_context(network("zls", 78))
+        for name in ("state", "spool_n1", "spool_n2"):
+            (folder / name).mkdir()
+        munge = folder / "munge.socket"
+        (folder / "munge.key").write_bytes(os.urandom(1024))
+        (folder / "munge.key").chmod(0o600)
+        text = CONFIG.format(
+            folder=folder, host=socket.gethostname(), munge=munge, cpus=os.cpu_count() or 1
+        )
+        (folder / "slurm.conf").write_text(text)
+        made = Cluster(folder, net)
+        munged = [str(found["munged"]), "--foreground", "--force", f"--socket={munge}"]
+        munged += [f"--key-file={folder}/munge.key", f"--log-file={folder}/munge.log"]
+        munged += [f"--pid-file={folder}/munge.pid", f"--seed-file={folder}/munge.seed"]
+        stack.enter_context(_daemon(munged, made))
+        until("munged listens", munge.exists)
+        stack.enter_context(_daemon([str(found["slurmctld"]), "-D", "-c"], made))
+        for node, name in zip(("n1", "n2"), net.names, strict=True):
+            # Not `ip netns exec`: it puts another /sys in place, without control groups.
+            enter = ["nsenter", f"--net=/var/run/netns/{name}"]
+            stack.enter_context(_daemon([*enter, str(found["slurmd"]), "-D", "-N", node], made))
+        until(
+            "both nodes are idle",
+            made.states,
+            lambda told: told.count("idle") == 2 and "idle*" not in told,
+            told=lambda: "\n".join(
+                log.read_text(errors="replace")[-1500:] for log in folder.glob("*.log")
+            ),
+            deadline_s=90,
+        )
+        yield made
+
+
+@contextmanager
+def _daemon(words: list[str], made: Cluster) -> Iterator[None]:
+    with (made.folder / f"{Path(words[0]).name}.out").open("ab") as log:
+        process = subprocess.Popen(
+            words, env=made.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
