@@ -1,4 +1,8 @@
-"""Running a function on several ranks, once, and collecting what each returns."""
+"""Running a function on several ranks, once, and collecting what each returns.
+
+Ranks are forked from a process that has imported torch and the engine already (``preloaded.py``):
+to import them costs a rank more than most of what it is asked here.
+"""
 
 import contextlib
 import multiprocessing
@@ -9,14 +13,18 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 from tests.waiting import DEADLINE_S
 from zerolab.linux import die_with_parent
 
-__all__ = ["RankError", "run_on_ranks"]
+__all__ = ["RankError", "process_context", "run_on_ranks"]
 
+_ROOT = Path(__file__).parents[2]
 
 _FAREWELL_S = 20.0
 """For ranks whose world is broken, before they are killed: a tenth of it is enough."""
@@ -26,12 +34,28 @@ class RankError(AssertionError):
     """A rank raised, died, or did not finish in time."""
 
 
+def process_context(*, fresh: bool = False) -> BaseContext:
+    """Choose how processes begin: forked where everything is imported, or from nothing.
+
+    Args:
+        fresh: From nothing, each with an order of its own in its sets of strings, as the ranks of
+            several machines have.
+    """
+    if fresh:
+        return multiprocessing.get_context("spawn")
+    forkserver.set_forkserver_preload(["tests.engine.preloaded"])
+    with contextlib.chdir(_ROOT):  # where the server, started at the first call, finds the tests
+        forkserver.ensure_running()
+    return multiprocessing.get_context("forkserver")
+
+
 def run_on_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
     group_timeout: float = DEADLINE_S,
     expect_deaths: bool = False,
+    fresh: bool = False,
 ) -> list[Any]:
     """Call ``function(*args)`` on every rank of a fresh gloo world.
 
@@ -41,6 +65,7 @@ def run_on_ranks(
         args: Passed to every rank; must be picklable.
         group_timeout: Seconds for one collective.
         expect_deaths: A rank that ends without an answer gives None rather than an error.
+        fresh: As for :func:`process_context`.
 
     Returns:
         What each rank returned, in rank order.
@@ -48,16 +73,17 @@ def run_on_ranks(
     Raises:
         RankError: With the traceback of each rank that failed.
     """
-    context = multiprocessing.get_context("spawn")
-    parent = os.getpid()
+    context = process_context(fresh=fresh)
+    parent = os.getpid() if fresh else forkserver._forkserver._forkserver_pid
+    environment = dict(os.environ)  # as it is now, not as when the first rank was started
     with tempfile.TemporaryDirectory() as directory:
-        store = f"{directory}/rendezvous"
+        world = (world_size, f"{directory}/rendezvous", group_timeout, args)
         processes, pipes = [], []
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_rank_main,
-                args=(parent, theirs, function, rank, world_size, store, group_timeout, args),
+                args=(parent, environment, theirs, function, rank, *world),
                 daemon=True,
             )
             process.start()
@@ -109,6 +135,7 @@ def _end(processes: list[Any]) -> None:
 
 def _rank_main(
     parent: int,
+    environment: dict[str, str],
     pipe: Connection,
     function: Callable[..., Any],
     rank: int,
@@ -118,6 +145,8 @@ def _rank_main(
     args: tuple[Any, ...],
 ) -> None:
     die_with_parent(parent)  # a rank whose peers are gone may spin for ever
+    os.environ.clear()
+    os.environ.update(environment)
     import torch
     import torch.distributed as dist
 

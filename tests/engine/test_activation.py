@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.config import load_engine_config
 from zerotrial.engine import initialize
-from zerotrial.engine.module.activation import _HostCopy, _Waiting, checkpoint_blocks
+from zerotrial.engine.module.activation import _Away, _Keep, _Waiting, checkpoint_blocks
 
 
 def settings(**block: Any) -> Any:
@@ -93,12 +93,13 @@ def test_it_is_off_unless_asked_for() -> None:
 def test_inputs_on_a_device_wait_in_host_memory() -> None:
     # A CPU's tensors are in host memory already, and are not copied.
     here = torch.ones(3, requires_grad=True)
-    waiting = _Waiting([here, 5])
+    keep = _Keep(line=None, on_host=True)
+    waiting = _Waiting([here, 5], keep)
     assert waiting.take()[0] is here
     assert waiting.take() == [here, 5]
-    copy = _HostCopy(here)
-    assert copy._values.device.type == "cpu"
-    back = copy.on_device()
+    copy = _Away(here, keep)
+    assert copy.values.device.type == "cpu"
+    back = copy.bring()
     assert back.requires_grad
     assert torch.equal(back, here)
 

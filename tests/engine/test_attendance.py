@@ -60,6 +60,7 @@ def backward(engine: Any) -> None:
 def calls(directory: Path) -> dict[str, tuple[int, Callable[[Any], Any], Callable[[Any], Any]]]:
     """Name of a case: stage, what all ranks do, and what one rank is late for."""
     saved = str(directory)
+    losses: list[Any] = []
 
     def nothing(engine: Any) -> None:
         del engine
@@ -79,6 +80,11 @@ def calls(directory: Path) -> dict[str, tuple[int, Callable[[Any], Any], Callabl
         "train_batch": (0, nothing, train),
         "zero_grad": (2, backward, lambda e: e.zero_grad()),
         "forward": (3, nothing, lambda e: e(torch.ones(1, 4))),
+        "backward": (
+            3,
+            lambda e: losses.append(e.scale(e(torch.ones(1, 4)).mean())),
+            lambda _: losses.pop().backward(),
+        ),
         "close": (3, nothing, lambda e: e.close()),
     }
 

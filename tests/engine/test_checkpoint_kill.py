@@ -1,6 +1,5 @@
 """A process that is killed while it saves, at every point where it touches the disk."""
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from tests.engine.checkpointing import all_states, make_engine, train
+from tests.engine.ranks import process_context
 from tests.waiting import DEADLINE_S
 
 _RIGHTLY_ENDED = 0
@@ -104,8 +104,7 @@ def kill_and_load(directory: str, tag: str, in_background: bool) -> tuple[list[s
 
 @pytest.mark.processes
 def test_a_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as pool:
+    with ProcessPoolExecutor(1, process_context()) as pool:
         for tag, in_background in (
             ("second", False),  # beside the first
             ("first", False),  # in its place
@@ -113,7 +112,9 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path)
         ):
             directory = str(tmp_path / f"{tag} {in_background}")
             answer = pool.submit(kill_and_load, directory, tag, in_background)
-            problems, kills, steps = answer.result(timeout=DEADLINE_S)
+            problems, kills, steps = answer.result(
+                timeout=4 * DEADLINE_S
+            )  # of dozens of saves and loads
             assert problems == []
             assert kills > 10
             assert steps == {1, 2}

@@ -13,6 +13,12 @@ from zerolab.config import load_engine_config
 from zerotrial.engine import initialize
 from zerotrial.engine.module.compiling import compile_blocks
 
+# What torch's own compiler does while it reads a model, and no line of ours.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+]
+
 
 def losses(model: nn.Module, config: dict[str, Any]) -> list[float]:
     content = {"train_batch_size": 2, "optimizer": {"type": "AdamW"}, **config}
@@ -68,6 +74,7 @@ class Small(nn.Module):
         return (self.layer(tokens.float()).relu() - targets).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
 def test_losses_agree_when_kernels_are_generated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -638,7 +638,7 @@ def run_cases() -> dict[tuple[str, int], Any]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[tuple[str, int], Any]]:
-    return run_on_ranks(run_cases, 2)
+    return run_on_ranks(run_cases, 2, fresh=True)
 
 
 @pytest.fixture

@@ -173,6 +173,13 @@ def test_client_state_may_be_given_under_its_other_name(tmp_path: Path) -> None:
         engine.save_checkpoint(tmp_path, client_state={}, client_sd={})
 
 
+def test_a_load_function_of_the_users_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    engine = engine_of()
+    engine.save_checkpoint(tmp_path, tag="t")
+    with pytest.raises(EngineError, match=r"custom_load_fn\): must be None.*export\(\).*set_full"):
+        engine.load_checkpoint(tmp_path, custom_load_fn=lambda src, dst: None)
+
+
 def test_an_unknown_attribute_names_the_engine_and_the_module() -> None:
     engine = engine_of(Frozen())
     assert engine.rest is engine.module.rest

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from zerolab.config.engine import schedules
-from zerolab.config.engine.engine_config import load_engine_config
+from zerolab.config.engine.reading import load_engine_config
 from zerolab.errors import ConfigError
 from zerolab.schema.section import PositiveInt, Section
 from zerotrial.engine import initialize, lr_schedules
@@ -270,7 +270,7 @@ def test_none_is_no_number_of_steps_in_code(name: str) -> None:
 
 
 def test_a_whole_number_may_be_written_as_a_float_in_code_as_in_a_file() -> None:
-    schedule = LinearWarmupLR(optimizer(0.8), 0.0, 0.8, 4.0)  # type: ignore[arg-type]
+    schedule = LinearWarmupLR(optimizer(0.8), 0.0, 0.8, 4.0)
     assert run(schedule, 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
 
 
@@ -284,14 +284,13 @@ class Toy(LRSchedule):
     """All that a new schedule needs."""
 
     section = ToyParams
+    given: ToyParams
 
-    def __init__(self, optimizer: torch.optim.Optimizer, halve_every: int = 2) -> None:
-        super().__init__(optimizer)
-        self._every = self.check(ToyParams, halve_every=halve_every).halve_every
+    def prepare(self) -> None:
         self._base = self.get_last_lr()
 
     def rates(self, it: int) -> list[float]:
-        return [rate / 2 ** ((it + 1) // self._every) for rate in self._base]
+        return [rate / 2 ** ((it + 1) // self.given.halve_every) for rate in self._base]
 
 
 @pytest.fixture
@@ -329,6 +328,14 @@ def test_files_are_checked_for_every_schedule_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert names.split() == sorted(lr_schedules.SCHEDULES)
-    for name, schedule in lr_schedules.SCHEDULES.items():
-        arguments = inspect.signature(schedule).parameters
-        assert list(arguments)[1:] == list(schedule.section.model_fields), name
+
+
+def test_the_arguments_of_a_schedule_are_the_fields_of_its_section() -> None:
+    shown = inspect.signature(WarmupDecayLR).parameters
+    assert list(shown) == ["optimizer", *WarmupDecayLR.section.model_fields]
+    assert shown["total_num_steps"].default is inspect.Parameter.empty
+    assert shown["warmup_max_lr"].default == WarmupDecayLR(optimizer(1.0), 9).given.warmup_max_lr
+    with pytest.raises(TypeError, match="total_num_steps"):
+        WarmupDecayLR(optimizer(1.0))
+    with pytest.raises(TypeError, match="'warmup_steps'"):
+        WarmupLR(optimizer(1.0), warmup_steps=3)

@@ -47,6 +47,7 @@ def measured(stage: int, optimizer: str, parameters: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_time_grows_with_the_number_of_parameters_and_no_faster(stage: int, optimizer: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from tests.engine.ranks import run_on_ranks
@@ -140,6 +141,13 @@ def test_a_storage_counts_once_through_however_many_views() -> None:
     assert counted["second"] == 0
     stray = torch.zeros(50_000)
     assert census({"first": [whole]})[OTHER] >= storage_bytes([stray])
+
+
+def test_tensors_of_a_plan_hold_nothing() -> None:
+    whole = torch.zeros(1000)
+    with FakeTensorMode():
+        planned = torch.zeros(1000)
+    assert storage_bytes([whole, planned]) == 4000
 
 
 RANKS = (1, 2, 4)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError
-from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.mesh import Axis, Mesh, Tie
 
 pytestmark = pytest.mark.processes
 
@@ -195,8 +195,37 @@ def doubted() -> list[str]:
     return [record.getMessage() for record in heard.buffer]
 
 
+def made() -> list[dict[str, list[int]]]:
+    """The ranks along each axis of meshes that are made, and who counts a tied parameter."""
+    found = []
+    for asked in ({"pipe": 2}, {"pipe": 2, "tensor": 2}, {"shard": 2}):
+        mesh = Mesh.make(dist.group.WORLD, **asked)
+        names = ("pipe", "data", "tensor", "shard", "replicate", "saving")
+        found.append({name: _members(getattr(mesh, name)) for name in names})
+        tied, own = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        Tie("embedding", mesh.pipe).put_on(tied)
+        found[-1]["counts"] = [len(mesh.counts([tied])), len(mesh.counts([own]))]
+    return found
+
+
+def _members(axis: Axis) -> list[int]:
+    if axis.group is None:
+        return [dist.get_rank()]
+    return dist.get_process_group_ranks(axis.group)
+
+
+def ill_made() -> list[str]:
+    """What is said of layouts for which there are not the ranks."""
+    found = []
+    for asked in ({"pipe": 3}, {"pipe": 8}, {"pipe": 2, "shard": 4}):
+        with pytest.raises(ConfigError) as caught:
+            Mesh.make(dist.group.WORLD, **asked)
+        found.append(str(caught.value))
+    return found
+
+
 def everything(stages: tuple[int, ...]) -> Any:
-    return [spread(stage) for stage in stages], refused(), doubted()
+    return [spread(stage) for stage in stages], refused(), doubted(), made(), ill_made()
 
 
 def reference(layout: tuple[int, int, int]) -> tuple[list[float], list[Part]]:
@@ -240,7 +269,7 @@ def test_norm_and_weights_are_those_of_one_process(
 
 
 def test_an_mpu_that_leaves_open_who_counts_is_refused(answers: list[Any]) -> None:
-    for _, refusals, _ in answers:
+    for _, refusals, *_ in answers:
         assert "only0.weight" in refusals["one group"]
         assert "get_tensor_model_parallel_group" in refusals["one group"]
         assert "must give get_tensor_model_parallel_group()" in refusals["no tensor"]
@@ -248,7 +277,7 @@ def test_an_mpu_that_leaves_open_who_counts_is_refused(answers: list[Any]) -> No
 
 
 def test_values_that_differ_where_they_should_be_whole_are_told(answers: list[Any]) -> None:
-    for *_, lines in answers:
+    for _, _, lines, *_ in answers:
         (line,) = lines
         assert "these differ: gain; mark what is cut" in line
 
@@ -256,3 +285,30 @@ def test_values_that_differ_where_they_should_be_whole_are_told(answers: list[An
 def test_one_process_counts_every_parameter() -> None:
     part = Part(0, slice(0, ROWS))
     assert Mesh().counts(part.parameters()) == frozenset(part.parameters())
+
+
+def test_a_mesh_has_pipe_outermost_and_tensor_innermost(answers: list[Any]) -> None:
+    for rank, (_, _, _, (stages, both, hybrid), _) in enumerate(answers):
+        other = (rank + 2) % 4
+        assert stages["pipe"] == both["pipe"] == sorted([rank, other])
+        assert stages["data"] == both["tensor"] == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert stages["tensor"] == both["data"] == [rank]
+        assert stages["shard"] == stages["data"]
+        assert hybrid["data"] == stages["saving"] == both["saving"] == [0, 1, 2, 3]
+        assert hybrid["shard"] == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert hybrid["replicate"] == sorted([rank, other])
+
+
+def test_a_parameter_counts_on_the_first_rank_of_what_it_is_replicated_over(
+    answers: list[Any],
+) -> None:
+    for rank, (_, _, _, (stages, both, _), _) in enumerate(answers):
+        assert stages["counts"] == [rank < 2, 1]
+        assert both["counts"] == [rank == 0, rank % 2 == 0]
+
+
+def test_a_layout_for_which_there_are_not_the_ranks_is_refused(answers: list[Any]) -> None:
+    for *_, (indivisible, many, shard) in answers:
+        assert "pipeline stages x tensor-parallel size = 3 x 1 = 3, got 4" in indivisible
+        assert "must be a multiple of" in many
+        assert "must divide the data-parallel size 2, got 4" in shard

@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 from tests.waiting import DEADLINE_S
-from zerolab.config.engine.engine_config import load_engine_config
+from zerolab.config.engine.reading import load_engine_config
 from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.build import initialize
 from zerotrial.engine.engine import Engine
@@ -145,6 +145,7 @@ def test_a_model_that_needs_values_is_built_with_memory_and_engines_add_up(
     assert text.splitlines()[-1].startswith("recommended: stage 0")
 
 
+@pytest.mark.slow
 def test_sums_in_fp32_are_a_column_of_their_own_and_files_hold_what_the_text_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,11 +237,15 @@ def test_a_file_that_names_no_bucket_gets_a_part_of_the_model(
         assert chosen == limit
 
 
-@pytest.mark.parametrize("zero", [{}, {"reduce_bucket_size": 3000}, {"overlap_comm": False}])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero", "groups"),
+    [({}, 1), ({}, 2), ({"reduce_bucket_size": 3000}, 2), ({"overlap_comm": False}, 1)],
+)
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
 def test_the_plan_states_the_buckets_that_the_engine_cuts(
-    stage: int, zero: dict[str, Any], optimizer: str
+    stage: int, zero: dict[str, Any], groups: int, optimizer: str
 ) -> None:
     config = {
         "train_batch_size": 2,
@@ -251,11 +256,24 @@ def test_the_plan_states_the_buckets_that_the_engine_cuts(
     model = torch.nn.Sequential(*(torch.nn.Linear(40, 50 - 10 * i) for i in range(3)))
     model.append(torch.nn.Linear(1500, 1500))
     read = load_engine_config(config)
-    noted = _note(model, read, None)
-    engine, *_ = initialize(model=model, config=config)
+    trained = list(model.parameters())
+    parted = [{"params": trained[index::groups]} for index in range(groups)]
+    noted = _note(model, read, None, parted)
+    engine, *_ = initialize(model=model, model_parameters=parted, config=config)
     cut = max(bucket.numel for bucket in engine.stage.buckets)
     engine.close()
     assert _largest_bucket(noted, 1, "cpu", stage, "none") == cut
+
+
+def test_what_no_optimizer_group_has_is_noted_as_frozen() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
+    config = load_engine_config({"train_batch_size": 1})
+    groups = [{"params": model[2].parameters()}, {"params": [model[0].bias], "lr": 0.1}]
+    noted = _note(model, config, None, groups)
+    assert noted.sizes == ((20, 5), (3,))
+    assert (noted.parameters, noted.frozen) == (28, 6 + 16)
+    made = _note(model, config, lambda ps: torch.optim.SGD(ps, 0.1, 0.9), [model[0].weight])
+    assert (made.sizes, made.optimizer) == (((6,),), "momentum")
 
 
 def test_an_engine_is_noted_under_any_name_of_initialize_and_built_again_afterwards() -> None:
@@ -275,7 +293,7 @@ def test_blocks_kept_whole_by_the_file_are_noted() -> None:
 
     def kept(**zero: Any) -> int:
         content = {"train_batch_size": 2, "zero_optimization": {"stage": 3, **zero}}
-        return _note(model, load_engine_config(content), None).kept_whole
+        return _note(model, load_engine_config(content), None, None).kept_whole
 
     assert kept() == 0
     assert kept(stage3_param_persistence_threshold=101) == 4 * 110

@@ -129,6 +129,7 @@ def differences(stages: tuple[int, ...] = (0, 1, 2, 3)) -> dict[tuple[str, int],
     return found
 
 
+@pytest.mark.slow
 def test_what_a_broken_micro_batch_left_behind_changes_nothing() -> None:
     found = differences()
     assert max(found.values()) < 1e-6, found

@@ -1,7 +1,6 @@
 """Stage 3 against a plain one-process loop; many cases in one spawn of ranks."""
 
 import math
-import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn import functional
 
-from tests.engine.ranks import run_on_ranks
+from tests.engine.ranks import process_context, run_on_ranks
 from tests.engine.stage3_models import (
     Block,
     Course,
@@ -155,7 +154,7 @@ def precisions() -> Iterator[tuple[str, list[str]]]:
 
 
 class Branching(nn.Module):
-    """Uses a part for some batches only, another never, and trains only some of the rest."""
+    """Uses a part for some batches only, one twice, one never; trains only some of the rest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +168,7 @@ class Branching(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         x = functional.embedding(tokens, self.table) + self.shift
-        for block in self.blocks:
+        for block in (*self.blocks, self.blocks[1]):
             x = block(x)
         if tokens[0, 0] % 2:
             x = x + self.sometimes(x)
@@ -215,7 +214,10 @@ def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
         # Muon iterates in bf16, which blows rounding up.
         tolerance = 1e-3 if name == "Muon" else 1e-6
         yield name, against_plain(Language, batches, config, make, tolerance=tolerance)
-    yield "some parameters are used on some ranks, some never", against_plain(Branching, batches)
+    yield (
+        "some parameters are used on some ranks, some twice, some never",
+        against_plain(Branching, batches),
+    )
     yield "convolution, LSTM, attention", against_plain(Mixture, batches, tolerance=1e-5)
     bf16 = {"bf16": {"enabled": True}}
     stages = [train(Normed, batches, {**bf16, "zero_optimization": {"stage": s}}) for s in (3, 2)]
@@ -415,7 +417,7 @@ def test_ranks_train_as_one_process(ranks: int) -> None:
 
 @pytest.mark.processes
 def test_a_process_that_is_alone_is_left_as_it_was() -> None:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, process_context()) as pool:
         pool.submit(open_and_close_engines).result()
 
 

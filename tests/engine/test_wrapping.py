@@ -44,7 +44,12 @@ def test_repeated_blocks_are_units_and_the_root_comes_last() -> None:
 
 
 def test_every_parameter_is_counted_in_exactly_one_unit() -> None:
-    for model in (Tied(), nn.Transformer(16, 2, 2, 2, 32), nn.LSTM(4, 4), nn.Linear(3, 3)):
+    for model in (
+        Tied(),
+        nn.Transformer(16, 2, 2, 2, 32, batch_first=True),
+        nn.LSTM(4, 4),
+        nn.Linear(3, 3),
+    ):
         assert sum(unit.numel for unit in plan_units(model, unit_numel=10)) == numel(model)
 
 

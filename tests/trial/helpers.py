@@ -13,7 +13,8 @@ import zerotrial
 from tests.specs import sections
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerotrial.context import ZeroTrialContext
-from zerotrial.loop.controller import Controller, Ending
+from zerotrial.loop.controller import Controller
+from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
 from zerotrial.ranks import Distributed

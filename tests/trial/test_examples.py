@@ -22,7 +22,16 @@ from zerotrial.data import random_state
 from zerotrial.process import harness
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TRIALS = ["digits", "stdlib_gpt", "gan", "metric_reducers", "resume"]
+TRIALS = [
+    "digits",
+    "stdlib_gpt",
+    "gan",
+    "metric_reducers",
+    "resume",
+    "tpe_asha",
+    "pbt",
+    "pipeline_gpt",
+]
 
 SEED, STEPS, BATCH, LR = 7, 30, 64, 0.01
 
@@ -38,6 +47,7 @@ def load_example(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRIALS)
 def test_the_smoke_run_of_each_example_completes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

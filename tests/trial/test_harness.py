@@ -18,7 +18,7 @@ from zerotrial.process.failures import exit_code_of
 from zerotrial.ranks import collective_timeout_s, is_peer_failure
 
 GOOD = """
-    import torch, zerotrial
+    import pathlib, torch, zerotrial
     from torch import nn
 
     class MyTrial(zerotrial.ZeroTrial):
@@ -87,6 +87,27 @@ def test_a_trial_runs_from_its_spec_to_exit_code_0(tmp_path: Path) -> None:
     assert sorted(metrics(Path(spec.run_dir), "training")) == [1, 2, 3, 4]
     assert last_checkpoint(Path(spec.run_dir)).steps_completed == 4
     assert not (Path(spec.run_dir) / "reason.json").exists()
+
+
+def test_a_trials_engine_file_finds_its_hyperparameters_and_its_length(tmp_path: Path) -> None:
+    optimizer = {"type": "AdamW", "params": {"lr": "auto"}}
+    schedule = {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}
+    content = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "optimizer": optimizer,
+        "scheduler": schedule | {"params": schedule["params"] | {"warmup_num_steps": "auto"}},
+    }
+    init = (
+        f"filled = zerotrial.initialize(model=nn.Linear(1, 1), config={content!r})[0].config; "
+        "pathlib.Path('filled.json').write_text(filled.model_dump_json())"
+    )
+    arguments = {"per_device_train_batch_size": 3, "learning_rate": 0.25, "warmup_ratio": 0.5}
+    spec = make_run(tmp_path, init, hparams={"training_arguments": arguments})
+    assert harness.run(spec) == 0
+    filled = json.loads((Path(spec.model_dir) / "filled.json").read_text())
+    assert filled["train_micro_batch_size_per_gpu"] == 3
+    assert filled["optimizer"]["params"] == {"lr": 0.25}
+    assert filled["scheduler"]["params"] == {"total_num_steps": 4, "warmup_num_steps": 2}
 
 
 def test_test_mode_trains_one_batch(tmp_path: Path) -> None:
@@ -176,7 +197,7 @@ def test_an_error_in_training_is_restarted_and_goes_on_from_the_checkpoint(tmp_p
     path.touch()
     spec = make_run(
         tmp_path,
-        train=f"batch_idx == 2 and open({str(path)!r}, 'x')",  # fails where the file is
+        train=f"batch_idx == 2 and pathlib.Path({str(path)!r}).touch(exist_ok=False)",
         config={"min_checkpoint_period": {"batches": 1}},
     )
     assert harness.run(spec) == 1

@@ -21,8 +21,8 @@ from tests.trial.helpers import (
     metrics,
     records,
 )
-from zerolab.contract.spec import RunSpec
-from zerolab.core.store import CheckpointStore
+from zerolab.contract.spec import CheckpointRef, RunSpec
+from zerolab.storage.store import CheckpointStore
 from zerotrial import Batch
 from zerotrial.ranks import Distributed
 
@@ -141,6 +141,7 @@ cases = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(cases)
 @settings(max_examples=15)
 def test_a_trial_killed_anywhere_goes_on_as_if_nothing_had_happened(case: Case) -> None:
@@ -308,3 +309,28 @@ def test_what_an_earlier_run_left_unfinished_is_swept_away(tmp_path: Path) -> No
     fit(make_spec(tmp_path), settings=make_settings(1))
     assert not partial.exists()
     assert len(records(tmp_path, "checkpoint")) == 2
+
+
+class WarmTrial(LineTrial):
+    """Remembers the weights that it was given."""
+
+    def load(self, context, path):
+        super().load(context, path)
+        module = self.engine.module
+        self.given = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def test_a_warm_start_takes_the_weights_alone_and_counts_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    source = make_spec(tmp_path / "source", {"stage": 1})
+    _, trained = fit(source, LineTrial, make_settings(3))
+    found = last_checkpoint(tmp_path / "source")
+    assert found is not None
+    # The same id: that it is another trial's is what the reference says.
+    ref = CheckpointRef(found.uuid, 0, root=source.checkpoint_dir, warm_start=True)
+    _, warm = fit(make_spec(tmp_path / "warm", {"stage": 1}, ref), WarmTrial, make_settings(2))
+    for name, tensor in trained.engine.module.state_dict().items():
+        assert torch.equal(warm.given[name], tensor)
+    assert sorted(metrics(tmp_path / "warm", "training")) == [1, 2]
+    assert warm.engine.global_steps == 2

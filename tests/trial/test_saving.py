@@ -13,12 +13,17 @@ from zerotrial.ranks import Distributed
 pytestmark = pytest.mark.processes
 
 
+class Odd:
+    def __reduce__(self) -> str:
+        raise NotImplementedError  # without a word
+
+
 class Unsaveable(Callback):
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
     def state_dict(self) -> dict[str, Any]:
-        return {"odd": object()} if self.rank == 1 else {}
+        return {"odd": Odd()} if self.rank == 1 else {}
 
 
 class UnsaveableTrial(LineTrial):
@@ -64,6 +69,7 @@ def fail_on_one(directory: str) -> list[str]:
 def test_all_ranks_give_a_checkpoint_up_and_only_then_it_is_removed(tmp_path: Path) -> None:
     (zero, one) = run_on_ranks(fail_on_one, 2, str(tmp_path))
     assert one[0].startswith("TrialError: callback 'unsaveable'")
+    assert "without running code: NotImplementedError" in one[0]
     assert zero[0].startswith("ZerolabError: checkpoint: not stored, because of rank 1: callback")
     assert (
         zero[1] == "StaleRunError: another run has taken this trial over; its checkpoint is dropped"

@@ -14,8 +14,8 @@ import zerotrial
 from tests.trial.helpers import LineTrial, last_checkpoint, make_spec, metrics, records
 from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import ENV_RUN_SPEC, write_run_spec
-from zerolab.core.store import CheckpointStore, new_uuid
 from zerolab.errors import ConfigError, NotFoundError
+from zerolab.storage.store import CheckpointStore, new_uuid
 from zerotrial import Batch, Ending, Epoch, Trainer
 from zerotrial.loop.console import Console
 
@@ -61,6 +61,7 @@ def test_a_script_goes_on_from_a_checkpoint_at_the_exact_sample(tmp_path: Path, 
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_plain_script_says_how_far_it_is_and_where_its_results_lie(
     tmp_path: Path,
 ) -> None:
@@ -100,7 +101,7 @@ def test_progress_is_a_line_each_ten_seconds_and_the_last_one(
 
 def test_what_a_killed_script_left_half_written_is_removed_by_the_next_one(tmp_path: Path) -> None:
     checkpoints = tmp_path / "zerolab_run" / "checkpoints"
-    left = CheckpointStore(checkpoints, owner="trial-0").begin(new_uuid())
+    left = CheckpointStore(checkpoints).begin(new_uuid())
     (left / "model0").mkdir()
     other = CheckpointStore(checkpoints, owner="trial-7").begin(new_uuid())
     fit(max_length=Batch(1))
@@ -110,8 +111,8 @@ def test_what_a_killed_script_left_half_written_is_removed_by_the_next_one(tmp_p
 
 def test_a_script_leaves_alone_what_another_one_is_writing_beside_it(tmp_path: Path) -> None:
     checkpoints = tmp_path / "zerolab_run" / "checkpoints"
-    left = CheckpointStore(checkpoints, owner="trial-0").begin(new_uuid())
-    with (checkpoints / ".writing").open("ab") as held:
+    left = CheckpointStore(checkpoints).begin(new_uuid())
+    with (tmp_path / "zerolab_run" / ".writing").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         fit(max_length=Batch(1))
         assert left.exists()
@@ -131,6 +132,15 @@ def test_mistakes_in_a_script_are_told(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is none"):
         fit(max_length=Batch(1), latest_checkpoint="00000000-0000-0000-0000-000000000000")
     assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] is Ending.FINISHED
+
+
+def test_an_engine_file_finds_the_hyperparameters_of_the_script_until_its_context_ends() -> None:
+    content = {"train_micro_batch_size_per_gpu": "auto", "optimizer": {"type": "AdamW"}}
+    with zerotrial.init(hparams={"micro_batch_size": 3}):
+        engine = zerotrial.initialize(model=torch.nn.Linear(1, 1), config=content)[0]
+        assert engine.train_micro_batch_size_per_gpu() == 3
+    with pytest.raises(ConfigError, match="got 'auto', which nothing determines"):
+        zerotrial.initialize(model=torch.nn.Linear(1, 1), config=content)
 
 
 def test_test_mode_is_one_batch(tmp_path: Path) -> None:

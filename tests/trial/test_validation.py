@@ -22,7 +22,7 @@ from tests.trial.helpers import (
     metrics,
 )
 from zerolab.contract.wire import Directive
-from zerotrial.loop.controller import Ending
+from zerotrial.loop.ending import Ending
 from zerotrial.ranks import Distributed
 
 

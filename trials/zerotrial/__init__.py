@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from zerotrial.data.devices import TorchData, to_device
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.build import initialize
-    from zerotrial.loop.controller import Ending
+    from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
+    from zerotrial.loop.ending import Ending
     from zerotrial.loop.units import Batch, Epoch
     from zerotrial.mpu import ModelParallelUnit
     from zerotrial.ranks import Distributed
@@ -28,12 +29,15 @@ _EXPORTS = {
     "Callback": "zerotrial.callbacks",
     "DataLoader": "zerotrial.data.loader",
     "Distributed": "zerotrial.ranks",
-    "Ending": "zerotrial.loop.controller",
+    "Ending": "zerotrial.loop.ending",
     "Epoch": "zerotrial.loop.units",
     "InvalidHP": "zerotrial.trial",
     "MetricReducer": "zerotrial.reducers",
+    "LayerSpec": "zerotrial.engine.pipeline.layers",
     "ModelParallelUnit": "zerotrial.mpu",
+    "PipelineModule": "zerotrial.engine.pipeline.module",
     "Reducer": "zerotrial.reducers",
+    "TiedLayerSpec": "zerotrial.engine.pipeline.layers",
     "TorchData": "zerotrial.data.devices",
     "Trainer": "zerotrial.trainer",
     "ZeroTrial": "zerotrial.trial",
@@ -66,9 +70,12 @@ __all__ = [
     "Ending",
     "Epoch",
     "InvalidHP",
+    "LayerSpec",
     "MetricReducer",
     "ModelParallelUnit",
+    "PipelineModule",
     "Reducer",
+    "TiedLayerSpec",
     "TorchData",
     "Trainer",
     "ZeroTrial",

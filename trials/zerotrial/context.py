@@ -12,7 +12,7 @@ from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
 from zerotrial.compat.engine_view import EngineView, view_of
 from zerotrial.data.devices import choose_device, to_device
-from zerotrial.mpu import ModelParallelUnit, make_data_parallel_mpu, make_pipeline_mpu
+from zerotrial.mpu import ModelParallelUnit, make_data_parallel_mpu
 from zerotrial.ranks import Distributed
 from zerotrial.reducers import ReducerSet
 
@@ -55,8 +55,6 @@ class ZeroTrialContext:
         """The engines, in the order in which they were wrapped."""
         self.warm_start = False
         """Whether the checkpoint being loaded belongs to another trial."""
-        self.restore_root = spec.checkpoint_dir
-        """Where the checkpoint that training goes on from lies."""
         self.profiler: torch.profiler.profile | None = None
         self.auto_grad_accumulation = True
         self.dataset_checks = True
@@ -93,8 +91,8 @@ class ZeroTrialContext:
                 view.micro_batch_size,
             )
         self.engines.append(view)
-        if view.is_pipeline and len(self.engines) == 1:
-            self._mpu = make_pipeline_mpu(view.grid)
+        if len(self.engines) == 1:
+            self._mpu = view.make_mpu() or self._mpu
         elif view.is_pipeline:
             logger.warning("only the first engine decides how data is dealt out; this is another")
         return model
@@ -356,15 +354,9 @@ class ZeroTrialContext:
 
     # For the controller
 
-    def go_on_from(self, ref: CheckpointRef, root: Path) -> None:
-        """Have training go on from a checkpoint.
-
-        Args:
-            ref: The checkpoint.
-            root: Directory that holds it; new ones are still saved where the run says.
-        """
+    def go_on_from(self, ref: CheckpointRef) -> None:
+        """Have training go on from a checkpoint; new ones are still saved where the run says."""
         self.spec = msgspec.structs.replace(self.spec, latest_checkpoint=ref)
-        self.restore_root = str(root)
 
     def begin_training(self, epoch_length: int | None) -> None:
         """Note how long an epoch is."""

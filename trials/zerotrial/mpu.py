@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from zerotrial.engine.mesh import Mesh
 from zerotrial.ranks import Distributed
 
-__all__ = ["ModelParallelUnit", "make_data_parallel_mpu", "make_pipeline_mpu"]
+__all__ = ["ModelParallelUnit", "make_data_parallel_mpu", "make_mesh_mpu", "make_pipeline_mpu"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,25 @@ class ModelParallelUnit:
 def make_data_parallel_mpu(distributed: Distributed) -> ModelParallelUnit:
     """Every rank holds a replica of its own."""
     return ModelParallelUnit(distributed.rank, distributed.size)
+
+
+def make_mesh_mpu(mesh: Mesh, *, pipeline: bool) -> ModelParallelUnit:
+    """Read the unit off an engine's mesh.
+
+    Ranks of one replica read the same data. Of a pipeline the first and the last stage read
+    (inputs and labels), and each metric counts once for each replica, from the last stage.
+
+    Args:
+        mesh: Of the engine.
+        pipeline: Whether the engine passes data from stage to stage.
+    """
+    last = mesh.pipe.rank == mesh.pipe.size - 1
+    return ModelParallelUnit(
+        data_parallel_rank=mesh.data.rank,
+        data_parallel_world_size=mesh.data.size,
+        should_report_metrics=mesh.tensor.rank == 0 and (last or not pipeline),
+        should_build_data_loader=mesh.pipe.rank == 0 or last or not pipeline,
+    )
 
 
 def make_pipeline_mpu(grid: Any) -> ModelParallelUnit:

@@ -12,13 +12,16 @@ import msgspec
 import torch
 
 from zerolab.config import load_experiment
+from zerolab.config.engine.auto import determined_by
 from zerolab.config.experiment.for_runs import sections_of
+from zerolab.config.experiment.storage import read_address
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
-from zerolab.core.store import CheckpointStore
+from zerolab.contract.storage import StorageAddress, hide_secrets
 from zerolab.errors import ConfigError
+from zerolab.storage.store import CheckpointStore, local_owner
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
-from zerotrial.loop.controller import Ending
+from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings, Policy
 from zerotrial.loop.units import Batch, TrainUnit
@@ -51,7 +54,7 @@ def init(
         hparams: Hyperparameters; those of the experiment win inside one.
         exp_conf: What ``context.get_experiment_config()`` gives outside an experiment. With a
             ``searcher`` it is read as an experiment file, and says how far to train and when to do
-            what.
+            what. A ``checkpoint_storage`` in it says where checkpoints go instead of ``run_dir``.
         distributed: The ranks, where the script has joined them itself.
         enable_tensorboard_logging: Whether metrics go to a writer that the trial asks for.
         seed: Of everything, outside an experiment.
@@ -70,7 +73,8 @@ def init(
     context.set_enable_tensorboard_logging(enable_tensorboard_logging)
     random_state.seed_everything(spec.trial_seed)
     try:
-        yield context
+        with determined_by(spec.hparams, spec.max_batches):
+            yield context
     except BaseException:
         context.close()
         raise
@@ -157,16 +161,21 @@ class Trainer:
                 console.end(controller.steps, _last_checkpoint(spec))
         finally:
             session.close(ending)
-        if os.environ.get(ENV_RUN_SPEC) and ending in (Ending.PREEMPTED, Ending.STALE):
-            if ending is Ending.PREEMPTED:
+        if os.environ.get(ENV_RUN_SPEC) and ending in _LEFT:
+            if ending is not Ending.STALE:
                 context.distributed.close()
             raise SystemExit(ending.exit_code)
         return ending
 
 
-def _last_checkpoint(spec: RunSpec) -> Path | None:
-    found = CheckpointStore(spec.checkpoint_dir).latest()
-    return None if found is None else Path(spec.checkpoint_dir) / found.uuid
+_LEFT = frozenset({Ending.PREEMPTED, Ending.REACHED, Ending.STALE})
+"""Endings after which the process has nothing more to do."""
+
+
+def _last_checkpoint(spec: RunSpec) -> str | None:
+    store = CheckpointStore.of_run(spec)
+    found = store.latest()
+    return None if found is None else store.address.at(found.uuid)
 
 
 def _run_spec(
@@ -181,11 +190,15 @@ def _run_spec(
         return read_run_spec(Path(path))
     run_dir = run_dir.absolute()
     sections: dict[str, Any] = {}
+    address = StorageAddress(root=str(run_dir / "checkpoints"))
+    storage = (exp_conf or {}).get("checkpoint_storage")
+    if isinstance(storage, Mapping):
+        address = read_address(storage) or address
     if exp_conf and "searcher" in exp_conf:
         sections = sections_of(load_experiment({"entrypoint": "python", **exp_conf}))
     return RunSpec(
         **sections,
-        config=dict(exp_conf or {}),
+        config=hide_secrets(exp_conf or {}),
         experiment_id=0,
         trial_id=0,
         run_id=0,
@@ -194,7 +207,10 @@ def _run_spec(
         slots=slots,
         model_dir=str(Path.cwd()),
         run_dir=str(run_dir),
-        checkpoint_dir=str(run_dir / "checkpoints"),
+        checkpoint_dir=address.root,
+        storage_options=address.options,
+        storage_owner=local_owner(address, str(run_dir)),
+        checkpoint_cache=str(run_dir / "cache"),
     )
 
 
@@ -209,16 +225,15 @@ def _settings(spec: RunSpec, given: dict[str, Any]) -> FitSettings:
 
 def _go_on_from(context: ZeroTrialContext, checkpoint: str | Path) -> None:
     """Point the run at the checkpoint that the script named."""
-    path = Path(checkpoint)
-    root, name = Path(context.spec.checkpoint_dir), str(checkpoint)
+    path, name = Path(checkpoint), str(checkpoint)
+    store, root = CheckpointStore.of_run(context.spec), ""
     if path.is_dir():
-        root, name = path.absolute().parent, path.absolute().name
-    store = CheckpointStore(root)
+        root, name = str(path.absolute().parent), path.absolute().name
+        store = CheckpointStore(root)
     if name == "latest":
         found = store.latest()
         if found is None:
             return
     else:
         found = store.describe(name)
-    ref = CheckpointRef(found.uuid, found.steps_completed)
-    context.go_on_from(ref, root)
+    context.go_on_from(CheckpointRef(found.uuid, found.steps_completed, root=root))

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.engine.engine import Engine
+from zerotrial.mpu import ModelParallelUnit, make_mesh_mpu, make_pipeline_mpu
 
 __all__ = ["EngineView", "view_of"]
 
@@ -88,10 +89,11 @@ class EngineView:
             return True
         return any(kind.__name__ == "PipelineEngine" for kind in type(self.engine).__mro__)
 
-    @property
-    def grid(self) -> Any:
-        """A pipeline engine's grid."""
-        return getattr(self.engine, "grid", None) or self.engine.mpu
+    def make_mpu(self) -> ModelParallelUnit | None:
+        """Say which replica this rank belongs to; None where the engine does not know."""
+        if not self.is_pipeline:
+            return None
+        return make_pipeline_mpu(getattr(self.engine, "grid", None) or self.engine.mpu)
 
     @property
     def forward_is_collective(self) -> bool:
@@ -147,6 +149,11 @@ class EngineView:
         """Whether ``save_checkpoint`` returns before everything is written."""
         return False
 
+    @property
+    def checkpoint_written(self) -> bool:
+        """Whether :meth:`wait_for_checkpoint` would not have to wait for this rank."""
+        return True
+
     def wait_for_checkpoint(self) -> None:
         """Wait until a checkpoint that is written in the background is complete."""
 
@@ -168,11 +175,18 @@ class _OwnEngine(EngineView):
 
     @property
     def is_pipeline(self) -> bool:
-        return False
+        return bool(getattr(type(self.engine), "is_pipe_parallel", False))
+
+    def make_mpu(self) -> ModelParallelUnit | None:
+        mesh = self.engine.mesh
+        spread = mesh.whole is not None and mesh.pipe.size * mesh.tensor.size > 1
+        return make_mesh_mpu(mesh, pipeline=self.is_pipeline) if spread else None
 
     @property
     def forward_is_collective(self) -> bool:
-        return self.engine.zero_optimization_stage() >= 3
+        mesh = self.engine.mesh
+        spread = mesh.pipe.size * mesh.tensor.size > 1
+        return spread or self.is_pipeline or self.engine.zero_optimization_stage() >= 3
 
     @cached_property
     def _readers(self) -> list[tuple[str, Callable[[], Any]]]:
@@ -187,6 +201,10 @@ class _OwnEngine(EngineView):
     @property
     def saves_in_background(self) -> bool:
         return self.engine.config.checkpoint.writer.decoupled
+
+    @property
+    def checkpoint_written(self) -> bool:
+        return self.engine.checkpointer.is_written
 
     def wait_for_checkpoint(self) -> None:
         self.engine.wait_for_checkpoint()

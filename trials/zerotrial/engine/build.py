@@ -2,17 +2,25 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from os import PathLike
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from zerolab.config.engine.engine_config import EngineConfig, load_engine_config
+from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
+from zerotrial.engine.building.arguments import (
+    groups_of,
+    make_given,
+    make_schedule,
+    read_config,
+    unusable,
+)
+from zerotrial.engine.building.ground import Ground, find_ground, is_pipeline
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
 from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.comm.connect import connect
@@ -20,19 +28,12 @@ from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
-from zerotrial.engine.lr_schedules import SCHEDULES
-from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.activation import checkpoint_blocks
 from zerotrial.engine.module.compiling import compile_blocks
-from zerotrial.engine.module.precision import choose_precision, register_input_cast
+from zerotrial.engine.module.precision import register_input_cast
 from zerotrial.engine.module.taken import Taken, release
-from zerotrial.engine.seams import (
-    NamedParameter,
-    OptimizerFactory,
-    ParamGroup,
-    Stage,
-    StageInputs,
-)
+from zerotrial.engine.seams import OptimizerFactory, Stage, StageInputs
+from zerotrial.engine.tensor.divide import Divided, divide
 from zerotrial.engine.update.choose import choose_optimizer
 from zerotrial.engine.update.states import check_savable
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
@@ -41,7 +42,7 @@ __all__ = ["initialize", "planning"]
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
-Planner = Callable[[nn.Module, EngineConfig, Any], Any]
+Planner = Callable[[nn.Module, EngineConfig, Any, Any], Any]
 _planner: "ContextVar[Planner | None]" = ContextVar("planner", default=None)
 
 
@@ -50,8 +51,8 @@ def planning(planner: Planner) -> Iterator[None]:
     """Have :func:`initialize` ask for a stand-in, and build nothing, in this context.
 
     Args:
-        planner: Gets model, configuration and the given optimizer; makes what stands for the
-            engine. The model is left as it is.
+        planner: Gets model, configuration, the given optimizer and ``model_parameters``; makes what
+            stands for the engine. The model is left as it is.
     """
     token = _planner.set(planner)
     try:
@@ -75,6 +76,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     mesh_param: Any = None,
     config_params: Any = None,
     device: "torch.device | str | None" = None,
+    *,
+    engine_class: type[Engine] = Engine,
 ) -> tuple[Engine, torch.optim.Optimizer, Any, Any]:
     """Build an engine; stands where ``deepspeed.initialize`` stood. **Collective**.
 
@@ -82,7 +85,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         args: An object whose ``deepspeed_config`` names the file, when ``config`` is not given.
         model: The model; its parameters are taken over (flattened, cast) in place.
         optimizer: An instance on the model's parameters, or a callable that makes one from
-            parameters; overrides the configuration's.
+            parameters; overrides the configuration's. Where neither has one, the engine is for
+            evaluation: it computes, saves and loads, and holds no gradients and no states.
         model_parameters: What to train, or parameter groups; all that require gradients by default.
         training_data: A dataset; makes the returned loader.
         lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the engine's.
@@ -95,214 +99,176 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         mesh_param: Not supported; pass ``mpu``.
         config_params: Old name of ``config``.
         device: Where to train; the local rank's GPU where there is one, else the CPU.
+        engine_class: Of the engine, unless the model is a pipeline.
 
     Returns:
-        Engine, optimizer, training loader or None, schedule or None.
+        Engine, optimizer or None, training loader or None, schedule or None.
 
     Raises:
         ConfigError: With all problems of the arguments or the file.
     """
     del distributed_port
-    problems = _unusable(optimizer, training_data)
+    problems = unusable(optimizer, training_data)
     given = config if config is not None else config_params
-    resolved = _read_config(args, model, given, problems)
+    resolved = read_config(args, model, given, problems)
     assert model is not None
     planner = _planner.get()
     if planner is not None:
-        return planner(model, resolved, optimizer), cast("Any", optimizer), None, None
+        return (
+            planner(model, resolved, optimizer, model_parameters),
+            cast("Any", optimizer),
+            None,
+            None,
+        )
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
     alone = resolved.zero_optimization.stage == 3
     tell = int(os.environ.get("RANK", "0")) == 0
     model_parameters = release(model, optimizer, model_parameters, alone=alone, tell=tell)
-    where = _choose_device(device)
     taken = Taken(model)
-    mesh = Mesh.of(mpu, _find_world(where, start=dist_init_required), model)
-    ranks, rank = mesh.data.size, mesh.data.rank
-    batch = resolved.batch_sizes(ranks)
-    precision = choose_precision(resolved, batch.accumulation_steps)
-
+    ground = find_ground(resolved, model, device, mpu, start=dist_init_required)
     with taken.undone_if_refused():
-        model.to(where)
-        compile_blocks(model, resolved.compile)
-        checkpoint_blocks(model, resolved.activation_checkpointing)
-        made = _make_given(optimizer, model_parameters, model)
-        inputs = StageInputs(
-            module=model,
-            groups=_groups_of(model, made, model_parameters),
-            config=resolved,
-            precision=precision,
-            optimizer_factory=_optimizer_factory(resolved, made),
-            accumulation_steps=batch.accumulation_steps,
-            device=where,
-            mesh=mesh,
-            taken=taken,
-            observer=make_observer(resolved, where, rank),
-        )
+        divided = _prepare_model(model, ground)
+        taken.closed_by(divided.undo)
+        made = make_given(optimizer, model_parameters, model)
+        inputs = _stage_inputs(model, ground, taken, made, model_parameters)
         stage = _build_stage(inputs)
-        taken.closed_by(stage.close)
-        if precision.cast_inputs and precision.compute is not None:  # stage 3 casts too: no harm
-            register_input_cast(model, precision.compute)
-        schedule = _make_schedule(
-            resolved, lr_scheduler, stage.optimizer, has_optimizer=made is not None
+        taken.closed_by(partial(_undo, stage, divided))
+        _cast_inputs(inputs)
+        has_optimizer = made is not None
+        schedule = make_schedule(
+            resolved, lr_scheduler, stage.optimizer, has_optimizer=has_optimizer
         )
-        loader = None
-        if training_data is not None:
-            pinned = where.type == "cuda"
-            loader = build_loader(
-                training_data, resolved, batch, rank, collate_fn, pin_memory=pinned
-            )
-    engine = Engine(
+        loader = _make_loader(training_data, ground, collate_fn)
+    engine = _assemble(
+        inputs, stage, divided, ground, schedule=schedule, loader=loader, engine_class=engine_class
+    )
+    taken.hold(_trained(inputs), engine.close_for_another, alone=alone)
+    if ground.mesh.saving.rank == 0:
+        describe_config(resolved, ground.mesh.data.size, model)
+    return engine, engine.optimizer if engine.trains else cast("Any", None), loader, schedule
+
+
+def _prepare_model(model: nn.Module, ground: Ground) -> Divided:
+    """Put the model where it trains; cut, compiled and checkpointed as the file says."""
+    if is_pipeline(model):
+        model.to(ground.device)
+        model.prepare(ground.mesh, ground.config.pipeline.activation_checkpoint_interval)
+    divided = divide(model, ground.config.tensor_parallel, ground.mesh, ground.device)
+    model.to(ground.device)  # only now, when a rank's part is all there is
+    compile_blocks(model, ground.config.compile)
+    checkpoint_blocks(model, ground.config.activation_checkpointing, divided.line)
+    return divided
+
+
+def _undo(stage: Stage, divided: Divided) -> None:
+    """Give the model back. **Collective** where it is sharded or cut."""
+    stage.close()
+    divided.undo()
+
+
+def _stage_inputs(
+    model: nn.Module,
+    ground: Ground,
+    taken: Taken,
+    made: torch.optim.Optimizer | None,
+    model_parameters: Any,
+) -> StageInputs:
+    trains = made is not None or ground.config.optimizer is not None
+    return StageInputs(
+        module=model,
+        groups=groups_of(model, made, model_parameters) if trains else [],
+        config=ground.config,
+        precision=ground.precision,
+        optimizer_factory=_optimizer_factory(ground.config, made),
+        accumulation_steps=ground.batch.accumulation_steps,
+        device=ground.device,
+        mesh=ground.mesh,
+        taken=taken,
+        observer=make_observer(ground.config, ground.device, ground.mesh.saving.rank),
+    )
+
+
+def _cast_inputs(inputs: StageInputs) -> None:
+    """Have what enters the model cast; stage 3 casts too: no harm."""
+    precision = inputs.precision
+    if precision.cast_inputs and precision.compute is not None:
+        register_input_cast(inputs.module, precision.compute)
+
+
+def _make_loader(training_data: Any, ground: Ground, collate_fn: Any) -> Any:
+    if training_data is None:
+        return None
+    pinned = ground.device.type == "cuda"
+    rank = ground.mesh.data.rank
+    return build_loader(
+        training_data, ground.config, ground.batch, rank, collate_fn, pin_memory=pinned
+    )
+
+
+def _assemble(
+    inputs: StageInputs,
+    stage: Stage,
+    divided: Divided,
+    ground: Ground,
+    *,
+    schedule: Any,
+    loader: Any,
+    engine_class: type[Engine],
+) -> Engine:
+    """Put the parts together, and show the engine to its observer."""
+    engine = _class_for(inputs.module, engine_class)(
         EngineParts(
-            module=model,
+            module=inputs.module,
             stage=stage,
-            scaler=make_scaler(resolved.fp16),
+            scaler=make_scaler(ground.config.fp16),
             lr_scheduler=schedule,
             training_dataloader=loader,
-            config=resolved,
-            batch=batch,
-            device=where,
+            config=ground.config,
+            batch=ground.batch,
+            device=ground.device,
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            mesh=mesh,
+            mesh=ground.mesh,
+            divided=divided,
             observer=inputs.observer,
-            taken=taken,
-            attendance=Attendance.of(mesh),
+            taken=inputs.taken,
+            attendance=Attendance.of(ground.mesh),
+            trains=bool(inputs.groups),
         )
     )
     inputs.observer.attach(engine)
+    return engine
+
+
+def _class_for(model: nn.Module, otherwise: type[Engine]) -> type[Engine]:
+    if not is_pipeline(model):
+        return otherwise
+    from zerotrial.engine.pipeline.engine import PipelineEngine
+
+    return PipelineEngine
+
+
+def _trained(inputs: StageInputs) -> list[nn.Parameter]:
+    """The parameters to be trained, as the stage has left them in the model."""
     names = {named.name for group in inputs.groups for named in group.parameters}
-    trained = [parameter for name, parameter in model.named_parameters() if name in names]
-    taken.hold(trained, engine.close_for_another, alone=alone)
-    if rank == 0:
-        describe_config(resolved, ranks, model)
-    return engine, engine.optimizer, loader, schedule
-
-
-def _unusable(optimizer: Any, training_data: Any) -> list[str]:
-    """What is wrong with two of the arguments."""
-    problems = []
-    usable = isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)
-    if optimizer is not None and not usable:
-        problems.append(
-            "optimizer: must be a torch Optimizer or a callable that makes one from parameters, "
-            f"got {type(optimizer).__name__}"
-        )
-    kind = type(training_data)
-    if training_data is not None and not (
-        hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
-    ):
-        problems.append(
-            f"training_data: must be a dataset with a length and items, got {kind.__name__}; "
-            "iterate over any other yourself"
-        )
-    return problems
-
-
-def _read_config(args: Any, model: Any, config: Any, problems: list[str]) -> EngineConfig:
-    if not isinstance(model, nn.Module):
-        problems.append(f"model: must be a torch.nn.Module, got {type(model).__name__}")
-    from_args = getattr(args, "deepspeed_config", None)
-    if from_args is not None and config is not None:
-        problems.append("config: is given twice, by args.deepspeed_config and by config; keep one")
-    if from_args is None and config is None:
-        problems.append("config: is missing; pass a file name or a mapping")
-    elif not isinstance(
-        config if config is not None else from_args, str | PathLike | Mapping | EngineConfig
-    ):
-        found = type(config if config is not None else from_args).__name__
-        problems.append(f"config: must be a file name or a mapping, got {found}")
-    if problems:
-        raise ConfigError("initialize()", problems)
-    source = config if config is not None else from_args
-    if isinstance(source, EngineConfig):
-        return source
-    assert source is not None
-    return load_engine_config(source)
-
-
-def _choose_device(device: "torch.device | str | None") -> torch.device:
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda":
-        if not torch.cuda.is_available():
-            problem = f"device: must be one that this machine has, got {where}; use cpu"
-            raise ConfigError("initialize()", [f"{problem}, or install a CUDA build of torch"])
-        if where.index is None:
-            local = os.environ.get("LOCAL_RANK")
-            # A launcher may have shown each rank its own GPU only.
-            index = int(local) % torch.cuda.device_count() if local else torch.cuda.current_device()
-            where = torch.device("cuda", index)
-        torch.cuda.set_device(where)
-    return where
-
-
-def _find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGroup | None":
-    """All ranks; starts torch.distributed when the environment describes a world."""
-    if not dist.is_initialized() and start is not False:
-        world = int(os.environ.get("WORLD_SIZE", "1"))
-        if world > 1 or start:
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend)
-    return dist.group.WORLD if dist.is_initialized() else None
-
-
-def _make_given(
-    given: Any, model_parameters: Any, model: nn.Module
-) -> torch.optim.Optimizer | None:
-    """Turn a callable into an optimizer on the model's own parameters."""
-    if given is None or isinstance(given, torch.optim.Optimizer):
-        return given
-    wanted = model_parameters if model_parameters is not None else model.parameters()
-    made = given(list(wanted))
-    if not isinstance(made, torch.optim.Optimizer):
-        msg = f"optimizer: the callable must return a torch Optimizer, got {type(made).__name__}"
-        raise ConfigError("initialize()", [msg])
-    return made
+    return [p for name, p in inputs.module.named_parameters() if name in names]
 
 
 def _optimizer_factory(
     config: EngineConfig, given: torch.optim.Optimizer | None
 ) -> OptimizerFactory:
     factory = choose_optimizer(config, given)
+    if config.tensor_parallel.size > 1 and not factory.elementwise:
+        name = config.optimizer.type if given is None and config.optimizer else type(given).__name__
+        problem = (
+            f"optimizer: must update each element by itself where tensor_parallel.size is "
+            f"{config.tensor_parallel.size}, as no rank has a whole matrix, got {name}; use AdamW, "
+            "or give an optimizer of yours, which does so, the attribute elementwise = True"
+        )
+        raise ConfigError("initialize()", [problem])
     if given is not None:
         check_savable(given, whole=not factory.elementwise)
     return factory
-
-
-def _groups_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, model_parameters: Any
-) -> list[ParamGroup]:
-    """Name the parameters to be trained, group by group."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    if optimizer is not None:
-        raw: Sequence[dict[str, Any]] = optimizer.param_groups
-    else:
-        given: list[Any] = list(names if model_parameters is None else model_parameters)
-        raw = given if given and isinstance(given[0], dict) else [{"params": given}]
-    groups, seen, problems = [], set(), []
-    for index, group in enumerate(raw):
-        if "params" not in group:
-            known = ", ".join(map(str, group)) or "nothing"
-            problems.append(f"parameter group {index}: must have 'params', has {known}")
-            continue
-        members = group["params"]
-        named = []
-        for member in [members] if isinstance(members, nn.Parameter) else list(members):
-            # torch accepts named parameters too
-            parameter = member[1] if isinstance(member, tuple) else member
-            if parameter not in names:
-                problems.append(f"parameter group {index}: has a parameter that model has not")
-            elif parameter in seen:
-                problems.append(f"parameter group {index}: has {names[parameter]} a second time")
-            elif parameter.requires_grad:
-                named.append(NamedParameter(names[parameter], parameter))
-            seen.add(parameter)
-        options = {k: v for k, v in group.items() if k not in {"params", "param_names"}}
-        groups.append(ParamGroup(named, options if optimizer is None else {}))
-    if not any(group.parameters for group in groups):
-        problems.append("model: no parameter requires a gradient; there is nothing to train")
-    if problems:
-        raise ConfigError("initialize()", problems)
-    return groups
 
 
 def _build_stage(inputs: StageInputs) -> Stage:
@@ -322,26 +288,5 @@ def _build_stage(inputs: StageInputs) -> Stage:
     comm = connect(inputs.mesh.data.group, inputs.device)
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
-    return _FLAT_STAGES[zero.stage](inputs, comm, updater)
-
-
-def _make_schedule(
-    config: EngineConfig, given: Any, optimizer: torch.optim.Optimizer, *, has_optimizer: bool
-) -> Any:
-    if given is not None:
-        if callable(given) and not hasattr(given, "step"):
-            return given(optimizer)
-        if not has_optimizer:
-            msg = "lr_scheduler: an instance needs its optimizer; pass optimizer= too, or a "
-            raise ConfigError("initialize()", [f"{msg}callable that takes the optimizer"])
-        return given
-    if config.scheduler is None:
-        return None
-    name, params = config.scheduler.type, config.scheduler.params
-    cls: Any = SCHEDULES.get(name) or getattr(torch.optim.lr_scheduler, name)
-    try:
-        return cls(optimizer, **params)
-    except TypeError as problem:
-        raise ConfigError(
-            config.source, [f"scheduler.params: {name} refuses them: {problem}"]
-        ) from problem
+    kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # only what is updated is sharded
+    return kind(inputs, comm, updater)

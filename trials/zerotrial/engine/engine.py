@@ -17,6 +17,7 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
 from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
+from zerotrial.engine.checkpoint.whole import WholeCalls
 from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
@@ -24,8 +25,9 @@ from zerotrial.engine.module.frozen import FrozenParameters
 from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
+from zerotrial.engine.tensor.divide import Divided
 
-__all__ = ["Engine", "EngineParts"]
+__all__ = ["Engine", "EngineParts", "to_device"]
 
 
 @dataclass
@@ -42,12 +44,15 @@ class EngineParts:
     device: torch.device
     local_rank: int
     mesh: Mesh
+    divided: Divided
     observer: Observer
     taken: Taken
     attendance: Attendance
+    trains: bool = True
+    """Whether there is an optimizer."""
 
 
-class Engine(CheckpointCalls, DeepSpeedCalls):
+class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
     """A model in training: call it, :meth:`backward` the loss, :meth:`step`.
 
     Unknown attributes are the module's, so an engine stands where the model stood.
@@ -67,6 +72,8 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
         self.device = parts.device
         self.local_rank = parts.local_rank
         self.mesh = parts.mesh
+        self.trains = parts.trains
+        self.divided = parts.divided
         self._taken = parts.taken
         self._frozen = FrozenParameters(parts.module, parts.taken.trained_elsewhere)
         # the calls that all ranks must make
@@ -75,6 +82,7 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
         if parts.stage.gathers:
             self._forward_call = self.attendance.call("forward")
         self._backward_call = self.attendance.call("backward")
+        self._scaled_call = self.attendance.open_call("backward")
         self._step_call = self.attendance.call("step")
         # state
         managed = parts.config.managed_gradient_accumulation
@@ -108,8 +116,10 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
             The loss divided by the accumulation steps.
 
         Raises:
-            EngineError: If the loss is not one number, or does not depend on trained parameters.
+            EngineError: If the loss is not one number, or does not depend on trained parameters;
+                if the engine has no optimizer.
         """
+        self._check_trains("backward")
         _check_loss("backward", loss)
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
         self.recover()
@@ -132,20 +142,31 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
         Raises:
             EngineError: If the loss is not one number, or does not depend on trained parameters.
         """
+        self._check_trains("scale")
         _check_loss("scale", loss)
         steps = self.batch.accumulation_steps
 
         def begin(gradient: Tensor) -> Tensor:
             self.recover()
+            self._scaled_call.enter()
             boundary = self._begin_backward()
             # Two times, to come after what stage 3's own end of a backward has queued.
             later = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001
-            later(lambda: later(lambda: self._end_backward(boundary=boundary)))
+            later(lambda: later(lambda: end(boundary=boundary)))
             return gradient / steps
+
+        def end(*, boundary: bool) -> None:
+            self._end_backward(boundary=boundary)
+            self._scaled_call.leave()
 
         scaled = loss * self.scaler.scale
         scaled.register_hook(begin)  # type: ignore[no-untyped-call]
         return scaled
+
+    def _check_trains(self, call: str) -> None:
+        if not self.trains:
+            msg = f"{call}(): this engine has no optimizer and is for evaluation; set optimizer in "
+            raise EngineError(f"{msg}the engine file, or pass optimizer= to initialize()")
 
     def _begin_backward(self) -> bool:
         """Open a backward pass, and say whether gradients may travel with it."""
@@ -172,8 +193,10 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
             Whether the weights changed, and the gradient norm.
 
         Raises:
-            EngineError: If there was no :meth:`backward`, or inside :meth:`no_sync`.
+            EngineError: If there was no :meth:`backward`, inside :meth:`no_sync`, or if the engine
+                has no optimizer.
         """
+        self._check_trains("step")
         if not self._syncing:
             msg = "step() inside no_sync(): gradients are not averaged there; call it outside"
             raise EngineError(msg)
@@ -270,7 +293,7 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
             self.module.train(training)
 
     def _loss_of(self, batch: Any) -> Any:
-        batch = _to_device(batch, self.device)
+        batch = to_device(batch, self.device)
         if isinstance(batch, dict):
             return self(**batch)
         return self(*batch) if isinstance(batch, tuple | list) else self(batch)
@@ -343,6 +366,7 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
 
     def recover(self) -> None:
         """After a backward that raised, begin the window anew. **Collective** then."""
+        self._scaled_call.leave()  # one that raised
         if self.progress.broken:
             self.forget_micro_batches()
 
@@ -367,6 +391,8 @@ class Engine(CheckpointCalls, DeepSpeedCalls):
         stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, how))
         with self.attendance.call("close"):
             stage.close(give_back=give_back)
+            if give_back:
+                self.divided.undo()
         self.attendance.close()
         self.observer.close()
         self._taken.give_back()
@@ -398,11 +424,12 @@ def _check_loss(call: str, loss: Any) -> None:
         raise EngineError(f"{msg}under no_grad, detached, or by another model?")
 
 
-def _to_device(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move what is nested in tuples, lists and dicts; anything but tensors stays."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, tuple | list):
-        return type(value)(_to_device(item, device) for item in value)
+        return type(value)(to_device(item, device) for item in value)
     if isinstance(value, dict):
-        return {key: _to_device(item, device) for key, item in value.items()}
+        return {key: to_device(item, device) for key, item in value.items()}
     return value

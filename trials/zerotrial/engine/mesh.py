@@ -11,15 +11,19 @@ Along **data** every rank has the same part of the model, and another part of th
 **pipe** every rank has parameters of its own. Along **tensor** some parameters are cut, which have
 the attribute ``model_parallel`` or ``tensor_model_parallel``; all others are whole on every rank.
 
+Hybrid sharding cuts the data axis in two: states are sharded over the ranks of **shard**, which lie
+next to each other, and are the same along **replicate**.
+
 One rule follows, for every stage: a parameter counts on the first rank of each axis that it is
-replicated over. (Along data, stages see to it: they count elements, and each where it is kept.)
+replicated over, in the norm and in checkpoints. (Along data, stages see to it: they count elements,
+and each where it is kept.)
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,13 +33,14 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Axis", "Mesh", "is_cut"]
+__all__ = ["Axis", "Mesh", "Tie", "is_cut", "tie_of"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _MARKS = ("model_parallel", "tensor_model_parallel")
+_TIE = "pipeline_tie"
 _DATA = ("get_data_parallel_group",)
 _TENSOR = ("get_tensor_model_parallel_group", "get_slice_parallel_group")
 _PIPE = ("get_pipe_parallel_group", "get_pipeline_model_parallel_group")
@@ -46,6 +51,12 @@ _MODEL = ("get_model_parallel_group",)
 def is_cut(parameter: nn.Parameter) -> bool:
     """Whether a parameter is marked as cut along the tensor axis."""
     return any(getattr(parameter, mark, False) for mark in _MARKS)
+
+
+def tie_of(parameter: nn.Parameter) -> Tie | None:
+    """What a parameter is tied to on other pipeline stages; None where it is this stage's own."""
+    found: Tie | None = getattr(parameter, _TIE, None)
+    return found
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,21 @@ _ALONE = Axis()
 
 
 @dataclass(frozen=True)
+class Tie:
+    """A parameter that several pipeline stages have: one parameter, kept on each of its owners."""
+
+    key: str
+    """Which; the same on all owners."""
+
+    owners: Axis
+    """The ranks that have it, along the pipe axis."""
+
+    def put_on(self, parameter: nn.Parameter) -> None:
+        """Mark a parameter, before a stage takes it over."""
+        setattr(parameter, _TIE, self)
+
+
+@dataclass(frozen=True)
 class Mesh:
     """Where this rank stands. A process without torch.distributed is ``Mesh()``."""
 
@@ -79,6 +105,97 @@ class Mesh:
 
     model: Axis | None = None
     """All ranks of this model replica, where they are known in one group: pipe x tensor."""
+
+    whole: Axis | None = None
+    """All ranks, where the parts that they have bear the names of one model; None for an mpu's."""
+
+    hybrid: tuple[Axis, Axis] | None = None
+    """Replicate and shard, where states are sharded over a part of the data axis only."""
+
+    @classmethod
+    def make(
+        cls,
+        world: dist.ProcessGroup | None,
+        *,
+        pipe: int = 1,
+        tensor: int = 1,
+        shard: int | None = None,
+    ) -> Mesh:
+        """Lay the ranks out. **Collective** over all of them.
+
+        Args:
+            world: All ranks; None for one process.
+            pipe: Pipeline stages.
+            tensor: Ranks that a cut parameter is cut over.
+            shard: Ranks that states are sharded over; None: the whole data axis.
+
+        Raises:
+            ConfigError: If the ranks cannot be laid out so.
+        """
+        ranks = 1 if world is None else dist.get_world_size(world)
+        data, rest = divmod(ranks, pipe * tensor)
+        problems = []
+        if rest or not data:
+            problems.append(
+                f"world size: must be a multiple of pipeline stages x tensor-parallel size = "
+                f"{pipe} x {tensor} = {pipe * tensor}, got {ranks}"
+            )
+        elif shard is not None and data % shard:
+            problems.append(
+                "zero_optimization.mics_shard_size: must divide the data-parallel size "
+                f"{data}, got {shard}"
+            )
+        if problems:
+            raise ConfigError("initialize()", problems)
+        if world is None:
+            return cls()
+        layout = torch.arange(ranks).view(pipe, data, tensor)
+        split = None
+        if shard is not None and shard < data:
+            parts = layout.view(pipe, data // shard, shard, tensor)
+            split = _axis(parts.movedim(1, -1), world), _axis(parts.movedim(2, -1), world)
+        alone = pipe == tensor == 1
+        return cls(
+            pipe=_axis(layout.movedim(0, -1), world),
+            data=Axis(world) if alone else _axis(layout.movedim(1, -1), world),
+            tensor=_axis(layout, world),
+            whole=Axis(world),
+            hybrid=split,
+        )
+
+    def owners(self, stages: Sequence[int]) -> Axis:
+        """Make the groups of some pipeline stages. **Collective** over all ranks of the mesh.
+
+        Args:
+            stages: In ascending order.
+
+        Returns:
+            This rank's, along the pipe axis; alone where it is of no such stage.
+        """
+        assert self.whole is not None
+        assert self.whole.group is not None
+        rows = torch.arange(self.whole.size).view(*self.layout.values())[list(stages)]
+        return _axis(rows.movedim(0, -1), self.whole.group)
+
+    @property
+    def shard(self) -> Axis:
+        """The ranks that states are sharded over: all of the data axis, or a part of it."""
+        return self.data if self.hybrid is None else self.hybrid[1]
+
+    @property
+    def replicate(self) -> Axis:
+        """The ranks that have the same shard as this one."""
+        return _ALONE if self.hybrid is None else self.hybrid[0]
+
+    @property
+    def saving(self) -> Axis:
+        """The ranks that save and load one checkpoint together."""
+        return self.data if self.whole is None else self.whole
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """Number of ranks along each axis."""
+        return {axis: getattr(self, axis).size for axis in ("pipe", "data", "tensor")}
 
     @classmethod
     def of(cls, mpu: Any, world: dist.ProcessGroup | None, module: nn.Module) -> Mesh:
@@ -96,7 +213,7 @@ class Mesh:
             ConfigError: If the groups do not fit together, or do not say who holds what.
         """
         if mpu is None or world is None:
-            return cls(data=Axis(world))
+            return cls.make(world)
         data = _ask(mpu, _DATA)
         if data is None:
             raise ConfigError("initialize()", [f"mpu: must give {_DATA[0]}(), got none"])
@@ -122,7 +239,9 @@ class Mesh:
             parameters: Of this rank, from before a stage replaces them.
         """
         first = self.tensor.rank == 0
-        return frozenset(parameter for parameter in parameters if first or is_cut(parameter))
+        found = [parameter for parameter in parameters if first or is_cut(parameter)]
+        ties = [(parameter, tie_of(parameter)) for parameter in found]
+        return frozenset(p for p, tie in ties if tie is None or tie.owners.rank == 0)
 
     def add_over_model(self, values: Tensor) -> None:
         """Add the other parts of this model replica to ``values``, in place. **Collective**."""
@@ -140,6 +259,21 @@ class Mesh:
     def _model_axes(self) -> list[Axis]:
         axes = [self.tensor, self.pipe] if self.model is None else [self.model]
         return [axis for axis in axes if axis.size > 1]
+
+
+def _axis(rows: Tensor, world: dist.ProcessGroup) -> Axis:
+    """Make the groups along the last dimension, and return this rank's. **Collective**.
+
+    Args:
+        rows: Ranks, as places in the world; any number of dimensions.
+        world: All ranks.
+    """
+    own, found = dist.get_rank(world), _ALONE
+    for row in rows.reshape(-1, rows.shape[-1]).tolist() if rows.shape[-1] > 1 else ():
+        group = dist.new_group([dist.get_global_rank(world, rank) for rank in row])
+        if own in row:
+            found = Axis(group)
+    return found
 
 
 def _gather(value: T, axes: Iterable[Axis]) -> list[T]:

@@ -245,8 +245,12 @@ class Stage(Protocol):
         """Finish the averaging that is under way between boundaries. **Collective**."""
         ...
 
-    def gradient_pieces(self) -> Iterator[Piece]:
+    def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Walk the gradients gathered so far; after :meth:`settle_gradients`.
+
+        Args:
+            write: Walk everything that this rank holds (at stage 0 that is all, where a save walks
+                its share); the pieces' tensors are the gradients themselves.
 
         Yields:
             Pieces of two kinds. ``gradient``: averaged over ranks; each element comes from one
@@ -301,6 +305,10 @@ class Stage(Protocol):
 
     def held(self) -> dict[str, list[Tensor]]:
         """Tensors by kind: parameters, gradients, optimizer, master, buckets."""
+        ...
+
+    def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
+        """Have parameters whole in their modules in a context. **Collective** where sharded."""
         ...
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from zerolab.contract.spec import CheckpointRef
-from zerolab.core.saving import CheckpointSaver, Draft
-from zerolab.core.store import CheckpointStore
-from zerolab.errors import TrialError
+from zerolab.core.saving import CheckpointSaver, Draft, Sending
+from zerolab.errors import TrialError, one_line
 from zerolab.reports.reporter import Reporter
+from zerolab.storage.store import CheckpointStore
 from zerotrial.callbacks import Callback, CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.trial import ZeroTrial
@@ -85,9 +85,10 @@ class CheckpointKeeper:
         self._trial = trial
         self._context = context
         self._callbacks = callbacks
-        self._store = CheckpointStore(spec.checkpoint_dir, owner=f"trial-{spec.trial_id}")
+        self._store = CheckpointStore.of_run(spec)
         self._saver = CheckpointSaver(self._store, context.distributed, reporter)
-        self._unfinished: tuple[Draft, int] | None = None  # with its batches
+        self._writing: tuple[Draft, int] | None = None  # with its batches
+        self._sending: tuple[Sending, int] | None = None
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Save a checkpoint. **Collective**.
@@ -116,9 +117,37 @@ class CheckpointKeeper:
         except BaseException:
             self._saver.abandon(draft)
             raise
-        self._unfinished = draft, steps
+        self._writing = draft, steps
         if not any(engine.saves_in_background for engine in self._context.engines):
             self.finish()
+
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`advance` has something to do, and need not wait for this rank."""
+        if self._sending is not None:
+            return self._sending[0].done
+        written = all(engine.checkpoint_written for engine in self._context.engines)
+        return self._writing is not None and written
+
+    def advance(self) -> None:
+        """Take what :meth:`save` began a step further: written, brought up. **Collective**.
+
+        Raises:
+            StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
+            StorageError: On all ranks, if the storage cannot take it.
+        """
+        if self._writing is not None:
+            (draft, steps), self._writing = self._writing, None
+            for engine in self._context.engines:
+                engine.wait_for_checkpoint()
+            self._callbacks.call("on_checkpoint_write_end", str(draft.path))
+            self._sending = self._saver.send(draft, self._metadata(steps)), steps
+            if self._store.is_remote:
+                return
+        if self._sending is not None:
+            (sending, steps), self._sending = self._sending, None
+            self._saver.complete(sending, steps)
+            self._callbacks.call("on_checkpoint_upload_end", sending.draft.uuid)
 
     def finish(self) -> None:
         """Wait until what :meth:`save` began is written, and publish it. **Collective**.
@@ -127,22 +156,18 @@ class CheckpointKeeper:
             StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
             StorageError: On all ranks, if the storage cannot take it.
         """
-        if self._unfinished is None:
-            return
-        (draft, steps), self._unfinished = self._unfinished, None
-        for engine in self._context.engines:
-            engine.wait_for_checkpoint()
-        self._callbacks.call("on_checkpoint_write_end", str(draft.path))
+        while self._writing is not None or self._sending is not None:
+            self.advance()
+
+    def _metadata(self, steps: int) -> dict[str, Any]:
         spec = self._context.spec
-        metadata = {
+        return {
             "steps_completed": steps,
             "trial_id": spec.trial_id,
             "run_id": spec.run_id,
             "world_size": self._context.distributed.size,
             "hparams": spec.hparams,
         }
-        self._saver.publish(draft, steps, metadata)
-        self._callbacks.call("on_checkpoint_upload_end", draft.uuid)
 
     def load(self, ref: CheckpointRef) -> SavedState:
         """Put back the engines and the user's state. **Collective**.
@@ -153,15 +178,16 @@ class CheckpointKeeper:
         Raises:
             NotFoundError: If there is no such checkpoint, or it is damaged.
         """
-        with CheckpointStore(self._context.restore_root).restore_path(ref.uuid) as path:
-            return self._load_from(path)
+        store = CheckpointStore.of_run(self._context.spec, ref.storage)
+        with store.restore_path(ref.uuid) as path:
+            return self._load_from(path, warm_start=ref.warm_start)
 
-    def _load_from(self, path: Path) -> SavedState:
+    def _load_from(self, path: Path, *, warm_start: bool) -> SavedState:
         if not (path / _TRIAL / "rank_0.pt").is_file():
             raise TrialError(f"{path}: is no checkpoint of a trial (trial/rank_0.pt is missing)")
         context = self._context
         saved = SavedState(path, context.distributed.rank)
-        context.warm_start = saved.shared["trial_id"] != context.spec.trial_id
+        context.warm_start = warm_start or saved.shared["trial_id"] != context.spec.trial_id
         self._callbacks.call("on_checkpoint_load_start", dict(saved.shared))
         self._trial.load(context, path)
         if context.warm_start:
@@ -188,13 +214,13 @@ class CheckpointKeeper:
             self._store.sweep()
             yield
         else:
-            with _only_writer(Path(self._context.spec.checkpoint_dir)) as alone:
+            with _only_writer(Path(self._context.spec.run_dir)) as alone:
                 if alone:
                     self._store.sweep()
                 else:
                     logger.warning(
                         "another process saves checkpoints in %s; give each a run_dir of its own",
-                        self._context.spec.checkpoint_dir,
+                        self._context.spec.run_dir,
                     )
                 yield
 
@@ -224,7 +250,7 @@ def _checked(state: Any, whose: str) -> Any:
     except Exception as error:
         raise TrialError(
             f"{whose}: state_dict must hold tensors, numbers, strings, and lists and dicts of "
-            f"them, which load without running code: {str(error).splitlines()[0]}"
+            f"them, which load without running code: {one_line(error)}"
         ) from error
     return state
 

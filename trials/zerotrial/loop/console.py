@@ -70,7 +70,7 @@ class Console:
         """Say what a validation gave."""
         self._logger.info("validation after batch %d: %s", steps, _numbers(metrics) or "no metrics")
 
-    def end(self, steps: int, checkpoint: Path | None) -> None:
+    def end(self, steps: int, checkpoint: str | None) -> None:
         """Say how it ended, and where the results lie."""
         file = self._run_dir / "metrics.jsonl"
         self._logger.info(

@@ -5,15 +5,16 @@ It goes from one *stop* to the next: a stop is a batch after which something is 
 between there is nothing but the user's ``train_batch``.
 """
 
-import enum
 import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_STALE
+from zerolab.contract.wire import Extension
+from zerolab.core.extending import ask_to_go_on
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
@@ -22,8 +23,10 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.data.feeds import EmptyFeed, Feed, make_feed
 from zerotrial.data.samplers import derive_seed
+from zerotrial.loop.batch_checks import BatchChecks
 from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
 from zerotrial.loop.console import Console
+from zerotrial.loop.ending import Ending
 from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
@@ -34,27 +37,13 @@ from zerotrial.loop.units import Schedule
 from zerotrial.loop.validation import ValidationInterruptedError, Validator
 from zerotrial.trial import ZeroTrial
 
-__all__ = ["Controller", "Ending"]
+__all__ = ["Controller"]
 
 logger = logging.getLogger(__name__)
 
 _AGREE_EVERY_S = 1.0
 """How often, about, the ranks agree whether to go on; seconds of training."""
 _MOST_BATCHES_BETWEEN = 10_000
-
-
-class Ending(enum.IntEnum):
-    """Why the loop ended; of several ranks' reasons the largest one counts."""
-
-    FINISHED = 0
-    STOP_REQUESTED = 1
-    PREEMPTED = 2
-    STALE = 3
-
-    @property
-    def exit_code(self) -> int:
-        """What tells the platform (:mod:`zerolab.contract.spec`)."""
-        return {Ending.PREEMPTED: EXIT_PREEMPTED, Ending.STALE: EXIT_STALE}.get(self, 0)
 
 
 class Controller:
@@ -89,6 +78,7 @@ class Controller:
         self._context = context
         self._settings = settings
         self._poller = poller
+        self._reporter = reporter
         self._distributed = context.distributed
         self._callbacks = CallbackList(trial.build_callbacks())
 
@@ -120,13 +110,7 @@ class Controller:
         self._system: SystemMetrics | None = None
 
         # One batch
-        self._first = context.engines[0]
-        self._pipeline = context.use_pipeline_parallel
-        self._manual = self._pipeline or not context.auto_grad_accumulation
-        self._accumulation = context.get_num_micro_batches_per_slot()
-        self._first.check_calls(once_a_batch=self._manual)
-        self._said_drawn = False
-        self._calls_per_batch = 1 if self._manual else self._accumulation
+        self._checks = BatchChecks(context, self._feed)
         self._skipping = SkippedSteps(context.engines)
 
     def show_progress(self) -> Console:
@@ -173,16 +157,46 @@ class Controller:
             self._validate()
         self._attend()
         self._recorder.state("training")
+        while True:
+            ending = self._train_to_the_bound()
+            if ending is not Ending.FINISHED:
+                return self._leave(ending)
+            ending = self._agree(last=True)
+            if not self._schedule.pauses:
+                return Ending.FINISHED
+            if ending is not Ending.FINISHED or not self._is_extended():
+                told = "trained to batch %d, as far as the searcher let it: pausing"
+                logger.info(told, self.steps)
+                return Ending.REACHED
+
+    def _train_to_the_bound(self) -> Ending:
+        """Train as far as this run shall, or until it must end."""
         while not self._schedule.finished(self.steps):
             self._train_until(min(self._schedule.next_stop(self.steps), self._agree_at))
             self._report_if_due()
             if self.steps >= self._agree_at:
                 ending = self._agree()
                 if ending is not Ending.FINISHED:
-                    return self._leave(ending)
+                    return ending
             self._attend()
-        self._agree(last=True)
         return Ending.FINISHED
+
+    def _is_extended(self) -> bool:
+        """Whether the searcher has let the trial go on meanwhile, and its slots are free for it."""
+        until, length = self._settings.until, self._schedule.epoch_length
+        if until is None or not isinstance(until.value, int):
+            return False
+        told: Extension | None = None
+        if self._reporter is not None:
+            told = ask_to_go_on(self._context.spec, self._reporter, until.value)
+        told = self._distributed.broadcast(told, "agreeing to go on beyond the bound")
+        if told is None or not told.goes_on:
+            return False
+        further = None if told.until is None else type(until)(told.until)
+        self._settings = replace(self._settings, until=further)
+        self._schedule = self._settings.schedule(length)
+        logger.info("the searcher lets it go on at once, to batch %d", self._schedule.end)
+        return True
 
     def _train_until(self, stop: int) -> None:
         """Train up to ``stop`` batches in all; they lie in one epoch."""
@@ -192,8 +206,8 @@ class Controller:
         profiler, look = context.profiler, self._skipping.look
         first = step = self.steps
         epoch = schedule.epoch(step)
-        calls = range(self._calls_per_batch)
-        counted, drawn = self._micro_steps(), self._feed.drawn
+        calls = range(self._checks.calls_per_batch)
+        self._checks.begin()
         if schedule.epoch_ends(step) or step == 0:
             self._callbacks.call("on_training_epoch_start", epoch)
         started = time.perf_counter()
@@ -211,8 +225,7 @@ class Controller:
             if profiler is not None:
                 profiler.step()
         self._recorder.trained_s += time.perf_counter() - started
-        self._check_micro_steps(counted, stop - first)
-        self._check_drawn(self._feed.drawn - drawn, stop - first)
+        self._checks.end(stop - first)
         if schedule.epoch_ends(step):
             self._callbacks.call("on_training_epoch_end", epoch)
 
@@ -245,12 +258,16 @@ class Controller:
         Args:
             last: There is nothing to go on with; only tell what is left to tell.
         """
-        self._keeper.finish()
+        if last:
+            self._keeper.finish()
         self._recorder.speed(self.steps, self._schedule.max_steps)
         system = self._system.take(now=last) if self._system is not None else None
-        mine = (int(self._wish()), self._recorder.batch_s, system)
+        mine = (int(self._wish()), self._recorder.batch_s, system, self._keeper.ready)
         operation = f"agreeing to go on after batch {self.steps}"
-        wishes, seconds, samples = zip(*self._distributed.allgather(mine, operation), strict=True)
+        told = self._distributed.allgather(mine, operation)
+        wishes, seconds, samples, ready = zip(*told, strict=True)
+        if all(ready):
+            self._keeper.advance()
         self._recorder.machines(self.steps, samples)
         pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
         self._agree_at = self.steps + min(max(1, pause), _MOST_BATCHES_BETWEEN)
@@ -355,7 +372,9 @@ class Controller:
                 entries += lost["window"]
         self._recorder.unreported.restore(entries)
         mine = saved.mine if saved.mine is not None else shared
-        self._feed.restore(mine["feed"])
+        # An inner pipeline stage has read nothing; the rank may be another one now.
+        read_none = mine["feed"]["kind"] == "empty"
+        self._feed.restore((shared if read_none else mine)["feed"])
         if saved.mine is not None and saved.world_size == self._distributed.size:
             self._saved_random_state = saved.mine["random"]
         logger.info("going on after batch %d", self.steps)
@@ -403,47 +422,6 @@ class Controller:
         if self._settings.profiling.enabled:
             return self._timings.timed(self._feed)
         return self._feed
-
-    def _micro_steps(self) -> int | None:
-        return None if self._pipeline else self._first.micro_steps
-
-    def _check_micro_steps(self, before: int | None, batches: int) -> None:
-        after = self._micro_steps()
-        if before is None or after is None:
-            return
-        trained, due = after - before, batches * self._accumulation
-        if trained == due or (self._manual and trained and trained % due == 0):
-            return
-        found = f"the first engine trained {trained} in {batches} batch(es) instead of {due}"
-        if self._manual:
-            remedy = (
-                f"it is called once a batch: loop over {self._accumulation} micro-batches in it, "
-                "with engine.backward(loss) and engine.step() for each"
-            )
-        else:
-            remedy = (
-                f"it is called {self._accumulation} time(s) a batch: call engine.backward(loss) "
-                "and engine.step() once in each call, or call "
-                "context.disable_auto_grad_accumulation() and loop over the micro-batches"
-            )
-        raise TrialError(
-            f"train_batch: must train {self._accumulation} micro-batch(es) a batch "
-            f"(gradient_accumulation_steps): {found}; {remedy}"
-        )
-
-    def _check_drawn(self, drawn: int, batches: int) -> None:
-        """Say once when the trial draws more than it trains: an epoch then skips data."""
-        due = batches * self._accumulation
-        if drawn <= due or self._said_drawn:
-            return
-        self._said_drawn = True
-        logger.warning(
-            "train_batch drew %d micro-batches in %d batch(es), where %d are trained: an epoch is "
-            "over before its samples are; call next(dataloader_iter) once for each engine.step()",
-            drawn,
-            batches,
-            due,
-        )
 
     def _machine_prefix(self) -> str:
         ranks = self._distributed

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from zerolab.contract.outcome import read_reason
-from zerolab.contract.spec import EXIT_PREEMPTED, RunSpec
+from zerolab.contract.outcome import LEAVING, read_reason
+from zerolab.contract.spec import RunSpec
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
-from zerolab.core.store import CheckpointStore
 from zerolab.reports.reporter import Reporter
+from zerolab.storage.store import CheckpointStore
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
-from zerotrial.loop.controller import Controller, Ending
+from zerotrial.loop.controller import Controller
+from zerotrial.loop.ending import Ending
 from zerotrial.loop.settings import FitSettings
 from zerotrial.trial import ZeroTrial
 
@@ -90,7 +91,7 @@ def _try_storage(context: ZeroTrialContext) -> None:
     spec, ranks = context.spec, context.distributed
     with ranks.together("the run cannot begin"):
         if ranks.is_local_chief:
-            CheckpointStore(spec.checkpoint_dir, owner=f"trial-{spec.trial_id}").probe()
+            CheckpointStore.of_run(spec).probe()
 
 
 def _die_after_another_rank(run_dir: Path) -> None:
@@ -104,7 +105,7 @@ def _die_after_another_rank(run_dir: Path) -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         said = read_reason(run_dir)
-        if said is not None and said.exit_code != EXIT_PREEMPTED:
+        if said is not None and said.exit_code not in LEAVING:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif callable(before):

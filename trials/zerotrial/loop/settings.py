@@ -1,6 +1,7 @@
 """How far a trial trains and when it does what, read from an experiment's configuration."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from zerolab.contract.spec import FitSpec, LengthSpec, ProfilingSpec
@@ -27,6 +28,10 @@ class FitSettings:
     """What :meth:`zerotrial.Trainer.fit` was asked for, or an experiment's configuration says."""
 
     max_length: TrainUnit
+    until: TrainUnit | None = None
+    """Where this run pauses; None when it goes all the way."""
+    validate_at: TrainUnit | None = None
+    """Points after which to validate besides ``validation_period``."""
     report_period: TrainUnit | None = _HUNDRED_BATCHES
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
@@ -65,6 +70,8 @@ class FitSettings:
             raise ConfigError("experiment", [problem])
         fields = {
             "max_length": _unit(fit.max_length),
+            "until": _in_unit_of(fit.max_length, fit.until),
+            "validate_at": _in_unit_of(fit.max_length, fit.validate_at),
             "report_period": Batch(fit.scheduling_unit),
             "validation_period": _unit(fit.validation_period),
             "checkpoint_period": _unit(fit.checkpoint_period),
@@ -89,11 +96,15 @@ class FitSettings:
         """
         if self.test_mode:
             return Schedule(max_steps=1, epoch_length=epoch_length)
+        validate = Period.of(self.validation_period, epoch_length)
+        compared = Period.of(self.validate_at, epoch_length)
+        until = None if self.until is None else length_in_batches(self.until, epoch_length)
         return Schedule(
+            until=until,
             max_steps=length_in_batches(self.max_length, epoch_length),
             epoch_length=epoch_length,
             report=Period.of(self.report_period, epoch_length),
-            validate=Period.of(self.validation_period, epoch_length),
+            validate=replace(validate, at=validate.at | compared.at),
             checkpoint=Period.of(self.checkpoint_period, epoch_length),
         )
 
@@ -110,3 +121,9 @@ def _unit(length: LengthSpec | None) -> TrainUnit | None:
     if length is None:
         return None
     return Batch(length.count) if length.unit == "batches" else Epoch(length.count)
+
+
+def _in_unit_of(length: LengthSpec | None, given: int | Collection[int] | None) -> TrainUnit | None:
+    if length is None or not given:
+        return None
+    return Batch(given) if length.unit == "batches" else Epoch(given)

@@ -97,6 +97,7 @@ class Schedule:
         report: When averaged training metrics are reported.
         validate: When the model is validated, besides the end of training.
         checkpoint: When a checkpoint is saved, besides the end of training.
+        until: Where this run pauses; ``None`` when it goes all the way.
     """
 
     max_steps: int
@@ -104,10 +105,21 @@ class Schedule:
     report: Period = Period()
     validate: Period = Period()
     checkpoint: Period = Period()
+    until: int | None = None
+
+    @property
+    def end(self) -> int:
+        """The count at which this run has done what it should."""
+        return self.max_steps if self.until is None else min(self.until, self.max_steps)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the trial is not done when this run is."""
+        return self.end < self.max_steps
 
     def next_stop(self, steps: int) -> int:
         """The first count beyond ``steps`` at which the loop must pause for something."""
-        stop = self.max_steps
+        stop = self.end
         if self.epoch_length:
             stop = min(stop, (steps // self.epoch_length + 1) * self.epoch_length)
         for period in (self.report, self.validate, self.checkpoint):
@@ -117,8 +129,8 @@ class Schedule:
         return stop
 
     def finished(self, steps: int) -> bool:
-        """Whether the trial has trained as far as it should."""
-        return steps >= self.max_steps
+        """Whether the trial has trained as far as it should in this run."""
+        return steps >= self.end
 
     def report_due(self, steps: int) -> bool:
         """Whether training metrics are reported after ``steps`` batches."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +13,17 @@ from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import TrialError
 from zerotrial.engine.build import planning
+from zerotrial.engine.building.arguments import groups_of, make_given
 from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.memory import MOMENTS
-from zerotrial.engine.module.units import plan_units
+from zerotrial.engine.module.units import find_blocks, plan_units
+from zerotrial.engine.seams import ParamGroup
 from zerotrial.engine.stage3.gather import (
     in_forward_order,
     kept_between_steps,
     kept_to_backward,
 )
+from zerotrial.engine.tensor.plan import find_layers
 
 __all__ = ["Noted", "note_engines"]
 
@@ -35,10 +38,19 @@ class Noted:
     """Elements."""
     largest_block: int
     """Elements that stage 3 gathers at once, at most."""
-    sizes: tuple[int, ...]
-    """Elements of each trainable parameter, in the order of the module."""
+    sizes: tuple[tuple[int, ...], ...]
+    """Elements of each trainable parameter, by optimizer group, in the order of the module."""
     kept_whole: int
     """Elements that stage 3 keeps gathered beyond a block's forward or backward."""
+    blocks: int
+    """Repeated blocks, between which a model can be divided into pipeline stages."""
+    in_blocks: int
+    """Trainable elements in them."""
+    cut: int
+    """Trainable elements that a plan of tensor parallelism cuts; without one, those of matrices in
+    blocks."""
+    hidden: int
+    """Features of the activation between two blocks, as far as the blocks' matrices tell."""
     config: EngineConfig
     optimizer: str
     """A key of :data:`zerotrial.engine.memory.MOMENTS`."""
@@ -87,8 +99,10 @@ def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:
     """
     noted: list[Noted] = []
 
-    def plan_engine(model: nn.Module, config: EngineConfig, optimizer: Any) -> _PlannedEngine:
-        noted.append(_note(model, config, optimizer))
+    def plan_engine(
+        model: nn.Module, config: EngineConfig, optimizer: Any, model_parameters: Any
+    ) -> _PlannedEngine:
+        noted.append(_note(model, config, optimizer, model_parameters))
         return _PlannedEngine(model, config)
 
     with planning(plan_engine):
@@ -112,28 +126,59 @@ def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:
     return noted, False
 
 
-def _note(model: nn.Module, config: EngineConfig, optimizer: Any) -> Noted:
-    trainable = [p for p in model.parameters() if p.requires_grad]
+def _note(model: nn.Module, config: EngineConfig, optimizer: Any, model_parameters: Any) -> Noted:
+    made = make_given(optimizer, model_parameters, model)
+    sizes = _sizes_by_group(model, groups_of(model, made, model_parameters))
     units = plan_units(model, leaves=config.zero_optimization.leaf_module.classes)
-    numel = sum(p.numel() for p in trainable)
+    numel = sum(map(sum, sizes))
     order = in_forward_order(model, units)
     zero = config.zero_optimization
+    blocks = [block for _, block in find_blocks(model)]
+    linear = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     kept = kept_to_backward(order, zero) | kept_between_steps(order, zero)
     return Noted(
         parameters=numel,
         frozen=sum(p.numel() for p in model.parameters()) - numel,
         largest_block=max(unit.numel for unit in units),
-        sizes=tuple(p.numel() for p in trainable),
+        sizes=sizes,
         kept_whole=sum(unit.numel for unit in kept),
+        blocks=len(blocks),
+        in_blocks=_trained({p for block in blocks for p in block.parameters()}),
+        cut=_cut(model, config, linear),
+        hidden=_most_common([layer.in_features for layer in linear]),
         config=config,
-        optimizer=_kind_of_optimizer(config, optimizer),
+        optimizer=_kind_of_optimizer(config, made),
     )
 
 
-def _kind_of_optimizer(config: EngineConfig, given: Any) -> str:
+def _sizes_by_group(model: nn.Module, groups: Sequence[ParamGroup]) -> tuple[tuple[int, ...], ...]:
+    place = {name: index for index, (name, _) in enumerate(model.named_parameters())}
+    found = []
+    for group in groups:
+        members = sorted(group.parameters, key=lambda named: place[named.name])
+        found.append(tuple(named.parameter.numel() for named in members))
+    return tuple(found)
+
+
+def _trained(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters if p.requires_grad)
+
+
+def _most_common(sizes: list[int]) -> int:
+    return max(sizes, key=lambda size: (sizes.count(size), -size), default=0)
+
+
+def _cut(model: nn.Module, config: EngineConfig, linear: list[nn.Linear]) -> int:
+    layers, problems = find_layers(model, config.tensor_parallel)
+    planned = [layer.module for layer in layers if layer.plan.style in ("colwise", "rowwise")]
+    modules: Iterable[nn.Module] = linear if problems else planned
+    return _trained({module.weight for module in modules})  # type: ignore[misc]
+
+
+def _kind_of_optimizer(config: EngineConfig, given: torch.optim.Optimizer | None) -> str:
     options: Any = {}
     name = "adam"
-    if isinstance(given, torch.optim.Optimizer):
+    if given is not None:
         name, options = type(given).__name__, given.defaults
     elif config.optimizer is not None:
         name, options = config.optimizer.type, config.optimizer.params

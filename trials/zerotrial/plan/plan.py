@@ -26,12 +26,14 @@ import torch
 
 from zerolab.config import sample_hyperparameters
 from zerolab.config.checking import check_experiment
+from zerolab.config.engine.auto import determined_by
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.config.files import read_yaml
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
+from zerolab.sizes import size_text
 from zerotrial.context import ZeroTrialContext
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucket
 from zerotrial.engine.memory import (
@@ -42,6 +44,7 @@ from zerotrial.engine.memory import (
     Place,
     every_choice,
 )
+from zerotrial.plan.layouts import Layout, find_layouts, recommend, table
 from zerotrial.plan.noting import Noted, note_engines
 from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import Distributed
@@ -92,6 +95,9 @@ class Plan:
     on_meta: bool
     """Whether the model was built without memory."""
 
+    layouts: Sequence[Layout] = ()
+    """Those of all ranks that fit, for the first engine, where a world size was asked for."""
+
     @property
     def recommended(self) -> Choice | None:
         """The first choice that fits, in the order of traffic and effort."""
@@ -112,12 +118,13 @@ class Plan:
         return None
 
 
-def make_plan(file: Path, world_size: int | None = None) -> Plan:
+def make_plan(file: Path, world_size: int | None = None, tokens: int | None = None) -> Plan:
     """Read an experiment, build its model, and estimate every stage and offload.
 
     Args:
         file: The experiment file; the model's code lies beside it.
-        world_size: Data-parallel ranks; ``resources.slots_per_trial`` when left out.
+        world_size: Ranks; ``resources.slots_per_trial``, and no layouts, when left out.
+        tokens: Of one micro-batch in a rank's forward; its samples when left out.
 
     Returns:
         The plan.
@@ -137,7 +144,14 @@ def make_plan(file: Path, world_size: int | None = None) -> Plan:
     devices = find_devices(ranks, Path(nvme) if nvme else directory)
     found = _estimates(engines, ranks, devices.kind)
     choices = [Choice(each, fits(each, devices)) for each in found]
-    return Plan(ranks, engines, devices, choices, on_meta)
+    layouts = () if world_size is None else _layouts(engines[0], ranks, devices, tokens)
+    return Plan(ranks, engines, devices, choices, on_meta, layouts)
+
+
+def _layouts(noted: Noted, ranks: int, devices: Devices, tokens: int | None) -> Sequence[Layout]:
+    samples = noted.config.train_micro_batch_size_per_gpu or 1
+    found = find_layouts(noted, ranks, devices.kind, tokens or samples)
+    return [layout for layout in found if fits(layout.estimate, devices)]
 
 
 def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) -> object:
@@ -160,7 +174,9 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
         checkpoint_dir=scratch,
     )
     trial_class = load_trial_class(experiment.trial_class, directory)
-    return trial_class(ZeroTrialContext(spec, Distributed()))
+    length = experiment.searcher.full_length
+    with determined_by(spec.hparams, length.batches if length else None):
+        return trial_class(ZeroTrialContext(spec, Distributed()))
 
 
 def _estimates(engines: Sequence[Noted], ranks: int, device: Device) -> Iterator[MemoryEstimate]:
@@ -274,6 +290,7 @@ def to_json(plan: Plan) -> str:
         peaks = {"peak_device": found.peak_device, "peak_host": found.peak_host}
         return {**asdict(found), **peaks, "fits": choice.fits}
 
+    best = recommend(plan.layouts)
     content = {
         "world_size": plan.world_size,
         "engines": [
@@ -290,6 +307,8 @@ def to_json(plan: Plan) -> str:
         "choices": [of_choice(choice) for choice in plan.choices],
         "configured": of_choice(plan.configured),
         "recommended": of_choice(plan.recommended),
+        "layouts": [layout.to_dict() for layout in plan.layouts],
+        "recommended_layout": None if best is None else best.to_dict(),
     }
     return json.dumps(content, indent=2)
 
@@ -312,8 +331,8 @@ def to_text(plan: Plan) -> str:
         )
     place = plan.devices
     lines.append(
-        f"machine: {place.count} x {place.name}; a rank may use {_size(place.device_bytes)}"
-        + (f", and {_size(place.host_bytes)} of the host" if place.kind == "cuda" else "")
+        f"machine: {place.count} x {place.name}; a rank may use {size_text(place.device_bytes)}"
+        + (f", and {size_text(place.host_bytes)} of the host" if place.kind == "cuda" else "")
     )
     lines += [f"bytes of each of {plan.world_size} rank(s), activations not counted:", ""]
     titles = ("on device", "of it sums", "working set", "on host", "in files")
@@ -328,11 +347,11 @@ def to_text(plan: Plan) -> str:
             (
                 str(found.stage),
                 found.offload,
-                _size(found.device),
-                _size(found.accumulation) if found.accumulation else "-",
-                _size(found.working),
-                _size(found.peak_host) if found.peak_host else "-",
-                _size(found.disk) if found.disk else "-",
+                size_text(found.device),
+                size_text(found.accumulation) if found.accumulation else "-",
+                size_text(found.working),
+                size_text(found.peak_host) if found.peak_host else "-",
+                size_text(found.disk) if found.disk else "-",
                 "yes" if choice.fits else "no",
                 ", ".join(marks),
             )
@@ -342,8 +361,25 @@ def to_text(plan: Plan) -> str:
         cells = zip(row, widths, range(len(row)), strict=True)
         texts = [c.rjust(w) if 2 <= at <= 6 else c.ljust(w) for c, w, at in cells]
         lines.append("  ".join(texts).rstrip())
-    lines += ["", *_notes(plan), _advice(plan)]
+    lines += ["", *_notes(plan), _advice(plan), *_layout_lines(plan)]
     return "\n".join(lines)
+
+
+def _layout_lines(plan: Plan) -> list[str]:
+    """The layouts of all ranks that fit."""
+    if plan.world_size == 1 or not plan.layouts:
+        return []
+    config, best = plan.engines[0].config, recommend(plan.layouts)
+    width = 4 if config.dtype == "fp32" else 2
+    return [
+        "",
+        f"layouts of {plan.world_size} ranks that fit; bytes that a rank moves in a step, by axis:",
+        "",
+        *table(plan.layouts, best, width),
+        "",
+        "on the tensor and pipe axes activations move, of as many tokens a micro-batch as --tokens "
+        "says; an idle share (bubble) counts as so much more traffic",
+    ]
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -373,15 +409,6 @@ def _advice(plan: Plan) -> str:
     )
 
 
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -393,11 +420,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="zerolab plan", description=__doc__.split("\n\n")[0])
     parser.add_argument("file", type=Path, help="experiment file, e.g. examples/digits/smoke.yaml")
-    parser.add_argument("--world-size", type=int, help="data-parallel ranks")
+    parser.add_argument("--world-size", type=int, help="ranks; lists the layouts of so many, too")
+    parser.add_argument("--tokens", type=int, help="of one micro-batch: samples x length")
     parser.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
     options = parser.parse_args(arguments)
     try:
-        plan = make_plan(options.file, options.world_size)
+        plan = make_plan(options.file, options.world_size, options.tokens)
     except (ZerolabError, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command's answer
         return 2

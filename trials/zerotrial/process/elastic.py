@@ -10,6 +10,7 @@ commands, and ranks with a GPU, are started afresh.
 
 import atexit
 import logging
+import math
 import os
 import signal
 import sys
@@ -18,10 +19,10 @@ import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -36,15 +37,11 @@ from torch.distributed.elastic.multiprocessing.api import (
     SignalException,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
 from torch.multiprocessing.spawn import ProcessContext
 
 from zerolab.contract.outcome import (
     DELIBERATE,
+    LEAVING,
     Outcome,
     failure,
     read_reason,
@@ -55,59 +52,26 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     ENV_RUN_SPEC,
     EXIT_INFRASTRUCTURE,
-    EXIT_PREEMPTED,
     Command,
     RunSpec,
+    TrialClass,
     read_run_spec,
 )
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
+from zerotrial.process.rendezvous import meet, name_interface
 
 __all__ = ["launch", "run_launcher", "run_rank"]
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_STOP_S = 15
-"""Seconds that ranks have to checkpoint and end after SIGTERM."""
+_READY_S = 10.0
+"""Longest wait, in seconds, for ranks that are being started to heed SIGTERM."""
 _REAP_S = 10.0
 """How often, in seconds, processes that the launcher has adopted are cleared away."""
 _SAME_MOMENT_S = 2
 """Failures at most this far apart, in seconds, may be one event seen by several ranks."""
-
-
-class _LocalRendezvous(RendezvousHandler):
-    """All ranks on this machine: one store, on a free port, for the agent and for them."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._store = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def get_backend(self) -> str:
-        return "zerolab-local"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        address = RendezvousStoreInfo("127.0.0.1", self._store.port)
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, address)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
 
 
 class _RunLogs(LogsSpecs):
@@ -140,12 +104,48 @@ class _RunLogs(LogsSpecs):
 class _Agent(LocalElasticAgent):
     """torch's elastic agent, for ranks that may end in any way they like."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, run: RunSpec, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shutdown_timeout = _STOP_S
+        self._shutdown_timeout = math.ceil(run.grace_s)
+        self._run_spec = run
+        self._asked: int | None = None
+        self._asked_until = 0.0
         self._reap_next = 0.0
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        for number in _SIGNALS:
+            signal.signal(number, self._note_signal)
+        return started
+
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Hold a signal until the ranks can heed it: see :meth:`_heed_signal`."""
+        if self._asked is None:
+            self._asked = number
+            self._asked_until = time.monotonic() + min(_READY_S, self._run_spec.grace_s / 2)
+
+    def _heed_signal(self, worker_group: WorkerGroup) -> None:
+        """Stop the ranks if that was asked for, SIGTERM only when it does not kill some of them.
+
+        A rank that is still importing would die of it, and the others would wait for that one.
+        Of a command none may ever be ready: it heeds signals as it likes.
+
+        Raises:
+            SignalException: When the ranks are to be stopped now.
+        """
+        if self._asked is None:
+            return
+        folder = RunFolder(Path(self._run_spec.run_dir))
+        ready = [folder.ready(worker.global_rank).exists() for worker in worker_group.workers]
+        may_come = any(ready) or isinstance(self._run_spec.entrypoint, TrialClass)
+        held = self._asked == signal.SIGTERM and may_come and not all(ready)
+        if held and time.monotonic() < self._asked_until:
+            return
+        name = signal.Signals(self._asked).name
+        raise SignalException(f"the run was stopped by {name}", signal.Signals(self._asked))
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._heed_signal(worker_group)
         context = self._pcontext
         if context is not None and time.monotonic() >= self._reap_next:
             self._reap_next = time.monotonic() + _REAP_S
@@ -190,7 +190,7 @@ def launch(spec_file: Path) -> Outcome:
     folder = RunFolder(Path(spec.run_dir))
     folder.create()
     os.environ[ENV_RUN_SPEC] = str(spec_file)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no name of this host need resolve
+    name_interface(spec.nodes)
     os.environ["PYTHONUNBUFFERED"] = "1"
     # `python` in a command is the Python that runs us, whether its environment is active or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -202,7 +202,7 @@ def launch(spec_file: Path) -> Outcome:
     except SignalException as stopped:
         said = read_reason(folder.path)
         name = signal.Signals(stopped.sigval).name
-        return said or Outcome(-stopped.sigval, f"the run was stopped by {name}")
+        return said or Outcome(-stopped.sigval, f"the run was stopped by {name}", told=True)
     if result.failures:
         rank, first = _first_failure(result.failures)
         return failure(folder.path, rank, first.exitcode)
@@ -214,25 +214,33 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
     meant = spec.entrypoint
     entrypoint: str | Callable[[str], None] = sys.executable
     if isinstance(meant, Command):
-        words = ["-P", "-m", "zerolab.launcher.rank", parent, "--", *meant.words]
+        words = ["-P", "-m", "zerolab.launcher.rank", parent, *_options(meant), "--", *meant.words]
     elif os.environ.get("CUDA_VISIBLE_DEVICES"):  # CUDA does not survive a fork
         words = ["-P", "-m", "zerotrial.process.launch", "--rank", parent]
     else:
         entrypoint, words = run_rank, [parent]
     workers = WorkerSpec(
         role="rank",
-        local_world_size=spec.slots,
-        rdzv_handler=_LocalRendezvous(str(spec.run_id)),
+        local_world_size=spec.local_slots,
+        rdzv_handler=meet(str(spec.run_id), spec.nodes),
         entrypoint=entrypoint,
         args=tuple(words),
         max_restarts=0,
         monitor_interval=0.05,
-        local_addr="127.0.0.1",
+        local_addr=spec.nodes.address if spec.nodes else "127.0.0.1",
     )
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _SIGNALS)
-    agent = _Agent(workers, logs_specs=_RunLogs(folder), start_method="fork")
+    agent = _Agent(workers, logs_specs=_RunLogs(folder), start_method="fork", run=spec)
     result: RunResult = agent.run()
     return result
+
+
+def _options(command: Command) -> list[str]:
+    """What :mod:`zerolab.launcher.rank` is told about a command."""
+    options = ["--plain"] if command.plain else []
+    if command.local_rank_at is not None:
+        options.append(f"--local-rank-at={command.local_rank_at}")
+    return options
 
 
 def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
@@ -277,7 +285,7 @@ def run_rank(parent: str, *, forked: bool = True) -> None:
     run_dir = Path(os.environ[ENV_RUN_SPEC]).parent
     if code in DELIBERATE and read_reason(run_dir) is None:
         write_reason(run_dir, code, f"rank {os.environ['RANK']} exited with code {code}")
-    if code not in (0, EXIT_PREEMPTED):  # after a preemption every rank ends by itself
+    if code != 0 and code not in LEAVING:
         sys.exit(code)
     os._exit(0)  # returning would wait for an agent that, after SIGTERM, no longer listens
 

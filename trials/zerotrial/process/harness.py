@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
+from zerolab.config.engine.auto import determined_by
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
 from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
-from zerotrial.loop.controller import Ending
+from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
 from zerotrial.process.entrypoint import load_trial_class
@@ -89,7 +90,8 @@ class _Rank:
         session = Session(ZeroTrialContext(spec, distributed))
         ending = None
         try:
-            controller = session.build(trial_class, settings)
+            with determined_by(spec.hparams, spec.max_batches):
+                controller = session.build(trial_class, settings)
             self.building = False
             ending = controller.run()
         finally:

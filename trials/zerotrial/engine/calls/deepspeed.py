@@ -33,6 +33,8 @@ _INSTEAD = {
     "flops_profiler": "set flops_profiler.enabled in the engine file",
     "offload_states": "set zero_optimization.offload_optimizer in the engine file",
     "reload_states": "set zero_optimization.offload_optimizer in the engine file",
+    "set_batch_fn": "map it over the iterator that train_batch(data_iter) gets",
+    "set_dataiterator": "pass it to train_batch(data_iter)",
     "set_dataloader": "pass the loader's iterator to train_batch(data_iter)",
     "set_train_micro_batch_size": "set train_micro_batch_size_per_gpu in the engine file",
     "tput_timer": "set steps_per_print in the engine file",

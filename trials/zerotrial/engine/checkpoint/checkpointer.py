@@ -7,7 +7,7 @@ so.
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -58,7 +58,7 @@ class Checkpointer:
         in_background: bool = False,
     ) -> None:
         self._state = state
-        self._ranks = CheckpointRanks(state.mesh.data.group)
+        self._ranks = CheckpointRanks(state.mesh.saving.group)
         self._tag_validation = tag_validation
         self._in_background = in_background
         self._pending: BackgroundSave | None = None
@@ -94,12 +94,10 @@ class Checkpointer:
         tag = self._agree_on(tag)
         self._refuse_shared_directory(str(Path(directory).absolute()))
         objects = self._objects(client_state or {}, window)
-        names = module_tensors(
-            self._state.module, set(self._state.trainable), frozen=not exclude_frozen_parameters
-        )
-        whole = list(names)  # a collective at stage 3, so every rank makes it
+        whole = self._module_tensors(frozen=not exclude_frozen_parameters)
         if window.is_open:
             self._state.stage.settle_gradients()
+        counted = self._state.counted
         temporary = final = Path(directory) / tag
         with self._ranks.together():
             if self._ranks.rank == 0:
@@ -110,9 +108,13 @@ class Checkpointer:
             final=final,
             save_latest=save_latest,
             manifest=self._manifest(tag, exclude_frozen=exclude_frozen_parameters),
-            tensors=ranges_of(self._state.stage.pieces()),
+            tensors=ranges_of(
+                (p for p in self._state.stage.pieces() if p.name in counted),
+                self._state.divided.span,
+            ),
             gradients=self._gradients() if window.is_open else (),
-            module_tensors=whole if self._ranks.rank == 0 else [],
+            module_tensors=whole,
+            part=self._state.mesh.pipe.rank if self._state.mesh.whole is not None else 0,
             objects=objects,
         )
         if self._in_background if in_background is None else in_background:
@@ -121,6 +123,11 @@ class Checkpointer:
         else:
             save_now(job)
         return str(final)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank's part of a save in the background is over, well or badly."""
+        return self._pending is None or self._pending.done
 
     def wait(self) -> None:
         """Return when a save in the background is valid. **Collective**.
@@ -185,11 +192,33 @@ class Checkpointer:
             raise CheckpointError(msg)
         return windows[0]
 
+    def _module_tensors(self, *, frozen: bool) -> list[tuple[str, Tensor]]:
+        """Copy buffers and frozen parameters, on the first replica's ranks. **Collective**."""
+        state, mesh = self._state, self._state.mesh
+        names = {name for name, _ in state.module.named_parameters()}
+        found = [
+            # Collectives where they are sharded or cut, so every rank makes them.
+            (name, state.divided.whole(name, value))
+            for name, value in module_tensors(state.module, set(state.trainable), frozen=frozen)
+            if name not in names or name in state.counted
+        ]
+        first = mesh.data.rank == 0 and (mesh.whole is None or mesh.tensor.rank == 0)
+        return found if first else []
+
     def _gradients(self) -> Iterator[tuple[str, Tensor]]:
-        return gradient_ranges(self._state.stage.gradient_pieces(), self._ranks.rank)
+        state = self._state
+        first = state.mesh.whole is None or state.mesh.tensor.rank == 0
+        pieces = (
+            piece
+            for piece in state.stage.gradient_pieces()
+            if first or piece.name in state.divided.cuts
+        )
+        return gradient_ranges(pieces, state.share_rank(self._ranks.rank), state.divided.span)
 
     def _refuse_shared_directory(self, directory: str) -> None:
         """Make sure that no other part of the model is saved in the same place."""
+        if self._state.mesh.whole is not None:
+            return  # all parts are saved together, under the names of one model
         others = self._state.mesh.gather_over_model(directory)
         if others.count(directory) > 1:
             msg = (
@@ -199,40 +228,47 @@ class Checkpointer:
             raise CheckpointError(msg)
 
     def _manifest(self, tag: str, *, exclude_frozen: bool) -> Manifest:
-        trainable = self._state.trainable
-        frozen = {name for name, _ in self._state.module.named_parameters()} - set(trainable)
+        own = {name for name, _ in self._state.module.named_parameters()}
+        frozen: set[str] = set().union(
+            *self._ranks.allgather(own - set(self._state.trainable) if exclude_frozen else set())
+        )
         return Manifest(
             tag=tag,
             stage=self._state.zero_stage,
             world_size=self._ranks.size,
             files={},
-            shapes={name: list(shape) for name, shape in trainable.items()},
-            excluded=sorted(frozen) if exclude_frozen else [],
+            shapes={name: list(shape) for name, shape in self._state.everywhere.items()},
+            excluded=sorted(frozen),
+            layout=self._state.mesh.layout,
         )
 
     def _objects(self, client_state: Mapping[str, Any], window: WindowState) -> dict[str, bytes]:
         """Serialize what is no parameter. **Collective**."""
         state = self._state
         buffers = buffers_of(state.module)
-        first_digest = self._ranks.broadcast(_digest(buffers))
+        digest = _digest(buffers)
+        for axis in (state.mesh.tensor, state.mesh.data):  # what the first replica has is written
+            digest = CheckpointRanks(axis.group).broadcast(digest)
+        scalars = _merged(self._ranks.allgather(dict(state.stage.scalars())))
+        extra = _merged(self._ranks.allgather(module_extra_state(state.module)))
         objects: dict[str, bytes] = {}
         with self._ranks.together():
             own = {
                 "random": get_random_state(),
-                "buffers": {} if _digest(buffers) == first_digest else buffers,
+                "buffers": {} if _digest(buffers) == digest else buffers,
             }
             objects[rank_file(self._ranks.rank)] = to_bytes("rank state", own)
-            others = state.stage.other_states()
+            others = {n: v for n, v in state.stage.other_states().items() if n in state.counted}
             if others:
                 objects[other_states_file(self._ranks.rank)] = to_bytes("optimizer states", others)
             if self._ranks.rank == 0:
                 engine_state = {
                     "optimizer": {
                         "type": type(state.stage.optimizer).__name__,
-                        "scalars": dict(state.stage.scalars()),
+                        "scalars": scalars,
                         "groups": [_options(group) for group in state.stage.optimizer.param_groups],
                     },
-                    "module": module_extra_state(state.module),
+                    "module": extra,
                     "parts": {
                         name: {"type": type(part).__name__, "state": part.state_dict()}
                         for name, part in state.stateful.items()
@@ -242,6 +278,14 @@ class Checkpointer:
                 objects[ENGINE_STATE] = to_bytes("engine state", engine_state)
                 objects[CLIENT_STATE] = to_bytes("client_state", client_state)
         return objects
+
+
+def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put together what ranks have; of two values of one name the first rank's counts."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        found = {**part, **found}
+    return found
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

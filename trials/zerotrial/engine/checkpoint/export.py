@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
-from zerotrial.engine.checkpoint.state import module_tensors
+from zerotrial.engine.checkpoint.whole import gather_whole
+from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.seams import Stage
+from zerotrial.engine.tensor.divide import Divided
 
 __all__ = ["export_weights"]
 
@@ -21,10 +23,11 @@ __all__ = ["export_weights"]
 def export_weights(
     module: nn.Module,
     stage: Stage,
-    ranks: CheckpointRanks,
+    mesh: Mesh,
+    divided: Divided,
     path: str | PathLike[str],
-    dtype: torch.dtype | None = None,
     *,
+    dtype: torch.dtype | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> str:
     """Write all weights and buffers to one file. **Collective**.
@@ -35,7 +38,8 @@ def export_weights(
     Args:
         module: Whose weights and buffers.
         stage: That has the trained ones.
-        ranks: Of the engine; rank 0 writes.
+        mesh: Of the engine; rank 0 writes, and other pipeline stages send it what they have.
+        divided: Puts parameters together that are cut over tensor-parallel ranks.
         path: Of the file; appears only when it is complete.
         dtype: Of floating-point parameters; None keeps the fp32 master weights. Buffers keep their
             types.
@@ -47,34 +51,14 @@ def export_weights(
     Raises:
         CheckpointError: On all ranks, if the file cannot be written.
     """
-    names = _names_by_first(module)
-    found: dict[str, Tensor] = {}
-
-    def take(name: str, tensor: Tensor) -> None:
-        if ranks.rank == 0:
-            for alias in names.get(name, [name]):
-                found[alias] = tensor.detach().to("cpu", copy=True).contiguous()
-
-    trained = set()
-    for name, tensor in stage.full_weights(dtype):
-        trained.add(name)
-        take(name, tensor)
-    rest = module_tensors(module, trained, frozen=not exclude_frozen_parameters)
-    for name, tensor in rest:
-        is_weight = name in names and tensor.is_floating_point()
-        take(name, tensor.to(dtype) if is_weight and dtype is not None else tensor)
+    ranks = CheckpointRanks(mesh.saving.group)
+    found = gather_whole(
+        module, stage, mesh, divided, dtype=dtype, frozen=not exclude_frozen_parameters
+    )
     with ranks.together():
         if ranks.rank == 0:
             _write(Path(path), found)
     return str(path)
-
-
-def _names_by_first(module: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter, by the first of them."""
-    by_parameter: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        by_parameter.setdefault(parameter, []).append(name)
-    return {names[0]: names for names in by_parameter.values()}
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -76,7 +76,7 @@ class Manifest:
     """ZeRO stage that saved it; for people, loading does not depend on it."""
 
     world_size: int
-    """Data-parallel ranks that saved it."""
+    """Ranks that saved it."""
 
     files: Mapping[str, FileRecord]
     """By name inside the directory."""
@@ -86,6 +86,18 @@ class Manifest:
 
     excluded: list[str] = field(default_factory=list)
     """Frozen parameters that were left out on purpose."""
+
+    layout: Mapping[str, int] = field(default_factory=dict)
+    """Ranks along each axis of the mesh; nothing, of data alone."""
+
+    def was_saved_by(self, size: int, layout: Mapping[str, int]) -> bool:
+        """Whether these ranks are those that saved it, each with the part that it had.
+
+        Args:
+            size: Ranks that load it.
+            layout: Of them.
+        """
+        return self.world_size == size and dict(self.layout or layout) == layout
 
     def to_text(self) -> str:
         """Serialize; the text carries its own digest."""

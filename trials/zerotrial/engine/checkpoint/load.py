@@ -1,6 +1,7 @@
 """Loading: all is checked before anything is changed, and each rank reads only what it owns."""
 
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from zerotrial.engine.checkpoint.state import (
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.checkpoint.window import SavedGradients
 from zerotrial.engine.lr_schedules import LRSchedule
+from zerotrial.engine.tensor.cut import Span
 
 __all__ = ["Loader", "Selection", "find"]
 
@@ -92,6 +94,8 @@ class _Wish:
     start: int
     stop: int
     kinds: frozenset[str]
+    span: Span | None = None
+    """The part of it that the rank has, in which start and stop are counted; None: the whole."""
 
 
 def _refuse_deepspeed(directory: Path, tag: str | None) -> None:
@@ -151,9 +155,10 @@ class Loader:
                 self._prepare(reader, others)
                 plan = self._plan()
             kinds = set().union(*self._ranks.allgather({k for wish in plan for k in wish.kinds}))
+            model = set().union(*self._ranks.allgather(self._state.model_names()))
             keeps_others = any(self._ranks.allgather(bool(self._state.stage.other_states())))
             with self._ranks.together():
-                problems = self._misfits(manifest, reader, whole, engine_state)
+                problems = self._misfits(manifest, reader, whole, engine_state, model)
                 problems += self._unreadable(plan, kinds, manifest, reader)
                 if others and not keeps_others:
                     names = _listed({name for states in others.values() for name in states})
@@ -201,7 +206,7 @@ class Loader:
         if name not in manifest.files:
             return {}
         own: dict[str, Any] = from_file(self._path / name)
-        if manifest.world_size != self._ranks.size:
+        if not self._same_ranks(manifest):
             own["buffers"] = {}  # of another division of the data; rank 0's are for all
         return own
 
@@ -214,8 +219,12 @@ class Loader:
             return None
         names = sorted(name for name in manifest.files if name.startswith("gradients-"))
         reader = stack.enter_context(ShardReader(self._path / name for name in names))
-        rank = self._ranks.rank if manifest.world_size == self._ranks.size else None
-        return SavedGradients(reader, saved, self._state.stage.share_factor, rank)
+        rank = self._state.share_rank(self._ranks.rank) if self._same_ranks(manifest) else None
+        spans = self._state.divided.span
+        return SavedGradients(reader, saved, self._state.stage.share_factor, rank, spans)
+
+    def _same_ranks(self, manifest: Manifest) -> bool:
+        return manifest.was_saved_by(self._ranks.size, self._state.mesh.layout)
 
     def _others(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
         """Read the optimizer states that do not go by element, of all ranks."""
@@ -240,10 +249,11 @@ class Loader:
         return [
             _Wish(
                 piece.name,
-                list(piece.shape),
+                list(self._state.divided.shape(piece.name, piece.shape)),
                 piece.start,
                 piece.stop,
                 frozenset(piece.tensors if with_states else ["master"]),
+                self._state.divided.span(piece.name),
             )
             for piece in self._state.stage.pieces()
         ]
@@ -254,20 +264,24 @@ class Loader:
         reader: ShardReader,
         whole: Mapping[str, Tensor],
         engine_state: Mapping[str, Any],
+        names: set[str],  # of the whole model
     ) -> list[str]:
         # A parameter may have been frozen, or set free, since the checkpoint was made.
         targets = self._targets()
-        model = (set(self._state.trainable) | set(targets)) - set(manifest.excluded)
+        model = names - set(manifest.excluded)
         saved = {name: list(value.shape) for name, value in whole.items()} | dict(manifest.shapes)
         problems = _check_names(model, set(saved), strict=self._selection.strict)
-        shapes = dict(self._state.trainable) | {n: t.shape for n, t in targets.items()}
+        shapes = dict(self._state.trainable) | {
+            n: self._state.divided.shape(n, t.shape) for n, t in targets.items()
+        }
         problems += [
             f"{name}: shape must be {list(shape)}, got {saved[name]}"
             for name, shape in shapes.items()
             if name in saved and list(shape) != saved[name]
         ]
         for name in targets.keys() & manifest.shapes.keys():
-            wish = _Wish(name, saved[name], 0, targets[name].numel(), frozenset({"master"}))
+            numel = math.prod(saved[name])
+            wish = _Wish(name, saved[name], 0, numel, frozenset({"master"}))
             problems += _gaps(wish, reader)
         return problems + self._misfitting_parts(engine_state)
 
@@ -321,7 +335,8 @@ class Loader:
         for piece in self._state.stage.pieces(write=True):
             if piece.name not in manifest.shapes:
                 if piece.name in whole:
-                    part = whole[piece.name].reshape(-1)[piece.start : piece.stop]
+                    mine = self._state.divided.part(piece.name, whole[piece.name])
+                    part = mine.reshape(-1)[piece.start : piece.stop]
                     piece.tensors["master"].copy_(part)
                 continue
             for kind, tensor in piece.tensors.items():
@@ -329,14 +344,15 @@ class Loader:
                 # A parameter that never had a gradient may have been saved without states; those
                 # that prepare_states made are right for it.
                 if wanted and kind in reader.kinds(piece.name):
-                    reader.read_into(piece.name, kind, piece.start, tensor)
+                    span = self._state.divided.span(piece.name)
+                    reader.read_into(piece.name, kind, piece.start, tensor, span)
 
     def _frozen_since(self, manifest: Manifest, reader: ShardReader) -> dict[str, Tensor]:
         """Read parameters whole that were trained then, and are frozen now."""
         found = {}
-        for name, target in self._targets().items():
+        for name in self._targets():
             if name in manifest.shapes:
-                value = torch.empty(target.shape)
+                value = torch.empty(manifest.shapes[name])
                 reader.read_into(name, "master", 0, value.view(-1))
                 found[name] = value
         return found
@@ -344,7 +360,7 @@ class Loader:
     def _set_module(self, whole: Mapping[str, Tensor]) -> None:
         for name, target in self._targets().items():
             if name in whole:
-                set_module_tensor(target, whole[name])
+                set_module_tensor(target, self._state.divided.part(name, whole[name]))
 
     def _set_rest(self, engine_state: Mapping[str, Any]) -> None:
         set_module_extra_state(self._state.module, engine_state["module"])
@@ -383,7 +399,7 @@ def _same_type(saved: Mapping[str, Any], part: Any) -> bool:
 def _gaps(wish: _Wish, reader: ShardReader) -> list[str]:
     found = []
     for kind in sorted(wish.kinds & (reader.kinds(wish.name) | {"master"})):
-        gap = reader.missing(wish.name, kind, wish.start, wish.stop)
+        gap = reader.missing(wish.name, kind, wish.start, wish.stop, wish.span)
         if gap is not None:
             found.append(f"{wish.name}: no {kind} for elements {gap[0]}:{gap[1]}")
     return found

@@ -1,5 +1,6 @@
 """The calls of an engine that save, load and export."""
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.checkpoint.checkpointer import Checkpointer
 from zerotrial.engine.checkpoint.export import export_weights
 from zerotrial.engine.checkpoint.files import CheckpointError
@@ -21,6 +22,7 @@ from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Stage
+from zerotrial.engine.tensor.divide import Divided
 
 __all__ = ["CheckpointCalls"]
 
@@ -38,6 +40,7 @@ class CheckpointCalls:
     config: EngineConfig
     progress: Progress
     mesh: Mesh
+    divided: Divided
     attendance: Attendance
 
     @cached_property
@@ -51,11 +54,11 @@ class CheckpointCalls:
         )
 
     def _training_state(self) -> TrainingState:
-        trainable: dict[str, torch.Size] = {}
-        for names in CheckpointRanks(self.mesh.data.group).allgather(
-            {piece.name: piece.shape for piece in self.stage.pieces()}
-        ):
-            trainable |= names  # a rank may own no element of some parameter
+        own = {p.name: self.divided.shape(p.name, p.shape) for p in self.stage.pieces()}
+        # A rank may own no element of some parameter.
+        trainable = _union(CheckpointRanks(self.mesh.data.group).allgather(own))
+        everywhere = _union(CheckpointRanks(self.mesh.saving.group).allgather(trainable))
+        counts = self.mesh.counts(self.module.parameters())
         stateful = {
             "counters": self.progress,
             "loss_scaler": self.scaler,
@@ -66,7 +69,14 @@ class CheckpointCalls:
             module=self.module,
             stage=self.stage,
             zero_stage=self.config.zero_optimization.stage,
-            trainable={name: trainable[name] for name in sorted(trainable)},
+            trainable=trainable,
+            everywhere=everywhere,
+            counted=frozenset(
+                name
+                for name, parameter in self.module.named_parameters()
+                if parameter in counts or name in self.divided.cuts
+            ),
+            divided=self.divided,
             mesh=self.mesh,
             progress=self.progress,
             scaler=self.scaler,
@@ -126,6 +136,7 @@ class CheckpointCalls:
         load_optimizer_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's order
         load_lr_scheduler_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's order
         load_module_only: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's order
+        custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str, dict[str, Any]]:
         """Go on from a checkpoint of any stage and number of ranks. **Collective**.
 
@@ -141,6 +152,7 @@ class CheckpointCalls:
             load_optimizer_states: False starts the optimizer afresh.
             load_lr_scheduler_states: False keeps the schedule as it is.
             load_module_only: Only parameters and buffers; counters, random state and all else stay.
+            custom_load_fn: DeepSpeed's; must be None, and the message says what to do instead.
 
         Returns:
             The checkpoint's directory, and the client state that was saved with it.
@@ -149,6 +161,11 @@ class CheckpointCalls:
             CheckpointNotFoundError: If there is none; training never starts afresh silently.
             CheckpointError: On all ranks, if a file is missing or damaged, or does not fit.
         """
+        if custom_load_fn is not None:
+            msg = "load_checkpoint(custom_load_fn): must be None, since weights come in pieces and "
+            msg += "not as one state dict; export() the checkpoint's weights from an engine of the "
+            msg += "old model, give them to your function before initialize(), or set single ones "
+            raise EngineError(f"{msg}with set_full()")
         selection = Selection(
             optimizer_states=load_optimizer_states,
             lr_scheduler=load_lr_scheduler_states,
@@ -196,9 +213,10 @@ class CheckpointCalls:
         return export_weights(
             self.module,
             self.stage,
-            CheckpointRanks(self.mesh.data.group),
+            self.mesh,
+            self.divided,
             path,
-            dtype,
+            dtype=dtype,
             exclude_frozen_parameters=exclude_frozen_parameters,
         )
 
@@ -243,6 +261,13 @@ class CheckpointCalls:
             exclude_frozen_parameters=exclude_frozen_parameters,
         )
         return True
+
+
+def _union(shapes: Iterable[Mapping[str, torch.Size]]) -> dict[str, torch.Size]:
+    found: dict[str, torch.Size] = {}
+    for part in shapes:
+        found |= part
+    return {name: found[name] for name in sorted(found)}
 
 
 def _given(name: str, directory: str | PathLike[str]) -> str | PathLike[str]:

@@ -6,7 +6,8 @@
                 gradients-00000-000.safetensors  what it gathered since the accumulation boundary
                 states-00000.pt                  optimizer states of other shapes, if it has any
                 rank-00000.pt                    its random generators; its buffers, if they differ
-                module-000.safetensors           buffers and frozen parameters
+                module-000.safetensors           buffers and frozen parameters; of pipeline stages
+                                                 module-00001-000, ...
                 state.pt                         counters, schedule, loss scaler, optimizer options
                 client_state.pt                  what the user gave
                 manifest.json                    names, sizes and hashes of all the others
@@ -61,10 +62,13 @@ class SaveJob:
     """What this rank owns."""
 
     module_tensors: Sequence[tuple[str, Tensor]]
-    """On rank 0."""
+    """On the ranks of the first replica."""
 
     objects: Mapping[str, bytes]
     """Name to content of the small files."""
+
+    part: int = 0
+    """Pipeline stage of this rank."""
 
     gradients: Iterable[tuple[str, Tensor]] = ()
     """What this rank has gathered since the last accumulation boundary."""
@@ -78,7 +82,8 @@ class SaveJob:
         rank = f"{self.ranks.rank:05}"
         records = write_tensors(self.temporary, f"rank-{rank}", self.tensors)
         records |= write_tensors(self.temporary, f"gradients-{rank}", self.gradients)
-        records |= write_tensors(self.temporary, "module", self.module_tensors)
+        module = f"module-{self.part:05}" if self.part else "module"
+        records |= write_tensors(self.temporary, module, self.module_tensors)
         for name, content in self.objects.items():
             records[name] = write_file(self.temporary / name, content)
         return records

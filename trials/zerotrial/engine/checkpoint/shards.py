@@ -4,11 +4,15 @@ Every entry of a file is a range of one flattened parameter's elements and one k
 the key ``NAME@START:STOP/KIND``. A reader puts any range together from whatever ranges were
 written, so neither the ranks nor the stage that saved matter.
 
+A tensor-parallel rank may have columns of a matrix, which are no range of it: its entries are
+ranges of its flattened part, under ``NAME@START:STOP~OUTERxLENGTHxINNER,BEGIN:END/KIND``. Seen as
+(outer, length, inner), the part is ``[:, begin:end, :]`` of the whole parameter.
+
 Shapes: a range has ``(stop - start,)``.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,31 +20,59 @@ from types import TracebackType
 from typing import Any, Self
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from zerotrial.engine.checkpoint.files import CheckpointError, FileRecord, write_file
 from zerotrial.engine.seams import Piece
+from zerotrial.engine.tensor.cut import Span
 
 __all__ = ["ShardReader", "key_of", "ranges_of", "read_tensors", "write_tensors"]
 
-_KEY = re.compile(r"^(?P<name>.*)@(?P<start>\d+):(?P<stop>\d+)/(?P<kind>.*)$", re.DOTALL)
+_KEY = re.compile(
+    r"^(?P<name>.*)@(?P<start>\d+):(?P<stop>\d+)"
+    r"(~(?P<span>\d+x\d+x\d+,\d+:\d+))?/(?P<kind>.*)$",
+    re.DOTALL,
+)
 _FILE_BYTES = 128 * 2**20
 """Bytes gathered in memory before a file is written; bounds what a save needs beside the state."""
 
-
-def key_of(name: str, start: int, stop: int, kind: str) -> str:
-    """Name an entry."""
-    return f"{name}@{start}:{stop}/{kind}"
+_CHUNK = 2**20
+"""Elements that are put in place at a time where parts are of different sizes."""
 
 
-def ranges_of(pieces: Iterable[Piece]) -> Iterator[tuple[str, Tensor]]:
-    """Copy pieces to host memory, as entries of shard files."""
+def key_of(name: str, start: int, stop: int, kind: str, span: Span | None = None) -> str:
+    """Name an entry; with a span, of a range of that part."""
+    part = ""
+    if span is not None:
+        part = f"~{span.outer}x{span.length}x{span.inner},{span.begin}:{span.end}"
+    return f"{name}@{start}:{stop}{part}/{kind}"
+
+
+def ranges_of(
+    pieces: Iterable[Piece], spans: Callable[[str], Span | None] = lambda _: None
+) -> Iterator[tuple[str, Tensor]]:
+    """Copy pieces to host memory, as entries of shard files.
+
+    Args:
+        pieces: Of a stage.
+        spans: Says which part of a parameter this rank has.
+    """
     for piece in pieces:
+        start, span = _placed(piece.start, spans(piece.name))
+        stop = start + piece.stop - piece.start
         for kind, tensor in piece.tensors.items():
-            if piece.stop > piece.start:
+            if stop > start:
                 copy = tensor.detach().to("cpu", copy=True)
-                yield key_of(piece.name, piece.start, piece.stop, kind), copy
+                yield key_of(piece.name, start, stop, kind, span), copy
+
+
+def _placed(start: int, span: Span | None) -> tuple[int, Span | None]:
+    """Where a range begins: in the whole parameter, if it is a range of that, else in the part."""
+    if span is not None and span.in_one_piece:
+        return start + span.start, None
+    return start, span
 
 
 def write_tensors(
@@ -101,6 +133,7 @@ class _Range:
     stop: int
     file: Any
     key: str
+    span: Span | None
 
 
 class ShardReader:
@@ -130,7 +163,8 @@ class ShardReader:
                     self._stack.close()
                     msg = f"{path}: damaged (entry {key!r} is no NAME@START:STOP/KIND)"
                     raise CheckpointError(msg)
-                entry = _Range(int(found["start"]), int(found["stop"]), file, key)
+                span = _span_of(found["span"])
+                entry = _Range(int(found["start"]), int(found["stop"]), file, key, span)
                 self._ranges.setdefault((found["name"], found["kind"]), []).append(entry)
                 self._kinds.setdefault(found["name"], set()).add(found["kind"])
         for ranges in self._ranges.values():
@@ -158,16 +192,40 @@ class ShardReader:
         """Return the kinds of tensors that are there for a parameter."""
         return self._kinds.get(name, set())
 
-    def missing(self, name: str, kind: str, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the first gap in a range, or None when every element is there."""
+    def missing(
+        self, name: str, kind: str, start: int, stop: int, span: Span | None = None
+    ) -> tuple[int, int] | None:
+        """Return the first gap in a range, or None when every element is there.
+
+        Args:
+            name: Of the parameter.
+            kind: ``master`` or an optimizer state.
+            start: First element.
+            stop: One after the last.
+            span: The part of the parameter that they are counted in; None: the whole.
+        """
+        count = stop - start
+        start, span = _placed(start, span)
+        stop = start + count
+        entries = self._ranges.get((name, kind), [])
         at = start
-        for entry in self._ranges.get((name, kind), []):
+        for entry in entries:
+            if entry.span != span:
+                continue
             if entry.start > at or at >= stop:
                 break
             at = max(at, entry.stop)
-        return (at, stop) if at < stop else None
+        if at >= stop:
+            return None
+        # Parts of other sizes: no element is written twice, so that it is enough to count.
+        spans = [s for s in (span, *(entry.span for entry in entries)) if s is not None]
+        if spans and sum(e.stop - e.start for e in entries) >= spans[0].whole_numel:
+            return None
+        return at, stop
 
-    def read_into(self, name: str, kind: str, start: int, out: Tensor) -> None:
+    def read_into(
+        self, name: str, kind: str, start: int, out: Tensor, span: Span | None = None
+    ) -> None:
         """Fill a range.
 
         Args:
@@ -175,16 +233,44 @@ class ShardReader:
             kind: ``master`` or an optimizer state.
             start: First element.
             out: ``(stop - start,)``, any device and type; written in place.
+            span: The part of the parameter that the range is in; None: the whole.
 
         Raises:
             CheckpointError: If an element is not there.
         """
+        gap = self.missing(name, kind, start, start + out.numel(), span)
+        start, span = _placed(start, span)
         stop = start + out.numel()
-        if (gap := self.missing(name, kind, start, stop)) is not None:
+        if gap is not None:
             msg = f"{name}: the checkpoint has no {kind} for elements {gap[0]}:{gap[1]}"
             raise CheckpointError(msg)
         for entry in self._ranges.get((name, kind), []):
+            if entry.span != span:
+                _copy_common(entry, start, out, span)
+                continue
             a, b = max(start, entry.start), min(stop, entry.stop)
             if a < b:
                 values = entry.file.get_slice(entry.key)[a - entry.start : b - entry.start]
                 out[a - start : b - start].copy_(values)
+
+
+def _span_of(text: str | None) -> Span | None:
+    if text is None:
+        return None
+    return Span(*(int(number) for number in re.split("[x,:]", text)))
+
+
+def _copy_common(entry: _Range, start: int, out: Tensor, span: Span | None) -> None:
+    """Copy the elements that an entry and a range of another part have in common."""
+    values = None
+    for begin in range(0, out.numel(), _CHUNK):
+        end = min(out.numel(), begin + _CHUNK)
+        places = torch.arange(start + begin, start + end)
+        whole = places if span is None else span.to_whole(places)
+        found = whole if entry.span is None else entry.span.to_part(whole)
+        there = (found >= entry.start) & (found < entry.stop)
+        if bool(there.any()):
+            values = entry.file.get_tensor(entry.key) if values is None else values
+            part = out[begin:end].cpu()
+            part[there] = values[found[there] - entry.start].to(part.dtype)
+            out[begin:end].copy_(part)

@@ -108,7 +108,8 @@ def from_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        msg = f"{path}: missing or damaged ({type(error).__name__}: {str(error).splitlines()[:1]})"
+        said = "".join(str(error).splitlines()[:1])
+        msg = f"{path}: missing or damaged ({type(error).__name__}: {said})"
         raise CheckpointError(msg) from error
 
 
@@ -216,5 +217,7 @@ def module_extra_state(module: nn.Module) -> dict[str, Any]:
 
 def set_module_extra_state(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Restore what :func:`module_extra_state` gave."""
+    parts = dict(module.named_modules())
     for name, value in state.items():
-        module.get_submodule(name).set_extra_state(value)
+        if name in parts:  # else it is another rank's
+            parts[name].set_extra_state(value)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from zerotrial.engine.checkpoint.state import Stateful
+from zerotrial.engine.checkpoint.state import Stateful, module_targets
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress, WindowState
 from zerotrial.engine.seams import Stage
+from zerotrial.engine.tensor.divide import Divided
 
 __all__ = ["TrainingState"]
 
@@ -23,10 +24,20 @@ class TrainingState:
     stage: Stage
     zero_stage: int
     trainable: Mapping[str, torch.Size]
-    """Name to whole shape of every parameter that the optimizer updates."""
+    """Name to whole shape of every parameter that the optimizer updates, in this rank's part."""
+
+    everywhere: Mapping[str, torch.Size]
+    """The same, in all parts that are saved together."""
+
+    counted: frozenset[str]
+    """Names of the parameters that this rank writes: each is written by one rank of those that are
+    not cut over the data axis."""
 
     mesh: Mesh
-    """Its data axis saves and loads together; other parts of the model have other directories."""
+    """Its ``saving`` axis saves and loads together; an mpu's other parts have other directories."""
+
+    divided: Divided
+    """Which parameters are cut over tensor-parallel ranks, of which each writes its part."""
 
     progress: Progress
     """Counters, and micro-batches whose gradients wait for the accumulation boundary."""
@@ -34,6 +45,18 @@ class TrainingState:
     scaler: LossScaler
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by the name they are saved under."""
+
+    def model_names(self) -> set[str]:
+        """Return the names of all parameters and buffers of this rank's part."""
+        return set(self.trainable) | set(module_targets(self.module, set(self.trainable)))
+
+    def share_rank(self, rank: int) -> int:
+        """Number the ranks that have gradients of their own: those of one model cut are one.
+
+        Args:
+            rank: Of those that save together.
+        """
+        return rank if self.mesh.whole is None else rank // self.mesh.tensor.size
 
     def window(self) -> WindowState:
         """Return where the engine is between two accumulation boundaries."""

@@ -11,7 +11,7 @@ them while they read.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,20 +21,24 @@ from torch import Tensor
 from zerotrial.engine.checkpoint.shards import ShardReader, ranges_of
 from zerotrial.engine.progress import WindowState
 from zerotrial.engine.seams import Piece
+from zerotrial.engine.tensor.cut import Span
 
 __all__ = ["SavedGradients", "gradient_ranges"]
 
 
-def gradient_ranges(pieces: Iterable[Piece], rank: int) -> Iterator[tuple[str, Tensor]]:
+def gradient_ranges(
+    pieces: Iterable[Piece], rank: int, spans: Callable[[str], Span | None] = lambda _: None
+) -> Iterator[tuple[str, Tensor]]:
     """Copy gathered gradients to host memory, as entries of files.
 
     Args:
         pieces: Of :meth:`zerotrial.engine.seams.Stage.gradient_pieces`.
-        rank: That has them.
+        rank: That has them; tensor-parallel ranks of one model are one.
+        spans: Says which part of a parameter this rank has.
     """
     for piece in pieces:
         tensors = {_kind(kind, rank): tensor for kind, tensor in piece.tensors.items()}
-        yield from ranges_of([replace(piece, tensors=tensors)])
+        yield from ranges_of([replace(piece, tensors=tensors)], spans)
 
 
 def _kind(kind: str, rank: int) -> str:
@@ -49,6 +53,7 @@ class SavedGradients:
         saved: The window in which they were gathered, as :meth:`WindowState.to_dict` gave it.
         share_factor: Of the stage that goes on.
         rank: That goes on; None if not as many ranks go on as have saved.
+        spans: Says which part of a parameter this rank has.
     """
 
     def __init__(
@@ -57,7 +62,9 @@ class SavedGradients:
         saved: Mapping[str, Any],
         share_factor: float | None,
         rank: int | None,
+        spans: Callable[[str], Span | None] = lambda _: None,
     ) -> None:
+        self._spans = spans
         state = dict(saved)
         self._factor: float | None = state.pop("share_factor")
         self.state = WindowState(**state)
@@ -85,14 +92,14 @@ class SavedGradients:
         """See :class:`~zerotrial.engine.seams.GradientSource`."""
         kinds = self._reader.kinds(name)
         if "gradient" in kinds:
-            self._reader.read_into(name, "gradient", start, out)
+            self._reader.read_into(name, "gradient", start, out, self._spans(name))
         shares = [] if self.has_shares else [kind for kind in self._shares if kind in kinds]
         if shares:
             wide = torch.promote_types(out.dtype, torch.float32)
             part = torch.empty(out.numel(), dtype=wide)
             total = torch.zeros_like(part)
             for kind in shares:
-                self._reader.read_into(name, kind, start, part)
+                self._reader.read_into(name, kind, start, part, self._spans(name))
                 total += part
             assert self._factor is not None
             out += total.mul_(self._factor).to(out.device)
@@ -102,7 +109,7 @@ class SavedGradients:
         """See :class:`~zerotrial.engine.seams.GradientSource`."""
         if self._own is None or self._own not in self._reader.kinds(name):
             return False
-        self._reader.read_into(name, self._own, 0, out)
+        self._reader.read_into(name, self._own, 0, out, self._spans(name))
         self._scale(out)
         return True
 

@@ -107,6 +107,14 @@ class Attendance:
         """
         return _Call(self, name)
 
+    def open_call(self, name: str) -> OpenCall:
+        """Note a call that begins in one place and ends in another, or not at all if it raises.
+
+        Args:
+            name: As :meth:`call`.
+        """
+        return OpenCall(self, name)
+
     def enter(self, name: str) -> None:
         """Begin a call."""
         self._depth += 1
@@ -210,6 +218,26 @@ class _Call:
 
     def __exit__(self, *_: object) -> None:
         self._attendance.leave()
+
+
+class OpenCall:
+    """See :meth:`Attendance.open_call`."""
+
+    def __init__(self, attendance: Attendance, name: str) -> None:
+        self._attendance = attendance
+        self._name = name
+        self._is_open = False
+
+    def enter(self) -> None:
+        """Begin the call."""
+        self._is_open = True
+        self._attendance.enter(self._name)
+
+    def leave(self) -> None:
+        """End the call, if it has begun."""
+        if self._is_open:
+            self._is_open = False
+            self._attendance.leave()
 
 
 class _Watcher:

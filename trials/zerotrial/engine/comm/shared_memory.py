@@ -197,13 +197,13 @@ def _sum_chunk(
         total = own.float()
         for other in others:
             total.add_(other.float())
-    elif add or out.data_ptr() != own.data_ptr():
+    elif add:
         total = own + others[0]
         for other in others[1:]:
             total.add_(other)
     else:
-        total = out
-        for other in others:
+        total = torch.add(own, others[0], out=out)
+        for other in others[1:]:
             total.add_(other)
     if add:
         out.add_(total, alpha=factor)

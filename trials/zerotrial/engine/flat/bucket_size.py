@@ -51,12 +51,12 @@ def choose_bucket_numel(
 
 
 def largest_bucket(
-    sizes: Sequence[int], bucket_numel: int, ranks: int, *, whole_parameters: bool = False
+    sizes: Sequence[Sequence[int]], bucket_numel: int, ranks: int, *, whole_parameters: bool = False
 ) -> int:
     """Say how large the largest bucket becomes, since no parameter is parted over two.
 
     Args:
-        sizes: Elements of each trained parameter, in the order of the module.
+        sizes: Elements of each trained parameter, by optimizer group, in the order of the module.
         bucket_numel: From :func:`choose_bucket_numel`.
         ranks: N.
         whole_parameters: Whether the optimizer looks at whole parameters.
@@ -64,13 +64,18 @@ def largest_bucket(
     Returns:
         Elements, padding included; 0 without parameters.
     """
-    named = [
-        NamedParameter(str(index), nn.Parameter(torch.empty(size, device="meta")))
-        for index, size in enumerate(sizes)
+    groups = [
+        ParamGroup(
+            [
+                NamedParameter(f"{index}.{place}", nn.Parameter(torch.empty(size, device="meta")))
+                for place, size in enumerate(members)
+            ]
+        )
+        for index, members in enumerate(sizes)
     ]
     buckets = cut_into_buckets(
-        [ParamGroup(named)],
-        [parameter.name for parameter in named],
+        groups,
+        [named.name for group in groups for named in group.parameters],
         bucket_numel,
         ranks,
         None,

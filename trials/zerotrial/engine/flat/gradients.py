@@ -20,7 +20,9 @@ from zerolab.errors import EngineError
 from zerotrial.engine.comm.communicator import Communicator, Work
 from zerotrial.engine.flat.layout import Bucket
 
-__all__ = ["Averaging", "Gradients", "late", "take_gradient"]
+__all__ = ["Averaging", "Gradients", "Handling", "late", "refuse_unused", "take_gradient"]
+
+_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -47,31 +49,42 @@ class Averaging:
         return cls(1.0 / predivide, predivide / ranks)
 
 
+@dataclass(frozen=True)
+class Handling:
+    """What the file says about gradients."""
+
+    averaging: Averaging
+    device: torch.device
+    """Of the gradients."""
+
+    accumulate: Sequence[torch.dtype]
+    """For each bucket, the type in which gradients add up."""
+
+    communicate: Sequence[torch.dtype]
+    """For each bucket, the type in which it travels."""
+
+    overlap: bool
+    """Start collectives while backward runs."""
+
+    refuse_unused: bool
+    """Raise when a parameter gets no gradient."""
+
+
 class Gradients:
     """What the two kinds have in common: arrivals, order, and works under way.
 
     Args:
         buckets: Of the stage, in order.
         comm: Between the data-parallel ranks.
-        averaging: Factors before and after the sum.
-        overlap: Start collectives while backward runs.
-        refuse_unused: Raise when a parameter gets no gradient.
+        handling: What the file says.
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        comm: Communicator,
-        averaging: Averaging,
-        *,
-        overlap: bool,
-        refuse_unused: bool,
-    ) -> None:
+    def __init__(self, buckets: Sequence[Bucket], comm: Communicator, handling: Handling) -> None:
         self._buckets = buckets
         self._comm = comm
-        self._averaging = averaging
-        self._overlap = overlap
-        self._refuse_unused = refuse_unused
+        self._averaging = handling.averaging
+        self._overlap = handling.overlap
+        self._refuse_unused = handling.refuse_unused
         self._arrived: list[set[int]] = [set() for _ in buckets]
         self._next = 0
         self._works: deque[Work] = deque()
@@ -197,14 +210,26 @@ class Gradients:
             for index, place in enumerate(bucket.places)
             if index not in arrived and place.parameter.requires_grad
         ]
-        if unused:
-            msg = (
-                f"parameters without a gradient: {', '.join(unused[:10])}"
-                f"{', ...' if len(unused) > 10 else ''}; set "
-                "zero_optimization.ignore_unused_parameters to true, or requires_grad_(False) on "
-                "what the loss does not use"
-            )
-            raise EngineError(msg)
+        refuse_unused(unused)
+
+
+def refuse_unused(names: Sequence[str]) -> None:
+    """Refuse a backward that has reached too little, where the file asks for that.
+
+    Args:
+        names: Of the trainable parameters without a gradient.
+
+    Raises:
+        EngineError: If there are any.
+    """
+    if names:
+        more = ", ..." if len(names) > _NAMED else ""
+        msg = (
+            f"parameters without a gradient: {', '.join(names[:_NAMED])}{more}; set "
+            "zero_optimization.ignore_unused_parameters to true, or requires_grad_(False) on "
+            "what the loss does not use"
+        )
+        raise EngineError(msg)
 
 
 def late(bucket: Bucket, place: int) -> EngineError:

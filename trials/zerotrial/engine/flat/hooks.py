@@ -25,6 +25,7 @@ class GradientHooks:
 
     def __init__(self, buckets: Sequence[Bucket], arrived: Callable[[int, int], None]) -> None:
         self.listening = False
+        self._buckets = buckets
         self._arrived = arrived
         self._handles: list[RemovableHandle] = []
         for bucket in buckets:
@@ -32,6 +33,13 @@ class GradientHooks:
                 call = partial(self._hand_over, bucket.index, index)
                 register: Any = place.parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(call))
+
+    def sweep(self) -> None:
+        """Hand over what was written to ``.grad`` with no hook called."""
+        for bucket in self._buckets:
+            for index, place in enumerate(bucket.places):
+                if place.parameter.grad is not None:
+                    self._arrived(bucket.index, index)
 
     def remove(self) -> None:
         """Stop listening for good."""

@@ -6,7 +6,8 @@
     shards       [---- rank 0 ---][---- rank 1 ---]    cut without regard to parameter edges
 
 An optimizer that needs whole parameters (LAMB, Muon) gets another layout: every parameter lies in
-one rank's shard, and each shard is padded to the largest.
+one rank's shard, and each shard is padded to the largest. Parameters that are tied over pipeline
+stages lie in buckets of their own, which are alike on all their owners.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator
+from zerotrial.engine.mesh import Tie, tie_of
 from zerotrial.engine.seams import ParamGroup
 
 __all__ = ["Bucket", "Place", "allocate_for", "cut_into_buckets"]
@@ -54,6 +56,9 @@ class Bucket:
     numel: int
     """N * S."""
 
+    tie: Tie | None = None
+    """Its parameters are tied to those of other pipeline stages, where a bucket like it lies."""
+
     def gaps(self) -> list[slice]:
         """Elements that belong to no parameter."""
         found, at = [], 0
@@ -79,6 +84,8 @@ class _Draft:
     numel: int
     last: int
     """Place of the bucket's last gradient in the order of backward."""
+
+    tie: Tie | None
 
 
 def cut_into_buckets(
@@ -108,15 +115,18 @@ def cut_into_buckets(
     turn = {name: len(order) - index for index, name in enumerate(order)}
     drafts: list[_Draft] = []
     for group_index, group in enumerate(groups):
-        open_drafts: dict[torch.dtype, _Draft] = {}
+        open_drafts: dict[tuple[torch.dtype, str | None], _Draft] = {}
         for named in sorted(group.parameters, key=lambda item: turn[item.name]):
             parameter = named.parameter
             dtype = parameter.dtype if compute is None or parameter in keep else compute
-            draft = open_drafts.get(dtype)
+            tie = tie_of(parameter)
+            kind = dtype, None if tie is None else tie.key
+            draft = open_drafts.get(kind)
             full = draft is not None and draft.numel + parameter.numel() > bucket_numel
-            if draft is None or (full and not whole_parameters):
-                draft = _Draft(group_index, dtype, [], [], 0, 0)
-                open_drafts[dtype] = draft
+            # A tied bucket is never cut: its owners must all have the same one.
+            if draft is None or (full and not whole_parameters and tie is None):
+                draft = _Draft(group_index, dtype, [], [], 0, 0, tie)
+                open_drafts[kind] = draft
                 drafts.append(draft)
             draft.names.append(named.name)
             draft.parameters.append(parameter)
@@ -129,7 +139,9 @@ def cut_into_buckets(
         places, shard_numel = lay_out(draft, ranks)
         numel = shard_numel * ranks
         buckets.append(
-            Bucket(len(buckets), draft.group_index, draft.dtype, places, shard_numel, numel)
+            Bucket(
+                len(buckets), draft.group_index, draft.dtype, places, shard_numel, numel, draft.tie
+            )
         )
     return buckets
 

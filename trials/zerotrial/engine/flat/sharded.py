@@ -7,7 +7,7 @@ from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
 from zerotrial.engine.comm.ring import Ring
-from zerotrial.engine.flat.gradients import Averaging, Gradients, late, take_gradient
+from zerotrial.engine.flat.gradients import Gradients, Handling, late, take_gradient
 from zerotrial.engine.flat.layout import Bucket
 
 __all__ = ["ShardedGradients"]
@@ -23,29 +23,14 @@ class ShardedGradients(Gradients):
     Args:
         buckets: See :class:`Gradients`.
         comm: See :class:`Gradients`.
-        averaging: See :class:`Gradients`.
-        device: Of the gradients.
-        accumulate: Type of the shard that is kept of each bucket, (S,).
-        communicate: Type in which each bucket travels.
-        overlap: See :class:`Gradients`.
-        refuse_unused: See :class:`Gradients`.
+        handling: See :class:`Gradients`; of each bucket the shard is kept, (S,).
     """
 
     _BUFFERS = 2
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        comm: Communicator,
-        averaging: Averaging,
-        *,
-        device: torch.device,
-        accumulate: Sequence[torch.dtype],
-        communicate: Sequence[torch.dtype],
-        overlap: bool,
-        refuse_unused: bool,
-    ) -> None:
-        super().__init__(buckets, comm, averaging, overlap=overlap, refuse_unused=refuse_unused)
+    def __init__(self, buckets: Sequence[Bucket], comm: Communicator, handling: Handling) -> None:
+        super().__init__(buckets, comm, handling)
+        device, communicate = handling.device, handling.communicate
         self._types = communicate
         self._gaps = [bucket.gaps() for bucket in buckets]
         nbytes = max(
@@ -59,7 +44,7 @@ class ShardedGradients(Gradients):
         self._filled: list[set[int]] = [set() for _ in buckets]
         self._shards = [
             torch.zeros(bucket.shard_numel, dtype=kept, device=device)
-            for bucket, kept in zip(buckets, accumulate, strict=True)
+            for bucket, kept in zip(buckets, handling.accumulate, strict=True)
         ]
         self._begun = False
         """Whether the shards hold gradients of an earlier pass."""

@@ -5,17 +5,20 @@ updates, and how gradients are kept. N ranks, S elements in a rank's shard of a 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from zerotrial.engine.comm.communicator import Buffer, Communicator, Traffic, Work
+from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
-from zerotrial.engine.flat.gradients import Averaging, Gradients
+from zerotrial.engine.flat.gradients import Averaging, Gradients, Handling
 from zerotrial.engine.flat.hooks import GradientHooks
-from zerotrial.engine.flat.layout import Bucket, Place, allocate_for, cut_into_buckets
+from zerotrial.engine.flat.layout import Bucket, Place, cut_into_buckets
 from zerotrial.engine.flat.sharded import ShardedGradients
+from zerotrial.engine.flat.ties import Ties
+from zerotrial.engine.flat.weights import flatten_parameters
 from zerotrial.engine.flat.whole import WholeGradients
 from zerotrial.engine.flat.window import gathered_pieces, places_within, resume_gathered
 from zerotrial.engine.flat.written import WrittenWeights
@@ -48,7 +51,6 @@ class FlatStage:
     ) -> None:
         self._inputs = inputs
         self._comm = comm
-        zero = inputs.config.zero_optimization
         whole = self.shards_states and not inputs.optimizer_factory.elementwise
         self.buckets = cut_into_buckets(
             inputs.groups,
@@ -60,26 +62,19 @@ class FlatStage:
             whole_parameters=whole,
         )
         self._trained = frozenset(place.parameter for b in self.buckets for place in b.places)
-        self._weights = self._flatten_parameters()
-        self._updater = (updater_factory or build_updater)(self._updater_inputs())
+        flat = flatten_parameters(inputs, self.buckets, comm, self._owned)
+        self._weights = flat.buffers
+        self._updater = (updater_factory or build_updater)(self._updater_inputs(flat.masters))
+        del flat  # masters that the updater keeps elsewhere take no memory here
         self._written = WrittenWeights(
             self.buckets,
             [buffer.tensor for buffer in self._weights],
             [self._owned(bucket) for bucket in self.buckets],
             self._updater,
         )
-        self._masters.clear()
         self.optimizer = self._updater.optimizer
-        self.gradients = self._build_gradients(
-            Averaging.of(
-                comm.size,
-                operation=inputs.config.gradient_allreduce_op,
-                prescale=inputs.config.prescale_gradients,
-                predivide=inputs.config.gradient_predivide_factor,
-            ),
-            overlap=zero.overlap_comm is not False,
-            refuse_unused=not zero.ignore_unused_parameters,
-        )
+        self.gradients = self._build_gradients()
+        self.ties = Ties(self.buckets, comm)
         self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
         self._counting = inputs.mesh.counts(self._trained)
 
@@ -95,10 +90,15 @@ class FlatStage:
         self._hooks.listening = False
         self.gradients.end(boundary=boundary)
 
+    def sweep_gradients(self) -> None:
+        """Take what a backward pass wrote to ``.grad`` with no hook called; before its end."""
+        self._hooks.sweep()
+
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.send_rest()
         self.gradients.finish()
+        self.ties.add(self.gradients)
         squares = torch.zeros(1, dtype=torch.float64, device=self._inputs.device)
         for bucket in self.buckets:
             for part in self._counted(bucket):
@@ -194,10 +194,10 @@ class FlatStage:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.settle()
 
-    def gradient_pieces(self) -> Iterator[Piece]:
+    def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         owned = [self._owned(bucket) for bucket in self.buckets]
-        return gathered_pieces(self.gradients, self.buckets, owned, self._comm.rank)
+        return gathered_pieces(self.gradients, self.buckets, owned, self._comm.rank, write=write)
 
     def resume_gradients(self, source: GradientSource) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
@@ -254,6 +254,11 @@ class FlatStage:
         self._written.forget()
         self._comm.fence()
 
+    def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
+        """See :class:`~zerotrial.engine.seams.Stage`: they are whole at all times."""
+        del names
+        return nullcontext()
+
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self._written.adopt()
@@ -283,21 +288,31 @@ class FlatStage:
         """Start giving the other ranks what this one updated."""
         return self._comm.all_gather(self._weights[index]) if self.shards_states else None
 
-    def _build_gradients(
-        self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
-    ) -> Gradients:
-        precision = self._inputs.precision
-        accumulate = self._types(precision.accumulate)
-        return WholeGradients(
-            self.buckets,
-            self._comm,
-            averaging,
+    def _build_gradients(self) -> Gradients:
+        everywhere = not self.shards_states
+        return WholeGradients(self.buckets, self._comm, self._handling(), everywhere=everywhere)
+
+    def _handling(self, *, at_once: bool = False) -> Handling:
+        """What the file says about gradients.
+
+        Args:
+            at_once: They travel as backward makes them; else as they have added up.
+        """
+        config, precision = self._inputs.config, self._inputs.precision
+        accumulate = [precision.accumulate or bucket.dtype for bucket in self.buckets]
+        waiting = [bucket.dtype for bucket in self.buckets] if at_once else accumulate
+        return Handling(
+            averaging=Averaging.of(
+                self._comm.size,
+                operation=config.gradient_allreduce_op,
+                prescale=config.prescale_gradients,
+                predivide=config.gradient_predivide_factor,
+            ),
             device=self._inputs.device,
             accumulate=accumulate,
-            communicate=_sent(accumulate, precision.communicate),
-            everywhere=not self.shards_states,
-            overlap=overlap,
-            refuse_unused=refuse_unused,
+            communicate=[precision.communicate or kind for kind in waiting],
+            overlap=config.zero_optimization.overlap_comm is not False,
+            refuse_unused=not config.zero_optimization.ignore_unused_parameters,
         )
 
     # -- construction ---------------------------------------------------------------------------
@@ -313,46 +328,7 @@ class FlatStage:
             device=self._inputs.device.type,
         )
 
-    def _flatten_parameters(self) -> list[Buffer]:
-        """Lay the parameters into buffers, from rank 0's values; keep fp32 masters of the rest."""
-        device = self._inputs.device
-        dtypes = [bucket.dtype for bucket in self.buckets]
-        weights = allocate_for(self.buckets, dtypes, self._comm, device)
-        self._masters: list[Tensor] = []
-        for bucket, buffer in zip(self.buckets, weights, strict=True):
-            wide = torch.promote_types(bucket.dtype, bucket.places[0].parameter.dtype)
-            if bucket.dtype in {torch.float16, torch.bfloat16} and self._inputs.precision.compute:
-                wide = self._inputs.precision.master
-            flat = torch.zeros(bucket.numel, dtype=wide, device=device)
-            for place in bucket.places:
-                flat[place.start : place.stop].copy_(place.parameter.detach().reshape(-1))
-            self._comm.broadcast(flat)
-            buffer.tensor.copy_(flat)
-            for place in bucket.places:
-                view = buffer.tensor[place.start : place.stop]
-                place.parameter.data = view.view(place.parameter.shape)
-            own = self._owned(bucket)
-            same = wide == bucket.dtype
-            mine = flat if own == slice(0, bucket.numel) else flat[own].clone()
-            self._masters.append(buffer.tensor[own] if same else mine)
-        self._spread_the_rest()
-        return weights
-
-    def _spread_the_rest(self) -> None:
-        """Give every rank rank 0's frozen parameters and buffers; cast the former."""
-        compute = self._inputs.precision.compute
-        kept = kept_in_full(self._inputs.module)
-        for parameter in self._inputs.module.parameters():
-            if parameter in self._trained:
-                continue
-            self._comm.broadcast(parameter.data)
-            floating = parameter.is_floating_point() and parameter not in kept
-            if compute is not None and floating:
-                parameter.data = parameter.data.to(compute)
-        for value in self._inputs.module.buffers():
-            self._comm.broadcast(value)
-
-    def _updater_inputs(self) -> UpdaterInputs:
+    def _updater_inputs(self, masters: Sequence[Tensor]) -> UpdaterInputs:
         inputs = self._inputs
         shapes: list[list[tuple[int, int, torch.Size]]] | None = None
         if not inputs.optimizer_factory.elementwise:
@@ -363,7 +339,7 @@ class FlatStage:
                     [(s.start - begin, s.stop - begin, s.parameter.shape) for s in members]
                 )
         return UpdaterInputs(
-            masters=list(self._masters),
+            masters=masters,
             group_indices=[bucket.group_index for bucket in self.buckets],
             groups=[group.options for group in inputs.groups],
             optimizer_factory=inputs.optimizer_factory,
@@ -371,10 +347,6 @@ class FlatStage:
             device=inputs.device,
             shapes=shapes,
         )
-
-    def _types(self, wanted: torch.dtype | None) -> list[torch.dtype]:
-        """A type for each bucket's gradients: what is wanted, else the bucket's own."""
-        return [wanted or bucket.dtype for bucket in self.buckets]
 
     def _whole_master(self, bucket: Bucket, dtype: torch.dtype | None) -> Tensor:
         with self._updater.states(bucket.index, write=False) as states:
@@ -405,23 +377,7 @@ class Stage2(FlatStage):
 
     shards_states = True
 
-    def _build_gradients(
-        self, averaging: Averaging, *, overlap: bool, refuse_unused: bool
-    ) -> Gradients:
+    def _build_gradients(self) -> Gradients:
         if self._comm.size == 1:  # the shard is the whole: nothing need travel through a buffer
-            return super()._build_gradients(averaging, overlap=overlap, refuse_unused=refuse_unused)
-        precision = self._inputs.precision
-        return ShardedGradients(
-            self.buckets,
-            self._comm,
-            averaging,
-            device=self._inputs.device,
-            accumulate=self._types(precision.accumulate),
-            communicate=self._types(precision.communicate),
-            overlap=overlap,
-            refuse_unused=refuse_unused,
-        )
-
-
-def _sent(accumulate: Sequence[torch.dtype], wanted: torch.dtype | None) -> list[torch.dtype]:
-    return [wanted or kept for kept in accumulate]
+            return super()._build_gradients()
+        return ShardedGradients(self.buckets, self._comm, self._handling(at_once=True))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Communicator, Work
-from zerotrial.engine.flat.gradients import Averaging, Gradients, late, take_gradient
+from zerotrial.engine.flat.gradients import Gradients, Handling, late, take_gradient
 from zerotrial.engine.flat.layout import Bucket, allocate_for
 
 __all__ = ["WholeGradients"]
@@ -18,36 +18,29 @@ class WholeGradients(Gradients):
     Args:
         buckets: See :class:`Gradients`.
         comm: See :class:`Gradients`.
-        averaging: See :class:`Gradients`.
-        device: Of the gradients.
-        accumulate: Type of the gradients in each bucket.
-        communicate: Type in which each bucket travels.
+        handling: See :class:`Gradients`.
         everywhere: All-reduce (stage 0) in place of reduce-scatter (stage 1).
-        overlap: See :class:`Gradients`.
-        refuse_unused: See :class:`Gradients`.
     """
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
         comm: Communicator,
-        averaging: Averaging,
+        handling: Handling,
         *,
-        device: torch.device,
-        accumulate: Sequence[torch.dtype],
-        communicate: Sequence[torch.dtype],
         everywhere: bool,
-        overlap: bool,
-        refuse_unused: bool,
     ) -> None:
-        super().__init__(buckets, comm, averaging, overlap=overlap, refuse_unused=refuse_unused)
+        super().__init__(buckets, comm, handling)
+        device = handling.device
         self._everywhere = everywhere
-        self._transport = allocate_for(buckets, communicate, comm, device)
+        self._transport = allocate_for(buckets, handling.communicate, comm, device)
         self._store = [
             buffer.tensor
             if kept == buffer.tensor.dtype
             else torch.zeros(bucket.numel, dtype=kept, device=device)
-            for bucket, kept, buffer in zip(buckets, accumulate, self._transport, strict=True)
+            for bucket, kept, buffer in zip(
+                buckets, handling.accumulate, self._transport, strict=True
+            )
         ]
         self._views = [
             [store[place.start : place.stop].view(place.parameter.shape) for place in bucket.places]
@@ -57,7 +50,7 @@ class WholeGradients(Gradients):
         self._carried: dict[int, Tensor] = {}
         """By bucket: averages of earlier passes, to which the next ones are added."""
 
-        self.share_factor = averaging.after
+        self.share_factor = handling.averaging.after
 
     def begin(self, *, boundary: bool) -> None:
         """See :class:`Gradients`."""

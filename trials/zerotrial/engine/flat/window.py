@@ -21,7 +21,12 @@ def places_within(bucket: Bucket, span: slice) -> Iterator[tuple[Place, int, int
 
 
 def gathered_pieces(
-    gradients: Gradients, buckets: Sequence[Bucket], owned: Sequence[slice], rank: int
+    gradients: Gradients,
+    buckets: Sequence[Bucket],
+    owned: Sequence[slice],
+    rank: int,
+    *,
+    write: bool = False,
 ) -> Iterator[Piece]:
     """See :meth:`zerotrial.engine.seams.Stage.gradient_pieces`.
 
@@ -31,11 +36,13 @@ def gathered_pieces(
         owned: For each bucket, the elements of which this rank has the average: S or, where every
             rank has all, N * S, of which it yields its shard.
         rank: This one's.
+        write: Whether all that this rank has is wanted.
     """
     for bucket, held in zip(buckets, owned, strict=True):
         average = gradients.averaged(bucket.index)
         if average is not None:
-            for place, start, stop in places_within(bucket, bucket.shard(rank)):
+            walked = held if write else bucket.shard(rank)
+            for place, start, stop in places_within(bucket, walked):
                 values = average[start - held.start : stop - held.start]
                 span = (start - place.start, stop - place.start)
                 yield Piece(place.name, place.parameter.shape, *span, {"gradient": values})
@@ -59,8 +66,10 @@ def resume_gathered(
         source: What to go on with.
     """
     for bucket, held in zip(buckets, owned, strict=True):
-        if source.has_averages:
-            room = gradients.average_room(bucket.index)
+        room = gradients.average_room(bucket.index) if source.has_averages else None
+        if bucket.tie is not None and bucket.tie.owners.rank > 0:
+            continue  # the first owner has all of it; they are added up
+        if room is not None:
             for place, start, stop in places_within(bucket, held):
                 part = room[start - held.start : stop - held.start]
                 source.read_average(place.name, start - place.start, part)

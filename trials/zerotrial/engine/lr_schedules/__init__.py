@@ -4,8 +4,9 @@ A schedule counts applied optimizer steps. DeepSpeed writes the first value at c
 again at the first ``step()``, so that its warm-ups run two optimizer steps at the minimum;
 :class:`LinearWarmupLR` does not.
 
-A new schedule is a file and a line, :func:`register`. The arguments of those that are registered
-here stand in :mod:`zerolab.config.engine.schedules`, which reads files where there is no torch.
+A new schedule is a file and a line, :func:`register`; its arguments are the fields of its section.
+Those of the ones here stand in :mod:`zerolab.config.engine.schedules`, which reads files where
+there is no torch.
 """
 
 from zerolab.config.engine import schedules as files

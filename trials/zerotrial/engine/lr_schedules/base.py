@@ -1,7 +1,9 @@
 """What all schedules have in common: a counter, checked arguments, and how a rate is set."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+import inspect
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,46 +15,57 @@ __all__ = ["LRSchedule", "Rates", "for_groups", "set_rates"]
 Rates = float | Sequence[float]
 """One value for all parameter groups, or one for each."""
 
-S = TypeVar("S", bound=Section)
-
 
 class LRSchedule:
     """Base of the schedules: a counter, and a rate for each parameter group at that count.
 
     ``it`` is -1 when a schedule is made; each :meth:`step`, one for each applied optimizer step,
-    makes it ``it + 1`` and sets the rates.
+    makes it ``it + 1`` and sets the rates. A schedule's arguments are the fields of its
+    :attr:`section`, in their order, by position or by name.
 
     Args:
         optimizer: Whose ``param_groups`` get the rates.
-        last_batch_iteration: Where to go on; -1 is the beginning.
+        values: Of the section's first fields.
+        named: Of others.
+
+    Raises:
+        ConfigError: With one line for each argument that breaks a rule.
+        TypeError: For arguments that are not there, or are missing.
     """
 
     section: ClassVar[type[Section]]
     """Its arguments and their rules, which a file's ``scheduler.params`` must keep as well."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, last_batch_iteration: int = -1) -> None:
-        self.optimizer = optimizer
-        self.last_batch_iteration = last_batch_iteration
+    given: Section
+    """The arguments."""
+
+    last_batch_iteration: int
+    """Where it is; -1 is the beginning."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Show the arguments to ``help()``, and to all who ask for the signature."""
+        super().__init_subclass__(**options)
+        if "section" in vars(cls):
+            cls.__signature__ = _signature_of(cls.section)  # type: ignore[attr-defined]
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *values: Any, **named: Any) -> None:
+        given = inspect.signature(type(self)).bind(optimizer, *values, **named).arguments
+        self.optimizer = given.pop("optimizer")
+        self.given = self._read(given)
+        self.last_batch_iteration = getattr(self.given, "last_batch_iteration", -1)
+        self.prepare()
 
     @classmethod
-    def check(cls, section: type[S], **arguments: Any) -> S:
-        """Read arguments by the rules of the engine file.
-
-        Args:
-            section: The class's :attr:`section`.
-            arguments: As the constructor got them.
-
-        Returns:
-            The arguments, each of its own type.
-
-        Raises:
-            ConfigError: With one line for each that breaks a rule.
-        """
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
-        read, problems, _ = validate(section, plain)
+    def _read(cls, given: Mapping[str, Any]) -> Section:
+        """Read arguments by the rules of the engine file."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
+        read, problems, _ = validate(cls.section, plain)
         if problems or read is None:
             raise ConfigError(f"{cls.__name__}()", problems)
         return read
+
+    def prepare(self) -> None:
+        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
 
     def rates(self, it: int) -> list[float]:
         """Learning rate of each group after ``step()`` number ``it + 1``."""
@@ -83,6 +96,15 @@ class LRSchedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; the rates are the optimizer's."""
         self.last_batch_iteration = int(state["last_batch_iteration"])
+
+
+def _signature_of(section: type[Section]) -> Signature:
+    arguments = [Parameter("optimizer", Parameter.POSITIONAL_OR_KEYWORD)]
+    for name, field in section.model_fields.items():
+        default = Parameter.empty if field.is_required() else field.default
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        arguments.append(Parameter(name, kind, default=default, annotation=field.annotation))
+    return Signature(arguments)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:

@@ -2,11 +2,8 @@
 
 from typing import ClassVar
 
-import torch
-
 from zerolab.config.engine.schedules import LinearWarmupParams
 from zerolab.schema.section import Section
-from zerotrial.engine.lr_schedules.base import Rates
 from zerotrial.engine.lr_schedules.warmup import WarmupLR
 
 __all__ = ["LinearWarmupLR"]
@@ -26,31 +23,14 @@ class LinearWarmupLR(WarmupLR):
     """
 
     section: ClassVar[type[Section]] = LinearWarmupParams
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup_min_lr: Rates = 0.0,
-        warmup_max_lr: Rates | None = None,
-        warmup_num_steps: int = 1000,
-        *,
-        last_batch_iteration: int = -1,
-    ) -> None:
-        super().__init__(
-            optimizer,
-            warmup_min_lr,
-            warmup_max_lr,
-            warmup_num_steps,
-            "linear",
-            last_batch_iteration,
-        )
+    given: LinearWarmupParams
 
     def _begin(self) -> None:
         self._write(-1)
 
     def share(self, it: int) -> float:
         """Part of the way that the optimizer step after ``step()`` number ``it + 1`` runs at."""
-        return min(1.0, (it + 2) / self._given_steps)
+        return min(1.0, (it + 2) / self.given.warmup_num_steps)
 
     def rates(self, it: int) -> list[float]:
         """See :class:`LRSchedule`."""

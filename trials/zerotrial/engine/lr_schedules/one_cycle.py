@@ -2,11 +2,9 @@
 
 from typing import ClassVar
 
-import torch
-
 from zerolab.config.engine.schedules import OneCycleParams
 from zerolab.schema.section import Section
-from zerotrial.engine.lr_schedules.base import LRSchedule, Rates, for_groups, set_rates
+from zerotrial.engine.lr_schedules.base import LRSchedule, for_groups, set_rates
 
 __all__ = ["OneCycle"]
 
@@ -35,45 +33,13 @@ class OneCycle(LRSchedule):
     """
 
     section: ClassVar[type[Section]] = OneCycleParams
+    given: OneCycleParams
 
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
-        self,
-        optimizer: torch.optim.Optimizer,
-        cycle_min_lr: Rates,
-        cycle_max_lr: Rates,
-        decay_lr_rate: float = 0.0,
-        cycle_first_step_size: int = 2000,
-        cycle_second_step_size: int | None = None,
-        cycle_first_stair_count: int = 0,
-        cycle_second_stair_count: int | None = None,
-        decay_step_size: int = 0,
-        cycle_momentum: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's order
-        cycle_min_mom: float = 0.8,
-        cycle_max_mom: float = 0.9,
-        decay_mom_rate: float = 0.0,
-        last_batch_iteration: int = -1,
-    ) -> None:
-        given = self.check(
-            OneCycleParams,
-            cycle_min_lr=cycle_min_lr,
-            cycle_max_lr=cycle_max_lr,
-            decay_lr_rate=decay_lr_rate,
-            cycle_first_step_size=cycle_first_step_size,
-            cycle_second_step_size=cycle_second_step_size,
-            cycle_first_stair_count=cycle_first_stair_count,
-            cycle_second_stair_count=cycle_second_stair_count,
-            decay_step_size=decay_step_size,
-            cycle_momentum=cycle_momentum,
-            cycle_min_mom=cycle_min_mom,
-            cycle_max_mom=cycle_max_mom,
-            decay_mom_rate=decay_mom_rate,
-            last_batch_iteration=last_batch_iteration,
-        )
-        super().__init__(optimizer, given.last_batch_iteration)
-        groups = len(optimizer.param_groups)
-        self._min = for_groups("cycle_min_lr", given.cycle_min_lr, groups)
-        self._max = for_groups("cycle_max_lr", given.cycle_max_lr, groups)
-        self._given = given
+    def prepare(self) -> None:
+        """See :class:`LRSchedule`."""
+        given, groups = self.given, self.optimizer.param_groups
+        self._min = for_groups("cycle_min_lr", given.cycle_min_lr, len(groups))
+        self._max = for_groups("cycle_max_lr", given.cycle_max_lr, len(groups))
         # (optimizer steps, stairs) of the rise and of the fall
         self._rise = (given.cycle_first_step_size, given.cycle_first_stair_count)
         self._fall = (
@@ -82,10 +48,10 @@ class OneCycle(LRSchedule):
         )
         self._total = self._rise[0] + self._fall[0]
         self._moves_momentum = given.cycle_momentum and all(
-            "betas" in group or "momentum" in group for group in optimizer.param_groups
+            "betas" in group or "momentum" in group for group in groups
         )
         if self.last_batch_iteration == -1:
-            set_rates(optimizer, self._min)
+            set_rates(self.optimizer, self._min)
             if self._moves_momentum:
                 self._write_momentum(given.cycle_max_mom)
 
@@ -98,7 +64,7 @@ class OneCycle(LRSchedule):
 
     def _decay(self, it: int) -> float:
         """Intervals of decay since the end of the cycle."""
-        interval = self._given.decay_step_size
+        interval = self.given.decay_step_size
         return (it - self._total + 1) / interval if interval else 0.0
 
     def rates(self, it: int) -> list[float]:
@@ -107,11 +73,11 @@ class OneCycle(LRSchedule):
             height = self._height(it)
             both = zip(self._min, self._max, strict=True)
             return [low + (high - low) * height for low, high in both]
-        return [low / (1.0 + self._given.decay_lr_rate * self._decay(it)) for low in self._min]
+        return [low / (1.0 + self.given.decay_lr_rate * self._decay(it)) for low in self._min]
 
     def momentum(self, it: int) -> float:
         """Momentum of all groups after ``step()`` number ``it + 1``."""
-        given = self._given
+        given = self.given
         if it < self._total:
             span = given.cycle_max_mom - given.cycle_min_mom
             return given.cycle_max_mom - span * self._height(it)

@@ -3,9 +3,7 @@
 import math
 from typing import ClassVar
 
-import torch
-
-from zerolab.config.engine.schedules import WarmupParams
+from zerolab.config.engine.schedules import LinearWarmupParams, WarmupDecayParams, WarmupParams
 from zerolab.schema.section import Section
 from zerotrial.engine.lr_schedules.base import LRSchedule, Rates, for_groups
 
@@ -36,33 +34,16 @@ class WarmupLR(LRSchedule):
     """
 
     section: ClassVar[type[Section]] = WarmupParams
+    given: WarmupParams | WarmupDecayParams | LinearWarmupParams
 
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup_min_lr: Rates = 0.0,
-        warmup_max_lr: Rates | None = None,
-        warmup_num_steps: int = 1000,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        given = self.check(
-            WarmupParams,
-            warmup_min_lr=warmup_min_lr,
-            warmup_max_lr=warmup_max_lr,
-            warmup_num_steps=warmup_num_steps,
-            warmup_type=warmup_type,
-            last_batch_iteration=last_batch_iteration,
-        )
-        super().__init__(optimizer, given.last_batch_iteration)
-        groups = optimizer.param_groups
+    def prepare(self) -> None:
+        """See :class:`LRSchedule`."""
+        groups = self.optimizer.param_groups
         own: Rates = [float(group["lr"]) for group in groups]
-        top: Rates = own if given.warmup_max_lr is None else given.warmup_max_lr
-        self._min = for_groups("warmup_min_lr", given.warmup_min_lr, len(groups))
+        top: Rates = own if self.given.warmup_max_lr is None else self.given.warmup_max_lr
+        self._min = for_groups("warmup_min_lr", self.given.warmup_min_lr, len(groups))
         self._max = for_groups("warmup_max_lr", top, len(groups))
-        self._given_steps = given.warmup_num_steps
-        self._steps = max(2, self._given_steps)
-        self._kind = given.warmup_type
+        self._steps = max(2, self.given.warmup_num_steps)
         if self.last_batch_iteration == -1:
             self._begin()
 
@@ -72,7 +53,8 @@ class WarmupLR(LRSchedule):
 
     def share(self, it: int) -> float:
         """Part of the way from minimum to maximum, 0 to 1."""
-        return warmup_share(it, self._steps, self._kind) if it < self._steps else 1.0
+        kind = getattr(self.given, "warmup_type", "linear")
+        return warmup_share(it, self._steps, kind) if it < self._steps else 1.0
 
     def rates(self, it: int) -> list[float]:
         """See :class:`LRSchedule`."""

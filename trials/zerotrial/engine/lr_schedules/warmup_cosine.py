@@ -3,8 +3,6 @@
 import math
 from typing import ClassVar
 
-import torch
-
 from zerolab.config.engine.schedules import WarmupCosineParams
 from zerolab.schema.section import Section
 from zerotrial.engine.lr_schedules.base import LRSchedule
@@ -30,33 +28,12 @@ class WarmupCosineLR(LRSchedule):
     """
 
     section: ClassVar[type[Section]] = WarmupCosineParams
+    given: WarmupCosineParams
 
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
-        self,
-        optimizer: torch.optim.Optimizer,
-        total_num_steps: int,
-        warmup_min_ratio: float = 0.0,
-        warmup_num_steps: int = 1000,
-        cos_min_ratio: float = 1e-4,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        given = self.check(
-            WarmupCosineParams,
-            total_num_steps=total_num_steps,
-            warmup_min_ratio=warmup_min_ratio,
-            warmup_num_steps=warmup_num_steps,
-            cos_min_ratio=cos_min_ratio,
-            warmup_type=warmup_type,
-            last_batch_iteration=last_batch_iteration,
-        )
-        super().__init__(optimizer, given.last_batch_iteration)
-        self._total = given.total_num_steps
-        self._min = given.warmup_min_ratio
-        self._steps = max(2, given.warmup_num_steps)
-        self._floor = given.cos_min_ratio
-        self._kind = given.warmup_type
-        self._base = [float(group["lr"]) for group in optimizer.param_groups]
+    def prepare(self) -> None:
+        """See :class:`LRSchedule`."""
+        self._steps = max(2, self.given.warmup_num_steps)
+        self._base = [float(group["lr"]) for group in self.optimizer.param_groups]
         if self.last_batch_iteration == -1:
             self._write(-1)
 
@@ -64,10 +41,12 @@ class WarmupCosineLR(LRSchedule):
         """Share of the optimizer's own rates."""
         if it < 0:
             return 0.0
+        low, floor = self.given.warmup_min_ratio, self.given.cos_min_ratio
         if it < self._steps:
-            return self._min + (1.0 - self._min) * warmup_share(it, self._steps, self._kind)
-        done = min(1.0, (it - self._steps + 1) / max(1, self._total - self._steps))
-        return self._floor + (1.0 - self._floor) * (1.0 + math.cos(math.pi * done)) / 2.0
+            return low + (1.0 - low) * warmup_share(it, self._steps, self.given.warmup_type)
+        length = max(1, self.given.total_num_steps - self._steps)
+        done = min(1.0, (it - self._steps + 1) / length)
+        return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * done)) / 2.0
 
     def rates(self, it: int) -> list[float]:
         """See :class:`LRSchedule`."""

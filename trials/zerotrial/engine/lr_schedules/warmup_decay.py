@@ -2,11 +2,8 @@
 
 from typing import ClassVar
 
-import torch
-
 from zerolab.config.engine.schedules import WarmupDecayParams
 from zerolab.schema.section import Section
-from zerotrial.engine.lr_schedules.base import Rates
 from zerotrial.engine.lr_schedules.warmup import WarmupLR
 
 __all__ = ["WarmupDecayLR"]
@@ -26,38 +23,11 @@ class WarmupDecayLR(WarmupLR):
     """
 
     section: ClassVar[type[Section]] = WarmupDecayParams
-
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
-        self,
-        optimizer: torch.optim.Optimizer,
-        total_num_steps: int,
-        warmup_min_lr: Rates = 0.0,
-        warmup_max_lr: Rates = 0.001,
-        warmup_num_steps: int = 1000,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        given = self.check(
-            WarmupDecayParams,
-            total_num_steps=total_num_steps,
-            warmup_min_lr=warmup_min_lr,
-            warmup_max_lr=warmup_max_lr,
-            warmup_num_steps=warmup_num_steps,
-            warmup_type=warmup_type,
-            last_batch_iteration=last_batch_iteration,
-        )
-        self._total = given.total_num_steps
-        super().__init__(
-            optimizer,
-            warmup_min_lr,
-            warmup_max_lr,
-            warmup_num_steps,
-            warmup_type,
-            last_batch_iteration,
-        )
+    given: WarmupDecayParams
 
     def share(self, it: int) -> float:
         """See :class:`WarmupLR`."""
         if it < self._steps:
             return super().share(it)
-        return max(0.0, (self._total - it) / max(1.0, self._total - self._steps))
+        total = self.given.total_num_steps
+        return max(0.0, (total - it) / max(1.0, total - self._steps))

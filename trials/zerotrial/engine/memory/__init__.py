@@ -1,4 +1,4 @@
-"""How many bytes a rank needs, before it is started.
+"""How many bytes a rank needs, before it is started; and what it frees stays with it.
 
 P parameters in 16 bits with Adam on N ranks, bytes for each parameter and rank:
 
@@ -25,9 +25,9 @@ buckets under way, at stage 3 the blocks that are gathered at the moment, and in
 what is under way between the device, host and files. Activations are not counted: they depend on
 the batch.
 
-Two files, since the two are known in different ways: :mod:`zerotrial.engine.memory.states` is the
-paper's arithmetic on the number of parameters, :mod:`zerotrial.engine.memory.working` follows what
-the stages do, and changes with them.
+Two files count, since the two are known in different ways: :mod:`zerotrial.engine.memory.states` is
+the paper's arithmetic on the number of parameters, :mod:`zerotrial.engine.memory.working` follows
+what the stages do, and changes with them.
 
 References:
     Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,

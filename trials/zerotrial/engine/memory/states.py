@@ -137,39 +137,57 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         kept_whole,
         device,
     )
-    width, kept = BYTES[precision], BYTES[asked.kept]
-    owned = asked.owned
-    summed = num_params if stage < 2 else asked.shard
-    parameters = width * num_params if stage < 3 else 0
-    gradients = min(width, kept) * summed if stage < 3 else 4 * summed
-    accumulation = max(kept - width, 0) * summed if stage < 3 else 0
-    master = 0 if precision == "fp32" and stage < 3 else 4 * owned
-    moments = 4 * MOMENTS[optimizer] * owned
-    if asked.copied:
-        master = 4 * asked.shard
-        parameters = parameters or 4 * asked.shard
-
-    states = parameters + gradients + accumulation + master + moments
-    away = moments if asked.in_place else master + moments
+    states = _states(asked)
+    away = states.moments if asked.in_place else states.master + states.moments
     disk = away if offload_optimizer == "nvme" else 0
     host = away if offload_optimizer == "cpu" else 0
     if offload_param == "cpu":
-        host = states - disk
+        host = states.total - disk
     return MemoryEstimate(
         stage=stage,
         world_size=world_size,
         offload_optimizer=offload_optimizer,
         offload_param=offload_param,
-        parameters=parameters,
-        gradients=gradients,
-        accumulation=accumulation,
-        master=master,
-        moments=moments,
         working=working(asked),
         host_working=host_working(asked, away),
-        device=states - host - disk,
+        device=states.total - host - disk,
         host=host,
         disk=disk,
+        **vars(states),
+    )
+
+
+@dataclass(frozen=True)
+class _States:
+    """Model states of one rank by what they are, bytes; see :class:`MemoryEstimate`."""
+
+    parameters: int
+    gradients: int
+    accumulation: int
+    master: int
+    moments: int
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+def _states(asked: Asked) -> _States:
+    width, kept = BYTES[asked.precision], BYTES[asked.kept]
+    moments = 4 * MOMENTS[asked.optimizer] * asked.owned
+    if asked.stage == 3:
+        shards = 4 * asked.shard
+        # A copy for the optimizer is the master; else the shards are.
+        parameters, master = (shards, shards) if asked.copied else (0, shards)
+        return _States(parameters, shards, 0, master, moments)
+    summed = asked.num_params if asked.stage < 2 else asked.shard
+    own = asked.precision == "fp32"
+    return _States(
+        parameters=width * asked.num_params,
+        gradients=min(width, kept) * summed,
+        accumulation=max(kept - width, 0) * summed,
+        master=4 * asked.shard if asked.copied else 0 if own else 4 * asked.owned,
+        moments=moments,
     )
 
 

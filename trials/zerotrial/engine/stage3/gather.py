@@ -12,13 +12,15 @@ but never wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from zerolab.config.engine.zero import LIVE_LIMIT
+from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -137,6 +139,48 @@ def _set_prefetch(order: Sequence[Unit], numel: int) -> None:
         _sharded(unit).set_modules_to_backward_prefetch([_sharded(u) for u in ahead or [unit]])
 
 
+_held: set[FSDPModule] = set()
+"""Units that somebody wants whole: nothing that runs frees them."""
+
+
+@contextlib.contextmanager
+def kept_whole(units: Sequence[FSDPModule], names: frozenset[str]) -> Iterator[None]:
+    """Gather the units of some parameters, and keep them so in a context. **Collective**.
+
+    What is written to the parameters themselves is lost at its end.
+
+    Args:
+        units: All of them, the root last.
+        names: Of the parameters, in the whole model.
+    """
+    root = cast("nn.Module", units[-1])
+    known: dict[Any, str] = {parameter: name for name, parameter in root.named_parameters()}
+    wanted: list[tuple[FSDPModule, UnitParameters, Any]] = []
+    for unit in units:
+        parameters = parameters_of(unit)
+        if parameters is None or unit in _held:  # an outer context has it already
+            continue
+        if any(known.get(member.sharded) in names for member in parameters.members):
+            wanted.append((unit, parameters, parameters.frees_after_forward))
+    for unit, parameters, _ in wanted:
+        unit.unshard()
+        parameters.frees_after_forward = None
+        _held.add(unit)
+    # Whole weights may lie in memory that all ranks of a machine read: here each has its own.
+    views = [(p, p.data) for p in (root.get_parameter(name) for name in names)]
+    for parameter, view in views:
+        parameter.data = view.clone()
+    try:
+        yield
+    finally:
+        for parameter, view in views:
+            parameter.data = view
+        for unit, parameters, before in wanted:
+            parameters.frees_after_forward = before
+            _held.discard(unit)
+            unit.reshard()
+
+
 class _Freeing:
     """Frees units after a forward that no backward follows.
 
@@ -150,7 +194,8 @@ class _Freeing:
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             for unit in self._units:
-                unit.reshard()
+                if unit not in _held:
+                    unit.reshard()
 
 
 def _sharded(unit: Unit) -> FSDPModule:

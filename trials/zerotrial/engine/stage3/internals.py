@@ -31,6 +31,8 @@ __all__ = [
     "ReduceScatter",
     "ShardedParameter",
     "UnitParameters",
+    "cut_into_shards",
+    "keep_class_name",
     "local_part",
     "make_root",
     "parameters_of",
@@ -44,6 +46,12 @@ _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 def local_part(tensor: DTensor) -> Tensor:
     """Return this rank's part of a sharded tensor, without the cost of ``to_local()``."""
     return tensor._local_tensor
+
+
+def keep_class_name(module: nn.Module) -> None:
+    """Call the class that ``fully_shard`` has made as the model's own, by which libraries go."""
+    own = type(module).__bases__[1]
+    type(module).__name__, type(module).__qualname__ = own.__name__, own.__qualname__
 
 
 def make_root(module: nn.Module) -> None:
@@ -113,6 +121,10 @@ class ShardedParameter:
         """Whether user code wants to see the gradient as soon as it is there."""
         return bool(getattr(self.sharded, "_post_accumulate_grad_hooks", None))
 
+    def zeros(self) -> Tensor:
+        """A whole gradient of nothing."""
+        return torch.zeros(self.sharded.shape, dtype=self.forward_dtype)
+
     def forget_gradients(self) -> None:
         """Forget what a torn backward left; ``reset_iter_state()`` does not."""
         self._member.unsharded_accumulated_grad = None
@@ -141,9 +153,23 @@ class UnitParameters:
         return [ShardedParameter(member) for member in self._owner.fsdp_params]
 
     @property
+    def trained(self) -> list[ShardedParameter]:
+        """Those of the members that are to get a gradient."""
+        return [member for member in self.members if member.sharded.requires_grad]
+
+    @property
     def modules(self) -> Sequence[nn.Module]:
         """Those that make up the unit."""
         return cast("Sequence[nn.Module]", self._owner.modules)
+
+    @property
+    def frees_after_forward(self) -> Any:
+        """Where and whether they are freed after a forward; opaque, to be put back."""
+        return self._owner.post_forward_mesh_info
+
+    @frees_after_forward.setter
+    def frees_after_forward(self, value: Any) -> None:
+        self._owner.post_forward_mesh_info = value
 
     def reorder(self, members: Sequence[ShardedParameter]) -> None:
         """Have gradients come in another order; before the first forward."""
@@ -158,6 +184,37 @@ class UnitParameters:
             reduce(*unused)
 
         self._owner.post_backward = post_backward
+
+    def reduce_with(
+        self, reduce: Callable[[list[Tensor | None]], None], wanted: Callable[[], bool]
+    ) -> None:
+        """Have gradients given to ``reduce``, for good; their shards get none.
+
+        ``fully_shard`` has its group add them up over the ranks and hangs a sharded tensor on each
+        parameter. Only the switching between sharded and gathered parameters is left.
+
+        Args:
+            reduce: Called when backward has passed the unit, or at its end where it did not come
+                there; gets the gradients of the :attr:`trained` members, None for those without
+                one, and must not keep them.
+            wanted: Asked each time; if not, all goes as ``fully_shard`` does it.
+        """
+        owner, trained = self._owner, [member._member for member in self.trained]
+        as_shipped = owner.post_backward
+
+        def post_backward(*unused: Any) -> None:
+            if not wanted():
+                as_shipped(*unused)
+                return
+            owner._training_state = TrainingState.POST_BACKWARD
+            gathered = [hasattr(member, "_unsharded_param") for member in trained]
+            found = [_taken_gradient(member) for member in trained] if any(gathered) else []
+            if owner.reshard_after_backward:
+                owner.reshard()
+            if found:
+                reduce(found)
+
+        owner.post_backward = post_backward
 
     def read_in_place(
         self, wholes: Sequence[Tensor], wanted: Callable[[], None], counted: Callable[[], None]
@@ -231,6 +288,26 @@ def undo(unit: FSDPModule, wholes: Sequence[nn.Parameter]) -> None:
         for mark in _MARKS:
             vars(part).pop(mark, None)
     module.__class__ = type(module).__bases__[1]  # of a class made of FSDPModule and its own
+
+
+def cut_into_shards(gradients: Sequence[Tensor], memory: Tensor, ranks: int) -> None:
+    """Lay whole gradients into memory, rank by rank, as their parameters are cut.
+
+    Args:
+        gradients: Of a unit, each cut along its first dimension.
+        memory: (N * S,), filled; padding becomes zero.
+        ranks: N.
+    """
+    torch._chunk_cat(list(gradients), dim=0, num_chunks=ranks, out=memory.view(ranks, -1))
+
+
+def _taken_gradient(member: Any) -> Tensor | None:
+    """The whole gradient of a parameter that was gathered, which forgets it."""
+    if not hasattr(member, "_unsharded_param"):
+        return None
+    whole = member._unsharded_param
+    gradient, whole.grad = whole.grad, None
+    return cast("Tensor | None", gradient)
 
 
 def _do_nothing() -> None:

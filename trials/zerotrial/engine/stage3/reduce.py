@@ -28,7 +28,13 @@ from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
 from zerotrial.engine.comm.ring import Ring
-from zerotrial.engine.stage3.internals import ReduceScatter, ShardedParameter, parameters_of
+from zerotrial.engine.stage3.internals import (
+    ReduceScatter,
+    ShardedParameter,
+    UnitParameters,
+    cut_into_shards,
+    parameters_of,
+)
 from zerotrial.engine.stage3.publish import PublishedShards, publish_shards
 
 if TYPE_CHECKING:
@@ -57,6 +63,11 @@ class Reductions:
         """This rank's memory."""
         return self._ring.tensors
 
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return self._comm.size
+
     def lend(self, numel: int, dtype: torch.dtype) -> Buffer:
         """Lend a buffer, to be filled and given to :meth:`start`. **Collective**.
 
@@ -70,10 +81,17 @@ class Reductions:
         self._ring.wait()
         return self._ring.lend(numel, dtype)
 
-    def start(self, buffer: Buffer, out: Tensor, factor: float) -> None:
-        """Start ``out = factor * sum over ranks`` of what was lent last. **Collective**."""
+    def start(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool = False) -> None:
+        """Start ``out = factor * sum over ranks`` of what was lent last. **Collective**.
+
+        Args:
+            buffer: Filled.
+            out: (S,).
+            factor: As above.
+            add: To what is in ``out``.
+        """
         self.advance()
-        work = self._comm.reduce_scatter(buffer, out, factor, add=False)
+        work = self._comm.reduce_scatter(buffer, out, factor, add=add)
         self._ring.pass_on(work)
         self._works.append(work)
         self.advance()
@@ -149,6 +167,76 @@ class SharedReduceScatter(ReduceScatter):
         )
 
 
+class UnitGradients:
+    """The gradients that one backward makes in one unit, of which this rank gets its part.
+
+    ``fully_shard`` would make a sharded tensor for each parameter, which the stage only puts
+    together again. It still does wherever somebody may look at those.
+
+    Args:
+        reductions: Do the work.
+        parameters: Of the unit; some are trained.
+        factor: What the sum over ranks is multiplied by.
+        dtype: In which gradients travel and are kept.
+        observer: Is told when gradients are reduced.
+    """
+
+    def __init__(
+        self,
+        reductions: Reductions,
+        parameters: UnitParameters,
+        factor: float,
+        dtype: torch.dtype,
+        observer: Observer,
+    ) -> None:
+        self._reductions = reductions
+        self._trained = parameters.trained
+        self._factor = factor
+        self._dtype = dtype
+        self._observer = observer
+        self.numel = sum(member.shard.numel() for member in self._trained)
+        """S: elements of this rank's part."""
+        self.listening = False
+        """Whether a backward of the engine's is under way."""
+        self.part: Tensor | None = None
+        """(S,): what the backward under way has made; final when the reductions are finished."""
+        self.reached: set[Tensor] = set()
+        """The parameters, as the stage knows them, that have a gradient in it."""
+        parameters.reduce_with(self._reduce, self._is_wanted)
+
+    def forget(self, *, listening: bool) -> None:
+        """Begin or end a backward."""
+        self.listening, self.part = listening, None
+        self.reached.clear()
+
+    def _is_wanted(self) -> bool:
+        return self.listening and not any(member.has_hooks for member in self._trained)
+
+    def _reduce(self, found: list[Tensor | None]) -> None:
+        """Start to sum every rank's gradients and to scale them. **Collective**."""
+        self.reached |= {
+            member.sharded
+            for member, gradient in zip(self._trained, found, strict=True)
+            if gradient is not None
+        }
+        ranks = self._reductions.ranks
+        with self._observer.phase("reduce"):
+            buffer = self._reductions.lend(ranks * self.numel, self._dtype)
+            cut_into_shards(
+                [
+                    member.zeros() if gradient is None else gradient
+                    for member, gradient in zip(self._trained, found, strict=True)
+                ],
+                buffer.tensor,
+                ranks,
+            )
+            found.clear()  # gives the memory of the gradients back
+            add = self.part is not None  # the unit ran twice in one forward
+            if self.part is None:
+                self.part = torch.empty(self.numel, dtype=self._dtype)
+            self._reductions.start(buffer, self.part, self._factor, add=add)
+
+
 @dataclass(frozen=True)
 class Plugged:
     """What :func:`plug_in` leaves behind."""
@@ -156,6 +244,38 @@ class Plugged:
     comm: Communicator
     reductions: Reductions
     published: Sequence[PublishedShards]
+    summed: Sequence[UnitGradients]
+    """Of units whose gradients do not pass through sharded tensors: all, or none."""
+
+    def begin_backward(self) -> None:
+        """Get ready for the gradients of a backward of the engine's."""
+        self.reductions.finish()  # of one that raised
+        for unit in self.summed:
+            unit.forget(listening=True)
+
+    def end_backward(self) -> None:
+        """Forget what the last backward made."""
+        for unit in self.summed:
+            unit.forget(listening=False)
+
+    def cut(self, numels: Sequence[int]) -> list[Tensor | None]:
+        """Cut what this backward has made into buckets.
+
+        Args:
+            numels: Of all buckets, in the order of the units.
+        """
+        found: list[Tensor | None] = []
+        for unit in self.summed:
+            at = 0
+            while at < unit.numel:
+                length = numels[len(found)]
+                found.append(None if unit.part is None else unit.part[at : at + length])
+                at += length
+        return found or [None] * len(numels)
+
+    def has_reached(self, parameter: Tensor) -> bool:
+        """Whether this backward has made a gradient of a parameter that hangs nowhere."""
+        return any(parameter in unit.reached for unit in self.summed)
 
     def publish(self) -> None:
         """Show the other ranks this rank's new shards. **Collective**; nobody may be reading."""
@@ -176,11 +296,18 @@ class Plugged:
         return [*self.reductions.tensors, *shards]
 
 
+def _sums_as_kept(parameters: UnitParameters, dtype: torch.dtype | None) -> bool:
+    """Whether a unit's gradients travel in the type in which they are kept."""
+    return all((dtype or p.forward_dtype) == p.own_dtype for p in parameters.trained)
+
+
 def plug_in(
     units: Sequence[FSDPModule],
     comm: Communicator,
     device: torch.device,
+    *,
     factor: float,
+    dtype: torch.dtype | None,
     observer: Observer,
 ) -> Plugged:
     """Make ``fully_shard`` use our collectives. **Collective**.
@@ -190,24 +317,30 @@ def plug_in(
         comm: Over the ranks that the units are sharded over.
         device: Of the gathered parameters.
         factor: What the sum of the ranks' gradients is multiplied by.
+        dtype: In which gradients travel; None: in which forward computes.
         observer: Is told when gradients are reduced.
 
     Returns:
         The memory of the collectives.
     """
     reductions = Reductions(comm, device)
-    published = []
-    for unit in units:
-        if (parameters := parameters_of(unit)) is None:
-            continue
-        published.append(publish_shards(unit, parameters, comm, reductions.advance))
+    owners = [(unit, found) for unit in units if (found := parameters_of(unit)) is not None]
+    published = [publish_shards(u, p, comm, reductions.advance) for u, p in owners]
+    for unit, parameters in owners:
         unit.set_custom_reduce_scatter(
             SharedReduceScatter(reductions, parameters.members, factor, observer)
         )
         # The factor is applied here, once; these two keep fully_shard from dividing as well.
         unit.set_force_sum_reduction_for_comms(True)
         unit.set_gradient_divide_factor(1.0)
-    plugged = Plugged(comm, reductions, published)
+    summed: list[UnitGradients] = []
+    if all(_sums_as_kept(p, dtype) for _, p in owners):
+        summed = [
+            UnitGradients(reductions, p, factor, p.trained[0].own_dtype, observer)
+            for _, p in owners
+            if p.trained
+        ]
+    plugged = Plugged(comm, reductions, published, summed)
     plugged.publish()
     # Before the hook in which fully_shard begins to gather.
     root = cast("nn.Module", units[-1])

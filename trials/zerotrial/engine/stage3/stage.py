@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from zerolab.errors import ConfigError, EngineError
+from zerolab.errors import ConfigError
 from zerotrial.engine.comm.communicator import Communicator, Traffic
 from zerotrial.engine.comm.connect import connect
-from zerotrial.engine.flat.gradients import Averaging
+from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
+from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
 from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.stage3.mesh import open_mesh
@@ -89,7 +91,7 @@ class Stage3:
     def before_backward(self, *, boundary: bool) -> None:
         """Drop gradients that are not this engine's: of another's loss that came through here."""
         if self._plugged is not None:
-            self._plugged.reductions.finish()  # of a backward that raised
+            self._plugged.begin_backward()
         for shard in self._shards:
             shard.parameter.grad = None
         self._torn = True
@@ -101,21 +103,27 @@ class Stage3:
                 self._plugged.reductions.finish()
         self._torn = False
         if boundary and self._every_gradient:
-            self._check_unused()
+            refuse_unused([s.name for s in self._shards if not self._has_gradient(s)])
+        fresh = self._fresh_parts()
         for index, bucket in enumerate(self._buckets):
-            kept, new = self._gradients[index], bucket.take_gradient()
+            kept = self._gradients[index]
+            new = bucket.take_gradient() if fresh[index] is None else fresh[index]
             if kept is None:
                 self._gradients[index] = new
             elif new is not None:
                 kept.add_(new)
+        if self._plugged is not None:
+            self._plugged.end_backward()
 
-    def _check_unused(self) -> None:
-        missing = [shard.name for shard in self._shards if shard.parameter.grad is None]
-        if missing:
-            raise EngineError(
-                f"parameters without a gradient: {', '.join(missing)}; use them in forward, "
-                "freeze them, or set zero_optimization.ignore_unused_parameters to true"
-            )
+    def _fresh_parts(self) -> list[Tensor | None]:
+        """For each bucket what backward has made, where it does not hang on the parameters."""
+        if self._plugged is None:
+            return [None] * len(self._buckets)
+        return self._plugged.cut([bucket.master.numel() for bucket in self._buckets])
+
+    def _has_gradient(self, shard: Shard) -> bool:
+        found = self._plugged is not None and self._plugged.has_reached(shard.parameter)
+        return found or shard.parameter.grad is not None
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Return the norm; the averaging itself has happened in backward. **Collective**."""
@@ -151,6 +159,7 @@ class Stage3:
         """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
         if self._plugged is not None:
             self._plugged.reductions.finish()
+            self._plugged.end_backward()
         if self._torn:
             start_over(self._units)
         self._torn = False
@@ -169,8 +178,11 @@ class Stage3:
     def settle_gradients(self) -> None:
         """Do nothing: no averaging outlasts a backward."""
 
-    def gradient_pieces(self) -> Iterator[Piece]:
+    def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Walk this rank's rows of the gradients gathered so far."""
+        del write  # a rank has its rows and no others
+        if all(gradient is None for gradient in self._gradients):
+            return
         for index, (bucket, found) in enumerate(zip(self._buckets, self._gradients, strict=True)):
             # A rank may have none where another has some: zeros, so that none are missing.
             gradient = torch.zeros_like(bucket.master) if found is None else found
@@ -242,6 +254,10 @@ class Stage3:
             "buckets": [] if self._plugged is None else self._plugged.tensors,
         }
 
+    def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return kept_whole(self._units, names)
+
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every trainable parameter, whole, one after the other. **Collective**."""
         for shard in self._shards:
@@ -309,7 +325,10 @@ def _plug_in(
             predivide=config.gradient_predivide_factor,
         )
         factor = averaging.before * averaging.after
-        return plug_in(units, comm, inputs.device, factor, inputs.observer)
+        kind = inputs.precision.communicate or inputs.precision.accumulate
+        return plug_in(
+            units, comm, inputs.device, factor=factor, dtype=kind, observer=inputs.observer
+        )
     if config.gradient_allreduce_op == "sum":
         for unit in units:
             unit.set_gradient_divide_factor(1.0)

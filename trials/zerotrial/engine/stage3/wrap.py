@@ -26,7 +26,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.module.units import Unit, plan_units
 from zerotrial.engine.stage3.gather import set_gathering
-from zerotrial.engine.stage3.internals import make_root, parameters_of
+from zerotrial.engine.stage3.internals import keep_class_name, make_root, parameters_of
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
@@ -108,6 +108,7 @@ def _shard_unit(
             "stage 3", [f"{name} ({type(unit.module).__name__}): {error}; {_REMEDY}"]
         ) from error
     sharded = cast("FSDPModule", unit.module)
+    keep_class_name(unit.module)
     # A parameter that only some ranks used must still take part on all, or the sums would mix.
     sharded.set_reduce_scatter_unused_params(
         inputs.config.zero_optimization.ignore_unused_parameters

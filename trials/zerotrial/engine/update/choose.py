@@ -11,9 +11,10 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.errors import ConfigError
 from zerotrial.engine.seams import OptimizerFactory
+from zerotrial.engine.update.nothing import no_optimizer
 from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
 
-__all__ = ["ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
+__all__ = ["ADAMS", "ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
 
 _ELEMENTWISE = frozenset(
     {
@@ -33,7 +34,7 @@ _ELEMENTWISE = frozenset(
 """Classes that update each element from its own gradient and states alone."""
 
 
-_ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
+ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
     (True, True): torch.optim.AdamW,
     (False, True): torch.optim.Adam,
     (True, False): UncorrectedAdamW,
@@ -93,10 +94,10 @@ def choose_optimizer(
     config: EngineConfig,
     given: torch.optim.Optimizer | None,
 ) -> OptimizerFactory:
-    """Take the user's optimizer, else the configuration's.
+    """Take the user's optimizer, else the configuration's, else none: for evaluation.
 
     Raises:
-        ConfigError: If there is neither, or the configuration's is not known.
+        ConfigError: If the user's has stepped before.
     """
     if given is not None:
         if given.state:
@@ -104,8 +105,7 @@ def choose_optimizer(
             raise ConfigError("initialize()", [msg])
         return GivenOptimizer(given)
     if config.optimizer is None:
-        msg = "optimizer: set it in the engine config, or pass optimizer= to initialize()"
-        raise ConfigError(config.source, [msg])
+        return no_optimizer
     return _configured(config.optimizer.type, config.optimizer.params)
 
 
@@ -117,7 +117,7 @@ def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
     if name in {"Adam", "AdamW"}:
         decoupled = params.pop("adam_w_mode", True) or name == "AdamW"
         corrected = params.pop("bias_correction", True)
-        cls = _ADAMS[decoupled, corrected]
+        cls = ADAMS[decoupled, corrected]
         # torch's AdamW decays by 0.01 where DeepSpeed's does not decay
         params.setdefault("weight_decay", 0.0)
     elif name == "Lion":

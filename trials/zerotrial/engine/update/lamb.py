@@ -1,16 +1,17 @@
 """LAMB: Adam whose step is scaled, parameter by parameter, to the size of the weights."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from zerotrial.engine.update.each import EachParameter
+
 __all__ = ["Lamb"]
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(EachParameter):
     """For very large batches. It needs whole parameters, and the engine lays them out so.
 
     Args:
@@ -52,20 +53,8 @@ class Lamb(torch.optim.Optimizer):
         }
         super().__init__(params, options)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """See :class:`EachParameter`."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())

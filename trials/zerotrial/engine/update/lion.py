@@ -1,16 +1,17 @@
 """Lion: the sign of an interpolated momentum, one state for each parameter."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from zerotrial.engine.update.each import EachParameter
+
 __all__ = ["Lion"]
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(EachParameter):
     """Steps of equal size in every element, in the direction of the momentum's sign.
 
     Args:
@@ -34,17 +35,8 @@ class Lion(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
-        loss = _call(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """See :class:`EachParameter`."""
         state = self.state[parameter]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter)
@@ -54,10 +46,3 @@ class Lion(torch.optim.Optimizer):
         direction = torch.lerp(gradient, momentum, now).sign_()
         parameter.add_(direction, alpha=-group["lr"])
         momentum.lerp_(gradient, 1.0 - kept)
-
-
-def _call(closure: Callable[[], Any] | None) -> Any:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()

@@ -7,6 +7,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from zerolab.errors import ConfigError
+from zerotrial.engine.update.each import loss_of
 
 __all__ = ["MuonWithAdamW"]
 
@@ -89,10 +90,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for part, share in ((self._muon, 1.0), (self._adam, self._adam_share)):
             if part is None:
                 continue

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from zerotrial.engine.comm.communicator import Buffer, Common
 
@@ -73,7 +74,7 @@ def _storages(tensors: Iterable[Tensor]) -> dict[tuple[str, int], int]:
     for tensor in tensors:
         # A DTensor's part; asked for like this since importing DTensor takes most of a second.
         local: Tensor = getattr(tensor, "_local_tensor", tensor)
-        if local.layout is not torch.strided or local.is_meta:
+        if local.layout is not torch.strided or local.is_meta or isinstance(local, FakeTensor):
             continue
         try:
             storage = local.untyped_storage()

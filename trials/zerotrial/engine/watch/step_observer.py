@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from zerolab.config.engine.resolved import format_entries, resolve, without_effect
+from zerolab.sizes import size_text
 from zerotrial.engine.seams import NullObserver, Observer
 from zerotrial.engine.watch.census import census
 from zerotrial.engine.watch.flops import (
@@ -389,20 +390,12 @@ def memory_line(engine: Engine) -> str:
     Returns:
         One line.
     """
-    parts = [f"{kind} {_bytes(size)}" for kind, size in census(engine.stage.held()).items()]
-    parts.append(f"process {_bytes(psutil.Process().memory_info().rss)}")
+    parts = [f"{kind} {size_text(size)}" for kind, size in census(engine.stage.held()).items()]
+    parts.append(f"process {size_text(psutil.Process().memory_info().rss)}")
     if engine.device.type == "cuda":
         now, most = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
-        parts.append(f"GPU {_bytes(now)}, at most {_bytes(most)}")
+        parts.append(f"GPU {size_text(now)}, at most {size_text(most)}")
     return f"memory at step {engine.global_steps}: {', '.join(parts)}"
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def _flops_of(mode: FlopCounterMode | ForwardProfile) -> int:

@@ -1,0 +1,98 @@
+"""A loop on Accelerate as its users write it, with its DeepSpeed plugin on this engine."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.compat.test_trainer import become_rank, forget_accelerate, make_model
+from tests.engine.ranks import run_on_ranks
+from zerotrial.compat.deepspeed import install
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+def loop(folder: str, stage: int | None) -> dict[str, Any]:
+    """Train, evaluate, save everything in each of its ways, and go back."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from transformers import GPT2LMHeadModel, get_linear_schedule_with_warmup
+
+    forget_accelerate()
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
+    plugin = None
+    if stage is not None:
+        plugin = DeepSpeedPlugin(
+            zero_stage=stage,
+            gradient_accumulation_steps=2,
+            gradient_clipping=1.0,
+            zero3_save_16bit_model=True,
+        )
+    accelerator = Accelerator(
+        gradient_accumulation_steps=2, deepspeed_plugin=plugin, cpu=stage is None
+    )
+    model: Any = make_model()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    ids: Any = torch.randint(0, 64, (32, 12), generator=torch.Generator().manual_seed(0))
+    batches: Any = torch.utils.data.DataLoader(ids, batch_size=2)
+    held_out: Any = torch.utils.data.DataLoader(ids[:26], batch_size=2)
+    schedule: Any = get_linear_schedule_with_warmup(optimizer, 1, 8)
+    model, optimizer, batches, held_out, schedule = accelerator.prepare(
+        model, optimizer, batches, held_out, schedule
+    )
+    losses, seen = [], 0
+    for batch in batches:
+        with accelerator.accumulate(model):
+            loss = model(input_ids=batch, labels=batch).loss
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    model.eval()
+    for batch in held_out:
+        seen += len(accelerator.gather_for_metrics(batch))
+    accelerator.wait_for_everyone()
+    accelerator.save_state(f"{folder}/state")
+    plain = accelerator.unwrap_model(model)
+    weights = accelerator.get_state_dict(model)
+    plain.save_pretrained(
+        f"{folder}/pretrained",
+        is_main_process=accelerator.is_main_process,
+        state_dict=weights,  # empty on the others
+        save_function=accelerator.save,
+    )
+    accelerator.save_model(model, f"{folder}/model")
+    accelerator.load_state(f"{folder}/state")
+    accelerator.wait_for_everyone()
+    if stage is not None:
+        model.close()
+    again: Any = GPT2LMHeadModel.from_pretrained(f"{folder}/pretrained")  # all ranks at stage 3
+    if dist.get_rank():
+        return {}
+    assert type(plain).__name__ == "GPT2LMHeadModel"
+    assert Path(f"{folder}/model/model.safetensors").is_file()
+    return {"losses": losses, "seen": seen, "weights": again.state_dict()}
+
+
+def every_stage(root: str) -> bool:
+    become_rank()
+    install()
+    plain = loop(f"{root}/plain", None)
+    for stage in (0, 1, 2, 3):
+        found = loop(f"{root}/{stage}", stage)
+        assert found.get("losses", []) == pytest.approx(plain.get("losses", []), rel=2e-6)
+        assert found.get("seen") == plain.get("seen")
+        for name, value in found.get("weights", {}).items():
+            torch.testing.assert_close(value, plain["weights"][name], rtol=1e-4, atol=1e-6)
+    return True
+
+
+def test_an_accelerate_loop_gets_what_it_gets_from_plain_torch_at_every_stage(
+    tmp_path: Path,
+) -> None:
+    assert all(run_on_ranks(every_stage, 2, str(tmp_path)))

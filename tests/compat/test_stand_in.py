@@ -1,0 +1,59 @@
+"""How a script gets the module named deepspeed that stands on this engine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerotrial.compat.deepspeed import VARIABLE
+
+pytestmark = pytest.mark.processes
+
+CHILD = (
+    "import importlib.util as u; print('child', type(u.find_spec('deepspeed').loader).__module__)"
+)
+
+SCRIPT = f"""
+import importlib.metadata, importlib.util, subprocess, sys
+print("script", sys.argv[1:], __name__, importlib.metadata.version("deepspeed"), flush=True)
+subprocess.run([sys.executable, "-c", {CHILD!r}])
+"""
+
+OURS = "child zerotrial.compat.deepspeed.finder"
+
+
+def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zerotrial.compat.deepspeed", *arguments]
+    env = {k: v for k, v in os.environ.items() if k != VARIABLE} | more
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_script_and_what_it_starts_find_the_stand_in(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run(str(tmp_path / "script.py"), "--lr", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["script ['--lr', '1'] __main__ 0.19.8", OURS]
+
+
+def test_a_real_installation_is_not_replaced_unless_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deepspeed").mkdir(parents=True)
+    (tmp_path / "real" / "deepspeed" / "__init__.py").write_text("__version__ = 'real'\n")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    path = str(tmp_path / "real")
+    refused = run(str(tmp_path / "script.py"), PYTHONPATH=path)
+    assert refused.returncode == 2
+    assert "deepspeed: must not be installed" in refused.stderr
+    assert str(tmp_path / "real" / "deepspeed") in refused.stderr
+    assert f"{VARIABLE}=force" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    forced = run(str(tmp_path / "script.py"), PYTHONPATH=path, **{VARIABLE: "force"})
+    assert forced.returncode == 0, forced.stderr
+    assert OURS in forced.stdout
+
+
+def test_a_script_that_is_not_there_is_named() -> None:
+    done = run("nowhere.py")
+    assert done.returncode == 2
+    assert "nowhere.py: there is no such file; usage:" in done.stderr

@@ -1,0 +1,255 @@
+"""Hugging Face's Trainer with ``deepspeed=`` on this engine, beside the plain one."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import ConfigError
+from zerotrial.compat.deepspeed import install
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+STEPS = 4
+KEPT = ("loss", "grad_norm", "learning_rate", "eval_loss")
+
+
+def auto(stage: int, **more: Any) -> dict[str, Any]:
+    """A file as it is in public: what the Trainer knows is left to it."""
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        **more,
+    }
+
+
+OPTIMIZER = {
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": "auto",
+            "warmup_max_lr": "auto",
+            "warmup_num_steps": "auto",
+            "total_num_steps": "auto",
+        },
+    },
+}
+
+
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, 64, (12,), generator=generator)
+        return {"input_ids": ids, "labels": ids}
+
+
+def become_rank() -> None:
+    """What torchrun tells a process."""
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
+    os.environ |= {"LOCAL_WORLD_SIZE": world, "ACCELERATE_USE_CPU": "false"}
+
+
+def forget_accelerate() -> None:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._shared_state.clear()
+
+
+def make_model(*, lora: bool = False) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+
+    set_seed(1)
+    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model: Any = GPT2LMHeadModel(GPT2Config(**sizes, **off, bos_token_id=0, eos_token_id=0))
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        wanted = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.0)
+        model = get_peft_model(model, wanted)
+    return model
+
+
+def make_trainer(folder: str, file: dict[str, Any] | None, **more: Any) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    forget_accelerate()
+    lora = more.pop("lora", False)
+    arguments = TrainingArguments(
+        folder,
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=2,
+        gradient_accumulation_steps=2,
+        max_steps=STEPS,
+        learning_rate=5e-3,
+        weight_decay=0.1,
+        logging_steps=1,
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        report_to=[],
+        deepspeed=file,
+        use_cpu=file is None,
+        disable_tqdm=True,
+        log_level="error",
+        logging_nan_inf_filter=False,
+        seed=1,
+        **more,
+    )
+    model = make_model(lora=lora)
+    return Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows())
+
+
+def train(folder: str, file: dict[str, Any] | None, resume: str | None = None, **more: Any) -> Any:
+    trainer = make_trainer(folder, file, **more)
+    trainer.train(resume_from_checkpoint=resume)
+    history = [{k: row[k] for k in KEPT if k in row} for row in trainer.state.log_history]
+    return [row for row in history if row], trainer
+
+
+def assert_alike(mine: Any, wanted: Any, tolerance: float) -> None:
+    assert len(mine) == len(wanted)
+    for row, other in zip(mine, wanted, strict=True):
+        assert row.keys() == other.keys()
+        for key, value in row.items():
+            assert value == pytest.approx(other[key], rel=tolerance, abs=1e-12), (key, row, other)
+
+
+def everything(root: str) -> bool:
+    become_rank()
+    install()
+    folder = lambda name: f"{root}/{name}"  # noqa: E731
+    untrained = make_trainer(folder("untrained"), None).evaluate()["eval_loss"]
+    plain, _ = train(folder("plain"), None, load_best_model_at_end=True)
+    for stage in (0, 1, 2, 3):
+        mine, trainer = train(folder(str(stage)), auto(stage), load_best_model_at_end=True)
+        assert_alike(mine, plain, 2e-6)
+        loss = trainer.evaluate()["eval_loss"]
+        trainer.save_model(folder(f"final{stage}"))
+        dist.barrier()
+        check_saved(folder(f"final{stage}"), loss, trainer)
+        trainer.model_wrapped.close()
+    # resumed in the middle, at another stage
+    mine, trainer = train(folder("resumed"), auto(1), resume=folder("3/checkpoint-2"))
+    assert_alike(mine, plain, 2e-6)
+    trainer.model_wrapped.close()
+    # the optimizer and the schedule of the file; alike at all stages
+    ways = [train(folder(f"own{stage}"), auto(stage, **OPTIMIZER)) for stage in (0, 3)]
+    assert_alike(ways[1][0], ways[0][0], 2e-6)
+    assert ways[0][0][0]["learning_rate"] == 0
+    for _, trainer in ways:
+        trainer.model_wrapped.close()
+    for more in (
+        {"gradient_checkpointing": True, "label_smoothing_factor": 0.1},
+        {"lora": True},
+    ):
+        wanted, _ = train(folder(f"plain-{next(iter(more))}"), None, **more)
+        for stage in (2, 3):
+            mine, trainer = train(folder(f"{next(iter(more))}{stage}"), auto(stage), **more)
+            assert_alike(mine, wanted, 5e-6)
+            trainer.model_wrapped.close()
+    half, trainer = train(folder("bf16"), auto(3), bf16=True)
+    assert_alike(
+        [{"loss": row["loss"]} for row in half if "loss" in row],
+        [{"loss": row["loss"]} for row in plain if "loss" in row],
+        2e-3,
+    )
+    trainer.model_wrapped.close()
+    # without any training before it
+    trainer = make_trainer(folder("evaluated"), auto(3))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(untrained, rel=2e-6)
+    return True
+
+
+def check_saved(folder: str, loss: float, trainer: Any) -> None:
+    from transformers import GPT2LMHeadModel
+
+    again = GPT2LMHeadModel.from_pretrained(folder)
+    rows = torch.stack([row["input_ids"] for row in map(Rows().__getitem__, range(32))])
+    with torch.no_grad():
+        mine = again.eval()(input_ids=rows, labels=rows).loss.item()
+    assert mine == pytest.approx(loss, rel=0.2)  # the Trainer divides by all tokens
+    stored = trainer.model_wrapped.full_state_dict()
+    for name, value in stored.items():
+        torch.testing.assert_close(again.state_dict()[name], value)
+
+
+def test_a_trainer_script_gets_what_it_gets_from_plain_torch_at_every_stage(tmp_path: Path) -> None:
+    assert all(run_on_ranks(everything, 2, str(tmp_path)))
+
+
+def look(_: str) -> dict[str, Any]:
+    assert importlib.util.find_spec("deepspeed") is None
+    install()
+    install()
+    import deepspeed
+    import deepspeed.runtime.zero.partition_parameters as parts
+
+    told = {}
+    for call in (
+        lambda: importlib.import_module("deepspeed.moe.layer"),
+        lambda: deepspeed.utils.groups,
+        lambda: deepspeed.init_inference(None),
+    ):
+        try:
+            call()
+        except (ModuleNotFoundError, AttributeError, ConfigError) as error:
+            told[type(error).__name__] = str(error)
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    kinds = [
+        type(DeepSpeedCPUAdam([weight], adamw_mode=mode, bias_correction=corrected)).__name__
+        for mode in (True, False)
+        for corrected in (True, False)
+    ]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'momentum'"):
+        DeepSpeedCPUAdam([weight], momentum=1)
+    return {
+        "kinds": kinds,
+        "version": importlib.metadata.version("deepspeed"),
+        "finders": sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path),
+        "engine": deepspeed.DeepSpeedEngine.__mro__[1].__name__,
+        "status": parts.ZeroParamStatus.AVAILABLE.name,
+        "told": told,
+    }
+
+
+def test_the_module_answers_for_what_there_is_and_says_what_to_do_instead_of_the_rest() -> None:
+    (found,) = run_on_ranks(look, 1, "")
+    assert found["kinds"] == ["AdamW", "UncorrectedAdamW", "Adam", "UncorrectedAdam"]
+    assert found["version"] == "0.19.8"
+    assert found["finders"] == 1
+    assert found["engine"] == "Engine"
+    assert found["status"] == "AVAILABLE"
+    assert "no expert parallelism" in found["told"]["ModuleNotFoundError"]
+    assert "there is no sequence" in found["told"]["AttributeError"]
+    assert "call the model under torch.no_grad()" in found["told"]["ConfigError"]

@@ -1,0 +1,16 @@
+"""What the ranks of tests are forked from: imported by multiprocessing's fork server, by name."""
+
+import os
+
+import hypothesis
+import pytest
+import torch._dynamo  # the first optimizer of a process imports it
+import torch.distributed.fsdp
+
+from tests.engine import models
+from zerolab.linux import die_with_parent
+from zerotrial import trainer
+
+__all__ = ["hypothesis", "models", "pytest", "torch", "trainer"]
+
+die_with_parent(os.getppid())

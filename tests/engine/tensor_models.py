@@ -1,0 +1,132 @@
+"""A small GPT with tied embeddings, the plans that cut it, and the plain loop beside it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["CONFIG", "PLANS", "SmallGpt", "loss_of", "reference", "tokens_of", "train"]
+
+VOCABULARY, HIDDEN, HEAD, TOKENS = 32, 16, 4, 8
+SAMPLES, ACCUMULATION, CLIP, LR = 16, 4, 0.3, 1e-2
+
+CONFIG: dict[str, Any] = {
+    "train_batch_size": SAMPLES,
+    "gradient_accumulation_steps": ACCUMULATION,
+    "gradient_clipping": CLIP,
+    "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": 0.01}},
+}
+
+_WHOLE: dict[str, Any] = {
+    "blocks.*.qkv": {"style": "colwise", "blocks": 3},
+    "blocks.*.proj": "rowwise",
+    "blocks.*.up": "ColwiseParallel",
+    "blocks.*.down": "RowwiseParallel",
+    "head": "colwise_gather_output",
+}
+_SEQUENCE: dict[str, Any] = {
+    "wte": {"style": "rowwise", "output": "sequence"},
+    "wpe": {"style": "replicate", "output": "sequence"},
+    "blocks.*.norm?": "SequenceParallel",
+    "blocks.*.qkv": {"style": "colwise", "blocks": 3, "input": "sequence"},
+    "blocks.*.proj": {"style": "rowwise", "output": "sequence"},
+    "blocks.*.up": {"style": "colwise", "input": "sequence"},
+    "blocks.*.down": {"style": "rowwise", "output": "sequence"},
+    "norm": "sequence",
+    "head": {"style": "colwise", "input": "sequence", "output": "replicate"},
+}
+PLANS = {"whole": _WHOLE, "sequence": _SEQUENCE}
+"""With activations that are whole between layers, and cut along the tokens there."""
+
+
+class Block(nn.Module):
+    """Query, key and value in one matrix; as many heads as the matrix has columns for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(HIDDEN)
+        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
+        self.proj = nn.Linear(HIDDEN, HIDDEN)
+        self.norm2 = nn.LayerNorm(HIDDEN)
+        self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
+        self.down = nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in parts)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attended.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class SmallGpt(nn.Module):
+    """One block, or more; the head is the embedding."""
+
+    def __init__(self, seed: int = 0, blocks: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.wte = nn.Embedding(VOCABULARY, HIDDEN)
+        self.wpe = nn.Embedding(TOKENS, HIDDEN)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1]).expand_as(tokens)
+        hidden = self.wte(tokens) + self.wpe(places)
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+def tokens_of(step: int) -> Tensor:
+    """The whole batch of one step."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, VOCABULARY, (SAMPLES, TOKENS + 1), generator=generator)
+
+
+def loss_of(model: Any, tokens: Tensor) -> Tensor:
+    logits = model(tokens[:, :-1])
+    return functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
+
+
+def train(engine: Any, steps: range) -> list[tuple[float, float]]:
+    """Loss of the whole batch and norm of the gradient, step by step."""
+    data = engine.mesh.data
+    found = []
+    for step in steps:
+        total = torch.zeros(())
+        for micro in tokens_of(step).chunk(ACCUMULATION):
+            loss = loss_of(engine, micro.chunk(data.size)[data.rank])
+            engine.backward(loss)
+            result = engine.step()
+            total += loss.detach() / ACCUMULATION / data.size
+        if data.group is not None:
+            dist.all_reduce(total, group=data.group)
+        found.append((float(total), result.grad_norm))
+    return found
+
+
+def reference(
+    steps: int, make: Callable[[], nn.Module] = SmallGpt
+) -> tuple[list[tuple[float, float]], nn.Module]:
+    """One process, plain torch, the whole batch at once, a norm in fp64."""
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens_of(step))
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = float(sum(g.double().square().sum() for g in gradients) ** 0.5)
+        for gradient in gradients:
+            gradient.mul_(min(1.0, CLIP / (norm + 1e-6)))
+        optimizer.step()
+        found.append((float(loss.detach()), norm))
+    return found, model

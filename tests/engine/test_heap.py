@@ -1,0 +1,50 @@
+"""Memory that is freed on a CPU is used again, and not taken from the system anew."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+PROGRAM = textwrap.dedent("""
+    import resource
+    import torch
+    from zerotrial.engine.memory.heap import keep_freed_memory
+
+    def faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(5):
+            [torch.ones(1 << 20) for _ in range(24)]  # 96 MiB, all freed at once
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    torch.set_num_threads(1)
+    faults()
+    given_back = faults()
+    print(keep_freed_memory(), end=" ")
+    faults()
+    print(faults() / given_back)
+""")
+
+
+def _run(**environment: str) -> tuple[bool, float]:
+    plain = {name: os.environ[name] for name in os.environ if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=plain | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    kept, share = done.stdout.split()
+    return kept == "True", float(share)
+
+
+def test_freed_memory_is_used_again() -> None:
+    kept, share = _run()
+    assert kept
+    assert share < 0.05
+
+
+def test_what_the_user_has_told_glibc_stands() -> None:
+    kept, share = _run(MALLOC_TRIM_THRESHOLD_="1000000")
+    assert not kept
+    assert share > 0.5

@@ -1,0 +1,116 @@
+"""Pipeline stages, replicas and cut matrices together."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.pipelines import batches, engine_of, reference
+from tests.engine.ranks import run_on_ranks
+from tests.waiting import DEADLINE_S
+from zerolab.errors import ConfigError
+
+STEPS = 20
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt_3d" / "train.py"
+CUT = {"tensor_parallel": {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output"}}}
+"""The tied embedding stays whole; the blocks between are cut."""
+
+
+def trained(stage: int, directory: str) -> Any:
+    engine = engine_of(2, stage, **CUT)
+    losses, norms = [], []
+    for step in range(STEPS):
+        losses.append(float(engine.train_batch(batches(step, engine))))
+        norms.append(engine.get_global_grad_norm())
+        if step == STEPS - 2:
+            engine.save_checkpoint(directory)
+    layout = engine.mesh.layout
+    weights = engine.full_state_dict()
+    engine.close()
+    return losses, norms, weights, layout
+
+
+def resumed(directory: str) -> float:
+    """The same ranks, as 4 replicas of the whole model in one process each."""
+    engine = engine_of(1, 3)
+    engine.load_checkpoint(directory)
+    loss = float(engine.train_batch(batches(STEPS - 1, engine)))
+    engine.close()
+    return loss
+
+
+def refused() -> str:
+    plan = {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output", "layers.*.mox": "rowwise"}}
+    with pytest.raises(ConfigError) as caught:
+        engine_of(2, 1, tensor_parallel=plan)
+    return str(caught.value)
+
+
+def everything(directory: str) -> Any:
+    return trained(1, directory), resumed(directory), refused()
+
+
+def check(answers: list[Any]) -> None:
+    losses, norms, weights, _ = reference(STEPS)
+    for (found, squares, whole, _), *_ in answers:
+        assert found == pytest.approx(losses, abs=1e-5)
+        assert squares == pytest.approx(norms, abs=1e-5)
+        for name, weight in whole.items():
+            if name in weights:
+                torch.testing.assert_close(weight, weights[name], rtol=1e-3, atol=1e-4)
+    assert answers[0][0][2].keys() >= weights.keys()
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_on_ranks(everything, 4, str(tmp_path_factory.mktemp("saved")))
+
+
+@pytest.mark.processes
+def test_2_stages_of_2_cut_ranks_train_as_one_process(four: list[Any]) -> None:
+    assert four[0][0][3] == {"pipe": 2, "data": 1, "tensor": 2}
+    check(four)
+
+
+@pytest.mark.processes
+def test_their_checkpoint_goes_on_as_4_replicas_at_stage_3(four: list[Any]) -> None:
+    losses, *_ = reference(STEPS)
+    assert all(loss == pytest.approx(losses[-1], abs=1e-5) for _, loss, _ in four)
+
+
+@pytest.mark.processes
+def test_a_pattern_must_fit_a_layer_of_some_stage_and_all_stages_say_so(four: list[Any]) -> None:
+    for *_, text in four:
+        assert "'layers.*.mox' fits no layer" in text
+        assert "'layers.*.mix'" not in text
+
+
+def on_eight(directory: str) -> Any:
+    return (trained(1, directory),)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_example_gives_the_same_losses_on_4_ranks_and_on_one(tmp_path: Path) -> None:
+    def losses(ranks: int, *options: str) -> list[str]:
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        words += [f"--nproc-per-node={ranks}", str(EXAMPLE), *options]
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=True, timeout=4 * DEADLINE_S
+        )
+        return [line for line in done.stdout.splitlines() if line.startswith("step")]
+
+    spread = losses(4, "--pipe=2", "--tensor=2", "--steps=2", f"--checkpoints={tmp_path}/a")
+    went_on = losses(1, "--steps=3", f"--checkpoints={tmp_path}/a")
+    assert spread + went_on == losses(1, "--steps=3", f"--checkpoints={tmp_path}/b")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_2_stages_of_2_replicas_of_2_cut_ranks_train_as_one_process(tmp_path: Path) -> None:
+    answers = run_on_ranks(on_eight, 8, str(tmp_path))
+    assert answers[0][0][3] == {"pipe": 2, "data": 2, "tensor": 2}
+    check(answers)

@@ -1,0 +1,317 @@
+"""A pipeline trains as one process does: every schedule, with replicas, at every ZeRO stage."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrial
+from tests.engine.pipelines import (
+    BLOCKS,
+    MICRO,
+    SAMPLES,
+    WIDTH,
+    WORDS,
+    batches,
+    build,
+    config_of,
+    engine_of,
+    layers,
+    loss_of,
+    reference,
+)
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.pipeline import LayerSpec, PipelineModule, ProcessTopology, TiedLayerSpec
+
+pytestmark = pytest.mark.processes
+
+RANKS, STEPS = 4, 20
+
+LAYOUTS = [
+    (1, 1, "1f1b", 1),
+    (1, 3, "1f1b", 1),
+    (2, 0, "1f1b", 1),
+    (2, 1, "1f1b", 1),
+    (2, 2, "gpipe", 1),
+    (4, 1, "1f1b", 1),
+    (4, 0, "gpipe", 1),
+    (2, 1, "interleaved", 2),
+    (2, 2, "zero-bubble", 2),
+    (4, 1, "zero-bubble", 1),
+]
+"""Pipeline stages, ZeRO stage, schedule, chunks on each rank; the other ranks are replicas."""
+
+
+def train(stages: int, stage: int, schedule: str, chunks: int) -> dict[str, Any]:
+    engine = engine_of(stages, stage, schedule, chunks)
+    losses, norms = [], []
+    for step in range(STEPS):
+        losses.append(float(engine.train_batch(batches(step, engine))))
+        norms.append(engine.get_global_grad_norm())
+    found = {
+        "losses": losses,
+        "norms": norms,
+        "evaluated": float(engine.eval_batch(batches(STEPS, engine))),
+        "weights": {name: weight.clone() for name, weight in engine.stage.full_weights()},
+        "own": sorted(engine.module.layers),
+        "counted": (engine.global_steps, engine.micro_steps, engine.global_samples),
+        "traffic": engine.traffic,
+    }
+    engine.close()
+    return found
+
+
+def refusals() -> dict[str, str]:
+    """What is said on this rank of calls and batches that cannot be."""
+    engine = engine_of(2, 1)
+    found = {}
+    calls: dict[str, Callable[[], Any]] = {
+        "forward": lambda: engine(torch.zeros(1)),
+        "backward": lambda: engine.backward(torch.zeros(1)),
+        "step": engine.step,
+        "module": lambda: engine.module(torch.zeros(1)),
+        "no pair": lambda: engine.train_batch(iter([torch.zeros(1)] * 4)),
+        "shapes": lambda: engine.train_batch(
+            iter([(torch.zeros(n, 5).long(), torch.zeros(n, 5).long()) for n in (2, 2, 2, 1)])
+        ),
+        "no data": lambda: engine.train_batch(None),
+    }
+    for name, call in calls.items():
+        with pytest.raises(EngineError) as caught:
+            call()
+        found[name] = str(caught.value)
+    few = list(batches(0, engine))[:3]
+    with pytest.raises(StopIteration):
+        engine.train_batch(iter(few))
+    after = float(engine.train_batch(batches(0, engine)))
+    engine.close()
+    found["after"] = str(after)
+    for name, config in {
+        "stage 3": config_of(3),
+        "interleaved": config_of(1, "interleaved"),
+        "stages": config_of(1, pipeline={"stages": 4}),
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            zerotrial.initialize(model=build(2), config=config)
+        found[name] = str(refused.value)
+    idle = [LayerSpec(nn.Linear, 2, 2), LayerSpec(nn.ReLU)]
+    model = PipelineModule(idle, num_stages=2, partition_method="uniform")
+    with pytest.raises(ConfigError) as refused:
+        zerotrial.initialize(model=model, config=config_of(1))
+    found["idle"] = str(refused.value)
+    with pytest.raises(ConfigError) as refused:
+        PipelineModule(layers(), num_stages=3)
+    found["ranks"] = str(refused.value)
+    return found
+
+
+class Tuples(nn.Module):
+    """Takes and gives two tensors, one of which has no gradient; draws; has a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, both: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x, mask = both
+        return self.drop(self.norm(self.mix(x))) * mask, mask
+
+
+def other_models() -> dict[str, Any]:
+    """Tuples between stages, 16 bits, activations computed again, ragged evaluation."""
+    found: dict[str, Any] = {}
+    for name, more, interval in (
+        ("plain", {}, 0),
+        ("again", {}, 1),
+        ("bf16", {"bf16": {"enabled": True}}, 0),
+    ):
+        torch.manual_seed(3)
+        model = PipelineModule(
+            [LayerSpec(Tuples) for _ in range(4)],
+            num_stages=2,
+            loss_fn=lambda both, y: (both[0].float() - y).square().mean(),
+            activation_checkpoint_interval=interval,
+        )
+        config = config_of(1, **more)
+        engine = zerotrial.initialize(model=model, config=config)[0]
+        generator = torch.Generator().manual_seed(5)
+        x = torch.randn(SAMPLES, 4, generator=generator)
+        pairs = [((part, (part > 0).to(torch.int32)), part) for part in x.split(MICRO)]
+        torch.manual_seed(9)
+        losses = [float(engine.train_batch(iter(pairs[:4]))) for _ in range(3)]
+        tracked = {n: int(b) for n, b in engine.module.named_buffers() if b.dtype == torch.long}
+        ragged = [(pairs[0][0], pairs[0][1]), ((x[:3], (x[:3] > 0).int()), x[:3])]
+        loss, logits = engine.eval_batch(iter(ragged), num_micro_batches=2, return_logits=True)
+        found[name] = losses, tracked, float(loss), None if logits is None else len(logits)
+        engine.close()
+    return found
+
+
+def everything() -> dict[str, Any]:
+    return {
+        "trained": {layout: train(*layout) for layout in LAYOUTS},
+        "refused": refusals(),
+        "others": other_models(),
+    }
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[dict[str, Any]]:
+    return run_on_ranks(everything, RANKS)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return reference(STEPS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_losses_norms_and_weights_are_those_of_plain_torch(
+    answers: list[dict[str, Any]], plain: Any, layout: tuple[int, int, str, int]
+) -> None:
+    losses, norms, weights, evaluated = plain
+    for answer in answers:
+        found = answer["trained"][layout]
+        assert found["losses"] == pytest.approx(losses, abs=1e-5)
+        assert found["norms"] == pytest.approx(norms, rel=1e-5)
+        assert found["evaluated"] == pytest.approx(evaluated, abs=1e-5)
+        for name, weight in found["weights"].items():
+            torch.testing.assert_close(weight, weights[name], rtol=1e-4, atol=1e-5)
+    names = {name for answer in answers for name in answer["trained"][layout]["weights"]}
+    assert names == set(weights)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_all_ranks_return_one_loss_and_count_alike(
+    answers: list[dict[str, Any]], layout: tuple[int, int, str, int]
+) -> None:
+    runs = [answer["trained"][layout] for answer in answers]
+    assert all(run["losses"] == runs[0]["losses"] for run in runs)
+    micro_batches = SAMPLES // MICRO // (RANKS // layout[0])
+    assert all(run["counted"] == (STEPS, STEPS * micro_batches, STEPS * SAMPLES) for run in runs)
+
+
+def test_copies_of_a_tied_layer_stay_equal_to_the_last_bit(answers: list[dict[str, Any]]) -> None:
+    for layout in LAYOUTS:
+        found = [answer["trained"][layout]["weights"] for answer in answers]
+        copies = [weights["layers.0.weight"] for weights in found if "layers.0.weight" in weights]
+        assert len(copies) == (4 if layout[0] < 4 else 2)
+        assert all(torch.equal(copy, copies[0]) for copy in copies)
+
+
+def test_a_rank_builds_only_its_own_layers(answers: list[dict[str, Any]]) -> None:
+    found = [answer["trained"][4, 1, "1f1b", 1]["own"] for answer in answers]
+    assert found[1] + found[2] == [str(i) for i in range(int(found[1][0]), int(found[2][-1]) + 1)]
+    assert "0" in found[0]
+    assert "0" in found[3]
+    assert sum(len(own) for own in found) == BLOCKS + 2
+    interleaved = [answer["trained"][2, 1, "interleaved", 2]["own"] for answer in answers]
+    assert set(interleaved[0]) & set(interleaved[2]) == {"0"}
+
+
+@pytest.mark.parametrize("layout", [(2, 1, "1f1b", 1), (4, 1, "zero-bubble", 1)], ids=str)
+def test_traffic_between_stages_is_two_activations_a_micro_batch(
+    answers: list[dict[str, Any]], layout: tuple[int, int, str, int]
+) -> None:
+    stages = layout[0]
+    replicas = RANKS // stages
+    activation = MICRO * 5 * WIDTH * (SAMPLES // MICRO // replicas)
+    tied = 2 * WORDS * WIDTH // replicas
+    for rank, answer in enumerate(answers):
+        sent = answer["trained"][layout]["traffic"]
+        at = rank // replicas
+        inner = at not in {0, stages - 1}
+        assert sent["pipe"] == STEPS * activation * (2 if inner else 1)
+        assert sent["ties"] == (0 if inner else STEPS * tied)
+
+
+def test_a_call_that_a_pipeline_has_not_says_what_to_call(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        said = answer["refused"]
+        for call in ("forward", "backward", "step"):
+            assert "call train_batch(data_iter)" in said[call]
+        assert "call train_batch() or eval_batch() of the engine" in said["module"]
+
+
+def test_data_that_does_not_fit_is_refused_on_all_ranks_and_training_goes_on(
+    answers: list[dict[str, Any]], plain: Any
+) -> None:
+    for answer in answers:
+        said = answer["refused"]
+        assert "must yield pairs of inputs and labels" in said["no pair"]
+        assert "must all have one shape" in said["shapes"]
+        assert "need data_iter" in said["no data"]
+        assert float(said["after"]) == pytest.approx(plain[0][0], abs=1e-5)
+
+
+def test_what_a_pipeline_cannot_do_is_refused_before_anything_is_built(
+    answers: list[dict[str, Any]],
+) -> None:
+    for answer in answers:
+        said = answer["refused"]
+        assert "must be 0, 1 or 2 with pipeline stages, got 3" in said["stage 3"]
+        assert "build the PipelineModule with chunks=2" in said["interleaved"]
+        assert "pipeline.stages: must be the PipelineModule's 2, got 4" in said["stages"]
+        assert "pipeline stage 1: has no trained parameters (layers 1 to 1)" in said["idle"]
+        assert "num_stages: must divide the 4 rank(s), got 3" in said["ranks"]
+
+
+def test_what_is_found_out_about_shapes_leaves_no_trace(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        _, tracked, _, _ = answer["others"]["plain"]
+        assert set(tracked.values()) == {3 * 4}  # batches that the norms have seen
+
+
+def test_activations_may_be_computed_again(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        plain_losses, again = answer["others"]["plain"][0], answer["others"]["again"][0]
+        assert again == pytest.approx(plain_losses, abs=1e-6)
+        assert answer["others"]["bf16"][0] == pytest.approx(plain_losses, rel=0.05)
+
+
+def test_evaluation_takes_micro_batches_of_any_shape(answers: list[dict[str, Any]]) -> None:
+    for rank, answer in enumerate(answers):
+        _, _, loss, outputs = answer["others"]["plain"]
+        assert loss > 0
+        assert outputs == (2 if rank >= 2 else None)
+
+
+def test_a_module_in_one_process_is_a_plain_module() -> None:
+    model = build(1)
+    words = torch.zeros(1, 5, dtype=torch.long)
+    assert model(words).shape == (1, 5, WORDS)
+    assert "layers.0.weight" in model.state_dict()
+    assert not any("chunk" in name for name in model.state_dict())
+
+
+def test_layers_that_are_none_are_refused_at_once() -> None:
+    for wrong, said in (
+        ([nn.ReLU], "is the class ReLU; write LayerSpec(ReLU)"),
+        ([3], "must be a LayerSpec, torch.nn.Module or function, got int"),
+        ([], "must be a list"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            PipelineModule(wrong, num_stages=1)  # type: ignore[arg-type]
+        assert said in str(caught.value)
+    with pytest.raises(ConfigError, match="is missing; give it or topology"):
+        PipelineModule(layers())
+    with pytest.raises(ConfigError, match="must be the topology's 1, got 2"):
+        PipelineModule(layers(), 2, ProcessTopology(["pipe", "data"], [1, 4]))
+    with pytest.raises(ConfigError, match="must have a weight 'weight', has none"):
+        PipelineModule([TiedLayerSpec("a", nn.ReLU)], num_stages=1)
+
+
+def test_seeded_layers_do_not_depend_on_what_was_drawn_before() -> None:
+    torch.manual_seed(1)
+    first = PipelineModule(layers(), num_stages=1, seed_layers=True)
+    torch.manual_seed(2)
+    again = PipelineModule(layers(), num_stages=1, seed_layers=True)
+    other = PipelineModule(layers(), num_stages=1, seed_layers=True, base_seed=7)
+    assert torch.equal(first.layers["3"].mix.weight, again.layers["3"].mix.weight)
+    assert not torch.equal(first.layers["3"].mix.weight, other.layers["3"].mix.weight)
+    assert loss_of(first(torch.zeros(1, 5).long()), torch.zeros(1, 5).long()) > 0

@@ -1,0 +1,248 @@
+"""Checkpoints of a pipeline: in one directory, of one model, loaded wherever it is cut."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import zerotrial
+from tests.engine.pipelines import (
+    WIDTH,
+    Block,
+    Plain,
+    batches,
+    build,
+    config_of,
+    engine_of,
+    layers,
+    whole_batch,
+)
+from tests.engine.ranks import RankError, run_on_ranks
+from zerolab.errors import EngineError
+from zerotrial.engine.pipeline import LayerSpec, PipelineModule
+
+pytestmark = pytest.mark.processes
+
+RANKS, BEFORE, AFTER = 4, 3, 2
+
+LAYOUTS = [
+    (1, 3, "1f1b", 1),
+    (2, 1, "1f1b", 1),
+    (4, 0, "gpipe", 1),
+    (2, 2, "interleaved", 2),
+]
+"""Pipeline stages, ZeRO stage, schedule, chunks on each rank; the other ranks are replicas."""
+
+
+def steps(engine: Any, first: int, count: int) -> list[float]:
+    return [
+        float(engine.train_batch(batches(step, engine))) for step in range(first, first + count)
+    ]
+
+
+def save_all(directory: Path) -> list[float]:
+    """Save in every layout; return the losses that come after, of one of them."""
+    losses: list[float] = []
+    for layout in LAYOUTS:
+        engine = engine_of(*layout)
+        steps(engine, 0, BEFORE)
+        engine.save_checkpoint(directory / str(layout), client_state={"said": "hello"})
+        losses = steps(engine, BEFORE, AFTER)
+        engine.export(directory / f"{layout}.safetensors")
+        engine.close()
+    return losses
+
+
+def load_all(directory: Path) -> dict[str, Any]:
+    """Load every layout's checkpoint in every layout, and train on."""
+    found: dict[str, Any] = {}
+    for layout in LAYOUTS:
+        engine = engine_of(*layout)
+        for source in LAYOUTS:
+            _, state = engine.load_checkpoint(directory / str(source))
+            assert state == {"said": "hello"}
+            found[f"{source} -> {layout}"] = steps(engine, BEFORE, AFTER)
+            assert engine.global_steps == BEFORE + AFTER
+        engine.close()
+    return found
+
+
+def load_in_plain_torch(directory: Path) -> dict[str, Tensor]:
+    """Load a pipeline's checkpoint into a model that is none, and save it for one."""
+    model = Plain()
+    engine = zerotrial.initialize(model=model, config=config_of(1))[0]
+    engine.load_checkpoint(directory / str(LAYOUTS[1]))
+    engine.save_checkpoint(directory / "plain")
+    weights = {name: weight.clone() for name, weight in engine.stage.full_weights()}
+    engine.close()
+    again = engine_of(2, 1)
+    again.load_checkpoint(directory / "plain")
+    for name, weight in again.stage.full_weights():
+        assert torch.equal(weight, weights[name])
+    again.close()
+    return weights
+
+
+def load_in_another_model(directory: Path) -> list[str]:
+    found = []
+    for more in ([LayerSpec(Block, WIDTH)], []):
+        torch.manual_seed(0)
+        model = PipelineModule(
+            [*layers()[:-1], *more], num_stages=2, loss_fn=lambda x, _: x.square().mean()
+        )
+        engine = zerotrial.initialize(model=model, config=config_of(1))[0]
+        before = {name: weight.clone() for name, weight in engine.stage.full_weights()}
+        with pytest.raises(EngineError) as caught:
+            engine.load_checkpoint(directory / str((4, 0, "gpipe", 1)), tag="never")
+        found.append(str(caught.value))
+        if more:
+            with pytest.raises(EngineError) as caught:
+                engine.load_checkpoint(directory / str((4, 0, "gpipe", 1)))
+            found.append(str(caught.value))
+            after = dict(engine.stage.full_weights())
+            assert all(torch.equal(after[name], before[name]) for name in before)
+        engine.close()
+    return found
+
+
+class Counting(nn.Module):
+    """Has a buffer that is its own, and a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.rand(4), requires_grad=False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return self.mix(x) * self.scale
+
+
+def keep_buffers(directory: Path) -> list[dict[str, Any]]:
+    """Buffers and frozen parameters of all stages, as another cut of the model finds them."""
+    found = []
+    for stages in (4, 2):
+        torch.manual_seed(stages)
+        model = PipelineModule(
+            [LayerSpec(Counting) for _ in range(4)],
+            num_stages=stages,
+            loss_fn=lambda x, y: (x - y).square().mean(),
+        )
+        engine = zerotrial.initialize(model=model, config=config_of(1))[0]
+        if stages == 4:
+            x = torch.ones(2, 4)
+            engine.train_batch(iter([(x, x)] * 8))
+            engine.save_checkpoint(directory / "buffers")
+        else:
+            engine.load_checkpoint(directory / "buffers")
+        names = [name for name in engine.module.state_dict() if "mix" not in name]
+        found.append({name: engine.module.state_dict()[name].tolist() for name in names})
+        engine.close()
+    return found
+
+
+def everything(directory: Path) -> dict[str, Any]:
+    return {
+        "expected": save_all(directory),
+        "loaded": load_all(directory),
+        "plain": load_in_plain_torch(directory),
+        "refused": load_in_another_model(directory),
+        "buffers": keep_buffers(directory),
+    }
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def answers(directory: Path) -> list[dict[str, Any]]:
+    return run_on_ranks(everything, RANKS, directory)
+
+
+def test_a_checkpoint_of_any_layout_goes_on_in_any_other(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert len(answer["loaded"]) == len(LAYOUTS) ** 2
+        for name, losses in answer["loaded"].items():
+            assert losses == pytest.approx(answer["expected"], abs=1e-5), name
+
+
+def test_a_model_that_is_no_pipeline_loads_a_pipelines_checkpoint(
+    answers: list[dict[str, Any]], directory: Path
+) -> None:
+    for answer in answers:
+        assert set(answer["plain"]) == set(Plain().state_dict())
+
+
+def test_an_export_of_a_pipeline_holds_the_whole_model(
+    answers: list[dict[str, Any]], directory: Path
+) -> None:
+    assert answers
+    files = [safetensors.torch.load_file(directory / f"{lay}.safetensors") for lay in LAYOUTS]
+    for tensors in files:
+        Plain().load_state_dict(tensors)
+        for name, value in tensors.items():
+            torch.testing.assert_close(value, files[0][name], rtol=1e-4, atol=1e-5)
+
+
+def test_another_model_is_refused_on_all_ranks_and_nothing_is_changed(
+    answers: list[dict[str, Any]],
+) -> None:
+    for answer in answers:
+        missing, unlike, again = answer["refused"]
+        assert "never: no such checkpoint" in missing
+        assert "not in the checkpoint: layers.7.mix.bias" in unlike
+        assert "never: no such checkpoint" in again
+
+
+def test_buffers_and_frozen_parameters_of_every_stage_are_saved(
+    answers: list[dict[str, Any]],
+) -> None:
+    saved: dict[str, Any] = {}
+    for answer in answers:
+        saved |= answer["buffers"][0]
+    assert len(saved) == 8
+    assert {value for name, value in saved.items() if "calls" in name} == {8}
+    for answer in answers:
+        for name, value in answer["buffers"][1].items():
+            assert value == saved[name]
+
+
+def trained_with_a_loader(directory: Path, save_at: int, die_at: int, total: int) -> Any:
+    """Train on the engine's own loader, from the newest checkpoint if there is one."""
+    words, labels = whole_batch(1)
+    data = TensorDataset(words.repeat(3, 1), labels.repeat(3, 1))
+    config = config_of(1, bf16={"enabled": True})
+    engine, _, _, _ = zerotrial.initialize(model=build(2), training_data=data, config=config)
+    if (directory / "latest").exists():
+        engine.load_checkpoint(directory)
+    losses = []
+    while engine.global_steps < total:
+        losses.append(float(engine.train_batch()))
+        if engine.global_steps == save_at and die_at:
+            engine.save_checkpoint(directory)
+        if engine.global_steps == die_at and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    weights = {name: weight.clone() for name, weight in engine.stage.full_weights()}
+    engine.close()
+    return losses, weights
+
+
+def test_killed_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
+    undisturbed = run_on_ranks(trained_with_a_loader, RANKS, tmp_path / "none", 4, 0, 7)
+    with pytest.raises(RankError, match=r"rank 1: no answer \(exit code -9\)"):
+        run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 5, 7, group_timeout=5.0)
+    resumed = run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 0, 7)
+    for (losses, weights), (later, same) in zip(undisturbed, resumed, strict=True):
+        assert later == losses[4:]
+        assert all(torch.equal(weights[name], same[name]) for name in weights)

@@ -1,0 +1,97 @@
+"""The planner of layouts: what fits is listed, with traffic and bubble by the formulas."""
+
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from zerolab.config.engine.reading import load_engine_config
+from zerotrial.plan.layouts import (
+    bubble,
+    data_traffic,
+    find_layouts,
+    pipe_traffic,
+    recommend,
+    table,
+    tensor_traffic,
+)
+from zerotrial.plan.noting import Noted, _note
+from zerotrial.plan.plan import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib_gpt" / "smoke.yaml"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+
+def noted(blocks: int = 4, batch: int = 64) -> Noted:
+    layers = nn.ModuleList(Block() for _ in range(blocks))
+    model = nn.ModuleDict({"words": nn.Embedding(100, 64), "layers": layers})
+    config = {
+        "train_batch_size": batch,
+        "gradient_accumulation_steps": 8,
+        "bf16": {"enabled": True},
+    }
+    return _note(model, load_engine_config(config), None, None)
+
+
+def test_every_layout_of_8_ranks_is_there_once_and_multiplies_to_8() -> None:
+    found = list(find_layouts(noted(), 8, "cuda", 512))
+    sizes = {(one.pipe, one.data, one.tensor) for one in found}
+    assert all(pipe * data * tensor == 8 for pipe, data, tensor in sizes)
+    # Four blocks: no 8 pipeline stages.
+    assert sizes == {
+        (p, d, t) for p in (1, 2, 4) for d in (1, 2, 4, 8) for t in (1, 2, 4, 8) if p * d * t == 8
+    }
+    assert len(found) == len({(one.pipe, one.data, one.tensor, one.stage) for one in found})
+    assert all(one.stage < 3 for one in found if one.pipe > 1)
+    assert all(one.stage == 0 for one in found if one.data == 1)
+
+
+def test_a_batch_that_replicas_cannot_share_rules_layouts_out() -> None:
+    found = list(find_layouts(noted(batch=16), 8, "cuda", 512))  # 8 micro-batches of 2 samples
+    assert {one.data for one in found} == {1, 2}
+
+
+def test_memory_falls_along_every_axis() -> None:
+    found = {(o.pipe, o.data, o.tensor, o.stage): o for o in find_layouts(noted(), 8, "cuda", 512)}
+    whole = found[1, 8, 1, 0].estimate.device
+    assert found[1, 4, 2, 0].estimate.device < whole
+    assert found[2, 4, 1, 0].estimate.device < whole
+    assert found[1, 8, 1, 3].estimate.device < found[1, 8, 1, 2].estimate.device < whole
+
+
+@pytest.mark.parametrize(("stages", "micro", "share"), [(1, 4, 0), (2, 1, 1 / 2), (4, 12, 1 / 5)])
+def test_the_bubble_is_that_of_the_schedule(stages: int, micro: int, share: float) -> None:
+    assert bubble(micro, stages) == pytest.approx(share)
+
+
+def test_an_axis_of_one_rank_moves_nothing() -> None:
+    assert data_traffic(1000, 3, 4, 1) == tensor_traffic(10, 2, 4, 1) == pipe_traffic(10, 4, 1) == 0
+    assert [data_traffic(1000, stage, 4, 2) for stage in range(4)] == [2000, 2000, 5000, 12_000]
+
+
+def test_the_layout_with_least_traffic_is_recommended_where_waiting_counts() -> None:
+    found = list(find_layouts(noted(), 8, "cuda", 512))
+    best = recommend(found)
+    assert best is not None
+    assert all(best.traffic / (1 - best.bubble) <= o.traffic / (1 - o.bubble) for o in found)
+    assert sum("recommended" in line for line in table(found, best, 2)) == 1
+    assert recommend([]) is None
+
+
+def test_the_command_lists_layouts_for_people_and_programs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([str(EXAMPLE), "--world-size", "4", "--tokens", "512"]) == 0
+    text = capsys.readouterr().out
+    assert "layouts of 4 ranks that fit" in text
+    assert "2 x 2 x 1" in text
+    assert main([str(EXAMPLE), "--world-size", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    keys = {"pipe", "data", "tensor", "stage", "bubble", "traffic", "peak_device"}
+    assert keys <= found["recommended_layout"].keys()

@@ -1,0 +1,162 @@
+"""Models of a library, recomputed activations and killed runs, with cut matrices."""
+
+import gc
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from tests.engine.tensor_models import CONFIG, PLANS, SmallGpt, loss_of, reference, tokens_of, train
+from zerolab.config.engine.parallel import TensorParallelConfig
+from zerotrial.engine.module.activation import _Away
+from zerotrial.engine.tensor.plan import find_layers
+
+LIBRARY = importlib.util.find_spec("transformers") is not None
+needs_library = pytest.mark.skipif(not LIBRARY, reason="the extra 'transformers' is not installed")
+
+
+class Llama(torch.nn.Module):
+    """Logits only, as the loop of these tests wants them."""
+
+    def __init__(self) -> None:
+        import transformers
+
+        super().__init__()
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+            tie_word_embeddings=True,
+            attn_implementation="eager",
+        )
+        self.causal = transformers.LlamaForCausalLM(config)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.causal(input_ids=tokens, use_cache=False).logits
+
+
+def engine_of(model: torch.nn.Module, plan: Any, **more: Any) -> Any:
+    config = {
+        **CONFIG,
+        "zero_optimization": {"stage": 1},
+        "tensor_parallel": {"size": 2, "plan": plan},
+        **more,
+    }
+    return zerotrial.initialize(model=model, config=config)[0]
+
+
+def of_library() -> Any:
+    engine = engine_of(Llama(), "auto")
+    lines = train(engine, range(4))
+    cut = sorted(engine.divided.cuts)
+    engine.close()
+    return lines, cut
+
+
+def kept_bytes(*, divided: bool) -> tuple[int, list[tuple[float, float]]]:
+    """What blocks keep between forward and backward, and what training comes to."""
+    options = {"enabled": True, "partition_activations": divided}
+    engine = engine_of(SmallGpt(blocks=2), PLANS["whole"], activation_checkpointing=options)
+    loss = loss_of(engine, tokens_of(0)[:4])
+    kept = [one for one in gc.get_objects() if isinstance(one, _Away)]
+    found = sum(one.values.nbytes for one in kept)
+    engine.backward(loss)
+    engine.zero_grad()
+    engine.forget_micro_batches()
+    lines = train(engine, range(2))
+    engine.close()
+    return found, lines
+
+
+def everything() -> Any:
+    library = of_library() if LIBRARY else None
+    return library, kept_bytes(divided=False), kept_bytes(divided=True)
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Any]:
+    return run_on_ranks(everything, 2)
+
+
+@needs_library
+@pytest.mark.processes
+def test_a_librarys_model_is_cut_by_its_own_plan_and_trains_as_one_process(
+    answers: list[Any],
+) -> None:
+    expected, _ = reference(4, Llama)
+    for (lines, cut), *_ in answers:
+        for found, wanted in zip(lines, expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-5)
+        # The embedding follows the head that it is tied to.
+        assert "causal.model.embed_tokens.weight" in cut
+        assert "causal.model.layers.0.mlp.down_proj.weight" in cut
+
+
+@pytest.mark.processes
+def test_partitioned_activations_take_half_the_bytes_on_each_of_two_ranks(
+    answers: list[Any],
+) -> None:
+    samples, tokens, hidden, blocks = 4, 8, 16, 2
+    expected, _ = reference(2, lambda: SmallGpt(blocks=2))
+    for _, (_, whole), (kept, lines) in answers:
+        assert kept == blocks * samples * tokens * hidden * 4 // 2
+        for found, same, wanted in zip(lines, whole, expected, strict=True):
+            assert found == same
+            assert found == pytest.approx(wanted, abs=1e-5)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral", "Gemma2", "Phi3", "GPTNeoX"])
+def test_plans_of_common_models_are_understood(kind: str) -> None:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        pad_token_id=0,
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    layers, problems = find_layers(model, TensorParallelConfig(size=2))
+    assert problems == []
+    assert {layer.plan.style for layer in layers} >= {"colwise", "rowwise"}
+
+
+def killed(directory: str, kill: int | None) -> Any:
+    """Save after every step; end without a word in the middle of one."""
+    engine = engine_of(SmallGpt(), PLANS["sequence"])
+    if Path(directory, "latest").exists():
+        engine.load_checkpoint(directory)
+    lines = []
+    for step in range(engine.global_steps, 4):
+        if step == kill:
+            loss_of(engine, tokens_of(step)[:4])
+            os._exit(9)
+        lines += train(engine, range(step, step + 1))
+        engine.save_checkpoint(directory)
+    engine.close()
+    return lines
+
+
+@pytest.mark.processes
+def test_a_killed_run_that_goes_on_equals_one_that_was_not(tmp_path: Path) -> None:
+    assert run_on_ranks(killed, 2, str(tmp_path), 2, expect_deaths=True) == [None, None]
+    expected, _ = reference(4)
+    for lines in run_on_ranks(killed, 2, str(tmp_path), None):
+        assert len(lines) == 2
+        for found, wanted in zip(lines, expected[2:], strict=True):
+            assert found == pytest.approx(wanted, abs=1e-5)

@@ -1,0 +1,100 @@
+"""A trial whose engine is a pipeline: on several ranks, stopped, resumed, and cut anew."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.ranks import run_on_ranks
+from tests.trial.helpers import fit, last_checkpoint, make_settings, make_spec, metrics
+from tests.waiting import DEADLINE_S
+from zerotrial.ranks import Distributed
+
+pytestmark = pytest.mark.processes
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RANKS, BATCHES, STOP = 4, 6, 3
+
+HPARAMS = {"width": 16, "depth": 4, "heads": 2, "context": 8, "text_bytes": 4000}
+CONFIG = {
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 1},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+}
+
+
+def gpt_trial() -> Any:
+    """The trial of the example."""
+    spec = importlib.util.spec_from_file_location(
+        "example_pipeline_gpt", EXAMPLES / "pipeline_gpt" / "model_def.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PipelineGptTrial
+
+
+def run_trials(directory: str) -> list[Any]:
+    """Train without a stop; then up to a stop, and on from there in other numbers of stages."""
+    distributed = Distributed.from_environment(cuda=False)
+    kind, root, seen = gpt_trial(), Path(directory), []
+    for name, stages, end in (
+        ("whole", 4, BATCHES),
+        ("cut", 4, STOP),
+        ("cut", 4, STOP + 1),
+        ("cut", 2, STOP + 2),
+        ("cut", 1, BATCHES),
+    ):
+        hparams = {**HPARAMS, "deepspeed_config": CONFIG, "pipeline_stages": stages}
+        done = distributed.is_chief and (root / name / "metrics.jsonl").exists()
+        ref = distributed.broadcast(last_checkpoint(root / name) if done else None)
+        settings = make_settings(end)
+        _, trial = fit(make_spec(root / name, hparams, ref), kind, settings, distributed)
+        seen.append(trial.engine.global_steps)
+        trial.engine.close()
+    return seen
+
+
+def test_a_pipeline_stopped_and_resumed_with_other_stages_trains_as_if_nothing_had_been(
+    tmp_path: Path,
+) -> None:
+    answers = run_on_ranks(run_trials, RANKS, str(tmp_path))
+    assert answers == [[BATCHES, STOP, STOP + 1, STOP + 2, BATCHES]] * RANKS
+    for group, name in (("training", "loss"), ("validation", "validation_loss")):
+        whole, cut = (metrics(tmp_path / path, group) for path in ("whole", "cut"))
+        assert cut[BATCHES][name] == pytest.approx(whole[BATCHES][name], abs=1e-5)
+    whole, cut = (metrics(tmp_path / path, "training") for path in ("whole", "cut"))
+    assert list(cut) == list(range(1, BATCHES + 1))
+    assert cut[STOP + 1]["loss"] == whole[STOP + 1]["loss"]  # the same stages, to the last bit
+    for step in cut:
+        assert cut[step]["loss"] == pytest.approx(whole[step]["loss"], abs=1e-5)
+
+
+def test_the_script_of_the_example_trains_in_stages_and_goes_on_in_one_process(
+    tmp_path: Path,
+) -> None:
+    folder = EXAMPLES / "pipeline_cifar"
+    script = [str(folder / "train.py"), "--deepspeed_config", str(folder / "ds_config.json")]
+    kept = ["--save", str(tmp_path / "kept")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    for command in (
+        [*torchrun, "--nproc-per-node", "2", *script, "-p", "2", "--steps", "5", *kept],
+        [sys.executable, *script, "-p", "1", "--steps", "10", *kept],
+    ):
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+    assert "step   10" in done.stdout

@@ -1,0 +1,83 @@
+"""A run that trains as far as the searcher lets it, and the next one that goes on from there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import zerolab.core
+from tests.trial.helpers import LineTrial, fit, last_checkpoint, make_settings, make_spec, metrics
+from zerolab.contract.outcome import read_reason
+from zerolab.contract.spec import EXIT_REACHED, FitSpec, LengthSpec, write_run_spec
+from zerotrial import Batch, Epoch
+from zerotrial.loop.ending import Ending
+from zerotrial.loop.settings import FitSettings
+
+
+def test_a_run_pauses_where_it_should_and_the_next_one_goes_on_from_there(tmp_path: Path) -> None:
+    whole = make_settings(12, checkpoint_policy="none")
+    fit(make_spec(tmp_path / "whole"), LineTrial, whole)
+
+    spec = make_spec(tmp_path / "parts")
+    ending, trial = fit(spec, LineTrial, replace(whole, until=Batch(5)))
+    assert ending is Ending.REACHED
+    assert ending.exit_code == EXIT_REACHED
+    assert len(trial.seen) == 5
+    assert sorted(metrics(tmp_path / "parts", "validation")) == [5]
+    found = last_checkpoint(tmp_path / "parts")
+    assert found is not None
+    assert found.steps_completed == 5
+
+    again = msgspec.structs.replace(spec, latest_checkpoint=found, run_id=spec.run_id + 1)
+    ending, trial = fit(again, LineTrial, whole)
+    assert ending is Ending.FINISHED
+    assert len(trial.seen) == 7
+    expected = metrics(tmp_path / "whole", "training")
+    assert metrics(tmp_path / "parts", "training") == expected
+
+
+def test_a_bound_at_the_end_of_training_is_the_end(tmp_path: Path) -> None:
+    settings = make_settings(4, until=Batch(4))
+    assert fit(make_spec(tmp_path), LineTrial, settings)[0] is Ending.FINISHED
+
+
+def test_a_trial_is_validated_wherever_the_searcher_compares_trials() -> None:
+    fit_spec = FitSpec(
+        max_length=LengthSpec("epochs", 9), until=3, validate_at=(1, 3, 9), metric="loss",
+        validation_period=LengthSpec("batches", 50),
+    )  # fmt: skip
+    settings = FitSettings.from_spec(fit_spec)
+    assert settings.until == Epoch(3)
+    schedule = settings.schedule(epoch_length=20)
+    assert [step for step in range(1, 200) if schedule.validate.due(step)] == [
+        20,
+        50,
+        60,
+        100,
+        150,
+        180,
+    ]
+    assert (schedule.end, schedule.pauses, schedule.max_steps) == (60, True, 180)
+    assert not schedule.finished(59)
+    assert schedule.validation_due(60)
+    assert schedule.checkpoint_due(60)
+    assert schedule.next_stop(55) == 60
+
+
+@pytest.mark.parametrize(
+    ("unit", "until", "reached"), [("batches", 5, True), ("batches", 6, False), ("epochs", 2, True)]
+)
+def test_a_script_that_has_come_to_its_bound_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, until: int, reached: bool
+) -> None:
+    length = LengthSpec(unit, 9)  # type: ignore[arg-type]
+    fit_spec = FitSpec(max_length=length, until=until, metric="loss")
+    spec = msgspec.structs.replace(make_spec(tmp_path), fit=fit_spec, master="")
+    write_run_spec(spec, tmp_path / "run.json")
+    monkeypatch.setenv("ZEROLAB_RUN_SPEC", str(tmp_path / "run.json"))
+    with zerolab.core.init() as context:
+        assert context.train.until == until
+        context.train.report_validation_metrics(5, {"loss": 1.0, "epochs": 2.0})
+    said = read_reason(Path(spec.run_dir))
+    assert (said is not None and said.exit_code == EXIT_REACHED) == reached

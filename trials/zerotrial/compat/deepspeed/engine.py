@@ -1,0 +1,110 @@
+"""The engine under the names that only DeepSpeed's own libraries and Hugging Face's call."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.reading import load_engine_config
+from zerotrial.compat.deepspeed.gathering import LEAF, know
+from zerotrial.engine.build import initialize as build
+from zerotrial.engine.engine import Engine, EngineParts
+from zerotrial.engine.seams import StepResult
+
+__all__ = ["DeepSpeedEngine", "initialize"]
+
+_SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
+
+
+class _Config(dict[str, Any]):
+    """A configuration that answers as the file's dict and as our object."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.model_dump(mode="json"))
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_config"], name)
+
+
+class DeepSpeedEngine(Engine):
+    """An :class:`~zerotrial.engine.engine.Engine` that scripts written for DeepSpeed know."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        self.config: Any = _Config(parts.config)
+        self.optimizer.overflow = False  # type: ignore[attr-defined]
+
+    def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
+        """See :meth:`~zerotrial.engine.engine.Engine.step`."""
+        skipped = self.skipped_steps
+        result = super().step(lr_kwargs)
+        self.optimizer.overflow = self.skipped_steps > skipped  # type: ignore[attr-defined]
+        return result
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Whether whole weights may be gathered at stage 3."""
+        return bool(self.config.zero_optimization.stage3_gather_16bit_weights_on_model_save)
+
+    def _zero3_consolidated_16bit_state_dict(
+        self,
+        exclude_frozen_parameters: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> dict[str, Tensor]:
+        """Gather all weights on rank 0, in the type that the model computes in. **Collective**.
+
+        The other ranks get an empty dict, where DeepSpeed has None: ``save_pretrained`` would
+        otherwise ask their model for what all ranks must gather together.
+        """
+        return self.full_state_dict(
+            _SIXTEEN_BITS[self.config.dtype], exclude_frozen_parameters=exclude_frozen_parameters
+        )
+
+    _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
+
+    def compile(self, backend: Any = None, compile_kwargs: Any = None, **unused: Any) -> None:
+        """Compile the module in place."""
+        del unused
+        options = dict(compile_kwargs or {})
+        if backend is not None:
+            options["backend"] = backend
+        self.module.compile(**options)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Those of the model."""
+        return self.module.modules()
+
+
+def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
+    """Build an engine as ``deepspeed.initialize`` does; see ``zerotrial.initialize``.
+
+    **Collective**.
+    """
+    names = [name for name in inspect.signature(build).parameters if name != "engine_class"]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    unknown = sorted(given.keys() - set(names))
+    if unknown:
+        raise TypeError(f"initialize() got an unexpected keyword argument {unknown[0]!r}")
+    _mark_leaves(given)
+    made = build(**given, engine_class=DeepSpeedEngine)
+    know(made[0])
+    return made
+
+
+def _mark_leaves(given: dict[str, Any]) -> None:
+    """Put what ``set_z3_leaf_modules`` has marked where the engine reads it."""
+    model, config = given.get("model"), given.get("config") or given.get("config_params")
+    if not isinstance(model, nn.Module) or config is None:
+        return
+    marked = sorted({type(part).__name__ for part in model.modules() if LEAF in vars(part)})
+    if not marked:
+        return
+    resolved = config if isinstance(config, EngineConfig) else load_engine_config(config)
+    zero = resolved.zero_optimization
+    classes = [*zero.leaf_module.classes, *marked]
+    leaf = zero.leaf_module.model_copy(update={"classes": classes})
+    zero = zero.model_copy(update={"leaf_module": leaf})
+    given.pop("config_params", None)
+    given["config"] = resolved.model_copy(update={"zero_optimization": zero})

@@ -1,0 +1,181 @@
+"""Where ``import deepspeed`` and the version of its distribution are found.
+
+One object on ``sys.meta_path`` answers for the modules and for ``importlib.metadata``. Each module
+that there is takes its names from one of ours; any other fails and says what to do instead.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import Distribution, DistributionFinder
+from os import PathLike
+from types import ModuleType
+from typing import Any
+
+from zerolab.errors import ConfigError
+
+__all__ = ["VARIABLE", "VERSION", "install"]
+
+VARIABLE = "ZEROLAB_AS_DEEPSPEED"
+"""1: this process and its children have the stand-in; ``force``: in place of a real one, too."""
+
+VERSION = "0.19.8"
+"""Of DeepSpeed, whose calls are answered."""
+
+_NAMES = "zerotrial.compat.deepspeed.names"
+
+_MODULES = {
+    "deepspeed": "root",
+    "deepspeed.accelerator": "accelerator",
+    "deepspeed.checkpoint": "empty",
+    "deepspeed.checkpoint.utils": "checkpoint_utils",
+    "deepspeed.checkpointing": "checkpointing",
+    "deepspeed.comm": "comm",
+    "deepspeed.launcher": "empty",
+    "deepspeed.launcher.runner": "launcher",
+    "deepspeed.ops": "empty",
+    "deepspeed.ops.adagrad": "ops",
+    "deepspeed.ops.adam": "ops",
+    "deepspeed.ops.lion": "ops",
+    "deepspeed.runtime": "empty",
+    "deepspeed.runtime.activation_checkpointing": "empty",
+    "deepspeed.runtime.activation_checkpointing.checkpointing": "checkpointing",
+    "deepspeed.runtime.engine": "root",
+    "deepspeed.runtime.lr_schedules": "lr_schedules",
+    "deepspeed.runtime.zero": "zero",
+    "deepspeed.runtime.zero.partition_parameters": "zero",
+    "deepspeed.utils": "utils",
+    "deepspeed.utils.logging": "utils",
+    "deepspeed.zero": "zero",
+}
+"""Modules of DeepSpeed to those that have their names."""
+
+_INSTEAD = {
+    "deepspeed.inference": "there is no inference engine; call the model under torch.no_grad()",
+    "deepspeed.moe": "there is no expert parallelism",
+    "deepspeed.ops.sparse_attention": "use torch.nn.functional.scaled_dot_product_attention",
+    "deepspeed.ops.transformer": "use the model's own layers, and compile.enabled",
+    "deepspeed.pipe": "use zerotrial.engine.pipeline",
+    "deepspeed.profiling": "set flops_profiler.enabled in the engine file",
+    "deepspeed.runtime.pipe": "use zerotrial.engine.pipeline",
+    "deepspeed.runtime.sequence_parallel": "there is no sequence parallelism over ranks",
+    "deepspeed.sequence": "there is no sequence parallelism over ranks",
+    "deepspeed.utils.zero_to_fp32": "call engine.export(path), or engine.full_state_dict()",
+}
+"""Modules without a counterpart to what to do instead."""
+
+
+def install(*, force: bool = False) -> None:
+    """Make ``import deepspeed`` find the stand-in, in this process and in those that it starts.
+
+    A second call does nothing.
+
+    Args:
+        force: Whether to stand in the place of a real installation, too.
+
+    Raises:
+        ConfigError: If a real one can be imported, or has been.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    real = _real_installation()
+    if real is not None and not force:
+        raise ConfigError(
+            "zerotrial.compat.deepspeed",
+            [
+                f"deepspeed: must not be installed where Zerolab stands in for it, found {real}; "
+                f"uninstall it, use an environment without it, or set {VARIABLE}=force"
+            ],
+        )
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _Finder())
+    os.environ[VARIABLE] = "force" if force else "1"
+    importlib.invalidate_caches()
+    from zerotrial.compat.deepspeed.on_cpu import patch_when_imported
+
+    patch_when_imported()
+
+
+def _real_installation() -> str | None:
+    """Where a real deepspeed lies; None without one."""
+    if "deepspeed" in sys.modules:
+        return str(getattr(sys.modules["deepspeed"], "__file__", "in this process"))
+    spec = PathFinder.find_spec("deepspeed")
+    return None if spec is None else str(spec.origin or "a folder of that name")
+
+
+class _Finder(MetaPathFinder):
+    """Answers for ``deepspeed`` and all below it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See :class:`importlib.abc.MetaPathFinder`."""
+        del path, target
+        if fullname.partition(".")[0] != "deepspeed":
+            return None
+        if fullname not in _MODULES:
+            raise ModuleNotFoundError(_missing(fullname), name=fullname)
+        return ModuleSpec(fullname, _Loader(_MODULES[fullname]), is_package=True)
+
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterable[Distribution]:
+        """Tell the version, as ``importlib.metadata`` asks for it."""
+        name = getattr(context, "name", None)
+        return [_Distribution()] if name in {None, "deepspeed"} else []
+
+
+def _missing(fullname: str) -> str:
+    """Say that a module has no counterpart, and what there is instead."""
+    told = f"No module named {fullname!r}: Zerolab stands in for deepspeed, and has no such part"
+    for prefix, instead in _INSTEAD.items():
+        if f"{fullname}.".startswith(f"{prefix}."):
+            return f"{told}; {instead}"
+    return told
+
+
+class _Loader(Loader):
+    """Fills a module with the public names of one of ours."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See :class:`importlib.abc.Loader`."""
+        ours = importlib.import_module(f"{_NAMES}.{self._source}")
+        for name in ours.__all__:
+            setattr(module, name, getattr(ours, name))
+        module.__doc__ = ours.__doc__
+        module.__file__ = ours.__file__
+        instead = getattr(ours, "INSTEAD", {})
+
+        def missing(name: str) -> Any:
+            if not name.startswith("__"):
+                with_dot = f"{module.__name__}.{name}"
+                if with_dot in _MODULES:
+                    return importlib.import_module(with_dot)
+            told = f"module {module.__name__!r} has no attribute {name!r}: Zerolab stands in for "
+            hint = f"; {instead[name]}" if name in instead else ""
+            raise AttributeError(f"{told}deepspeed, and has no counterpart{hint}", name=name)
+
+        module.__getattr__ = missing  # type: ignore[method-assign]
+
+
+class _Distribution(Distribution):
+    """What ``importlib.metadata`` finds."""
+
+    def read_text(self, filename: str) -> str | None:
+        """See :class:`importlib.metadata.Distribution`."""
+        if filename == "METADATA":
+            return f"Metadata-Version: 2.1\nName: deepspeed\nVersion: {VERSION}\n"
+        return None
+
+    def locate_file(self, path: str | PathLike[str]) -> Any:
+        """See :class:`importlib.metadata.Distribution`."""
+        return path

@@ -1,0 +1,194 @@
+"""DeepSpeed's functions on single parameters, by the engine that has them."""
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zerotrial.engine.engine import Engine
+
+__all__ = [
+    "LEAF",
+    "GatheredParameters",
+    "Init",
+    "OnDevice",
+    "know",
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+]
+
+LEAF = "_zerotrial_leaf"
+"""Marks modules that stage 3 is to gather as one."""
+
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+_ranks_differ = False
+"""Whether a model has been built that one rank alone fills."""
+
+
+def know(engine: Engine) -> None:
+    """Let an engine's parameters be found."""
+    _engines.add(engine)
+
+
+def _home(parameter: Any) -> tuple[Engine, str] | None:
+    """The engine that has a parameter, and its name there."""
+    for engine in _engines:
+        for name, mine in engine.module.named_parameters():
+            if mine is parameter:
+                return engine, name
+    return None
+
+
+def _must_have_home(parameter: Any) -> tuple[Engine, str]:
+    home = _home(parameter)
+    if home is None:
+        msg = "the parameter belongs to no engine; take it from engine.module.named_parameters()"
+        raise ValueError(msg)
+    return home
+
+
+def safe_get_full_fp32_param(param: Any) -> Tensor | None:
+    """Return the whole master weight. **Collective**."""
+    engine, name = _must_have_home(param)
+    return engine.full(name)
+
+
+def safe_get_full_grad(param: Any) -> Tensor | None:
+    """Return the whole gradient; None without one. **Collective**."""
+    engine, name = _must_have_home(param)
+    return engine.full(name, "gradient")
+
+
+def safe_get_full_optimizer_state(param: Any, optim_state_key: str) -> Tensor | None:
+    """Return a whole optimizer state; None where there is none of the name. **Collective**."""
+    engine, name = _must_have_home(param)
+    return engine.full(name, optim_state_key)
+
+
+def safe_set_full_fp32_param(param: Any, value: Tensor) -> None:
+    """Write the whole master weight. **Collective**."""
+    engine, name = _must_have_home(param)
+    engine.set_full(name, value)
+
+
+def safe_set_full_grad(param: Any, value: Tensor) -> None:
+    """Write the whole gradient. **Collective**."""
+    engine, name = _must_have_home(param)
+    engine.set_full(name, value, "gradient")
+
+
+def safe_set_full_optimizer_state(param: Any, value: Tensor, optim_state_key: str) -> None:
+    """Write a whole optimizer state. **Collective**."""
+    engine, name = _must_have_home(param)
+    engine.set_full(name, value, optim_state_key)
+
+
+class GatheredParameters:
+    """Has parameters whole within a ``with`` block; see ``deepspeed.zero.GatheredParameters``.
+
+    Inside, a module's attribute (``layer.weight``) is the whole parameter. What was a reference to
+    the sharded one before stays that. **Collective** where an engine shards them.
+
+    Args:
+        params: One, or several; of a module, a list or a generator.
+        modifier_rank: Whose changes reach all ranks at the end; None: they are lost.
+        fwd_module: Not used.
+        enabled: False: do nothing.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        modifier_rank: int | None = None,
+        fwd_module: Any = None,
+        enabled: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> None:
+        del fwd_module
+        self._parameters = _listed(params) if enabled else []
+        self._modifier = modifier_rank
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        names: dict[Engine, list[str]] = {}
+        wanted = {id(parameter) for parameter in self._parameters}
+        for engine in list(_engines):
+            found = [n for n, p in engine.module.named_parameters() if id(p) in wanted]
+            if found:
+                names[engine] = found
+        for engine, found in names.items():
+            self._open.enter_context(engine.gathered(found, modifier_rank=self._modifier))
+        if _ranks_differ and not names and self._modifier is not None and dist.is_initialized():
+            self._open.callback(_spread, self._parameters, self._modifier)
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+
+
+def _spread(parameters: list[Any], source: int) -> None:
+    """Give all ranks what one has loaded or initialised, before there is an engine."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    for parameter in parameters:
+        value = parameter.detach().to(device)
+        dist.broadcast(value, src=source)
+        parameter.data.copy_(value)
+
+
+def _listed(params: Any) -> list[Any]:
+    if isinstance(params, Tensor):
+        return [params]
+    if isinstance(params, nn.Module):
+        return list(params.parameters())
+    if isinstance(params, dict):
+        return list(params.values())
+    return [item for item in params if isinstance(item, Tensor)] if _many(params) else []
+
+
+def _many(params: Any) -> bool:
+    return isinstance(params, Iterable)
+
+
+@contextlib.contextmanager
+def Init(*unused: Any, **options: Any) -> Iterator[None]:  # noqa: N802 - DeepSpeed's name
+    """Let a model be built; it is sharded by ``initialize``, from rank 0's values.
+
+    From now on what one rank does to parameters within :class:`GatheredParameters` reaches all: as
+    libraries load and initialise models where DeepSpeed shards them at once.
+
+    Args:
+        unused: DeepSpeed's arguments; where parameters lie until then is the script's choice.
+        options: As above; ``module``, which DeepSpeed would shard at once, stays as it is.
+    """
+    global _ranks_differ
+    del unused, options
+    _ranks_differ = True
+    yield
+
+
+@contextlib.contextmanager
+def OnDevice(  # noqa: N802 - DeepSpeed's name
+    dtype: Any = None,
+    device: Any = "meta",
+    enabled: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+) -> Iterator[None]:
+    """Build a model in a type and on a device."""
+    if not enabled:
+        yield
+        return
+    before = torch.get_default_dtype()
+    if dtype is not None:
+        torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,103 @@
+"""``deepspeed.comm``: torch.distributed under its other name."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import (
+    ReduceOp,
+    all_gather,
+    all_gather_into_tensor,
+    all_gather_object,
+    all_reduce,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    broadcast_object_list,
+    destroy_process_group,
+    gather,
+    get_backend,
+    get_process_group_ranks,
+    irecv,
+    is_available,
+    is_initialized,
+    isend,
+    new_group,
+    recv,
+    reduce,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+)
+
+from zerotrial.compat.scripts import init_distributed as start
+
+__all__ = [
+    "ReduceOp",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "get_backend",
+    "get_global_rank",
+    "get_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_group",
+    "get_world_size",
+    "init_distributed",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]
+
+
+def init_distributed(
+    dist_backend: str | None = None, *, timeout: timedelta | None = None, **more: Any
+) -> None:
+    """Start torch.distributed, unless it is running; nccl becomes gloo without a GPU."""
+    import torch
+
+    if dist_backend in {"nccl", "ccl", None} and not torch.cuda.is_available():
+        dist_backend = "gloo"
+    start(dist_backend, timeout=timeout, **more)
+
+
+def get_rank(group: Any = None) -> int:
+    """This process's rank; 0 without torch.distributed."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def get_world_size(group: Any = None) -> int:
+    """Number of ranks; 1 without torch.distributed."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
+
+
+def get_local_rank() -> int:
+    """This process's rank on its machine."""
+    import os
+
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def get_world_group() -> Any:
+    """All ranks."""
+    return dist.group.WORLD
+
+
+def get_global_rank(group: Any, group_rank: int) -> int:
+    """The rank among all of one in a group."""
+    return dist.get_global_rank(group, group_rank)

@@ -1,0 +1,54 @@
+"""``deepspeed`` itself."""
+
+from typing import Any, NoReturn
+
+from zerolab.errors import ConfigError
+from zerotrial.compat.deepspeed.engine import DeepSpeedEngine, initialize
+from zerotrial.compat.deepspeed.finder import VERSION
+from zerotrial.compat.deepspeed.gathering import OnDevice
+from zerotrial.compat.scripts import add_config_arguments, init_distributed
+
+__all__ = [
+    "DeepSpeedEngine",
+    "OnDevice",
+    "__version__",
+    "add_config_arguments",
+    "init_distributed",
+    "init_inference",
+    "initialize",
+    "tp_model_init",
+]
+
+__version__ = VERSION
+
+INSTEAD = {
+    "PipelineModule": "use zerotrial.engine.pipeline.PipelineModule",
+    "HybridEngine": "call generate() within deepspeed.zero.GatheredParameters(model.parameters())",
+    "DeepSpeedHybridEngine": "call generate() within deepspeed.zero.GatheredParameters",
+    "ops": "import deepspeed.ops.adam, .adagrad or .lion",
+}
+"""Names without a counterpart to what to do instead."""
+
+
+def init_inference(*unused: Any, **options: Any) -> NoReturn:
+    """Refuse: there is no inference engine.
+
+    Raises:
+        ConfigError: Always.
+    """
+    del unused, options
+    msg = (
+        "there is no inference engine; call the model under torch.no_grad(), or give initialize() "
+    )
+    raise ConfigError("init_inference()", [f"{msg}a file without an optimizer to have it sharded"])
+
+
+def tp_model_init(*unused: Any, **options: Any) -> NoReturn:
+    """Refuse: models are cut by the engine file.
+
+    Raises:
+        ConfigError: Always.
+    """
+    del unused, options
+    msg = "models are not cut before initialize(); set tensor_parallel.size in the engine file"
+    raise ConfigError("tp_model_init()", [msg])

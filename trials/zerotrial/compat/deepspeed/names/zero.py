@@ -1,0 +1,52 @@
+"""``deepspeed.zero``, and ``deepspeed.runtime.zero.partition_parameters``."""
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from zerotrial.compat.deepspeed.gathering import GatheredParameters, Init
+from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
+from zerotrial.compat.deepspeed.names.utils import set_z3_leaf_modules
+
+__all__ = [
+    "GatheredParameters",
+    "Init",
+    "ZeroParamStatus",
+    "_orig_torch_arange",
+    "get_accelerator",
+    "register_external_parameter",
+    "set_z3_leaf_modules",
+    "unregister_external_parameter",
+    "zero_wrapper_for_fp_tensor_constructor",
+]
+
+_orig_torch_arange = torch.arange
+
+INSTEAD = {"TiledLinear": "use nn.Linear; units of stage 3 are whole blocks"}
+"""Names without a counterpart to what to do instead."""
+
+
+class ZeroParamStatus(enum.Enum):
+    """Where a parameter is; no parameter here has a ``ds_status``."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+def zero_wrapper_for_fp_tensor_constructor(
+    fn: Callable[..., Any], *unused: Any, **options: Any
+) -> Callable[..., Any]:
+    """Return the function: no constructor of tensors is changed here."""
+    del unused, options
+    return fn
+
+
+def register_external_parameter(module: Any, parameter: Any) -> None:
+    """Do nothing; ``leaf_module.classes`` may name a module that contains both."""
+
+
+def unregister_external_parameter(module: Any, parameter: Any) -> None:
+    """Do nothing."""

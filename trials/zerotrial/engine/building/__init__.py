@@ -1,0 +1,1 @@
+"""From what ``initialize`` is given to what an engine is made of."""

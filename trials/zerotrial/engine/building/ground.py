@@ -1,0 +1,119 @@
+"""What an engine stands on, found before the model is touched: device, ranks, batch sizes."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zerolab.config.engine.batch import BatchSizes
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.errors import ConfigError
+from zerotrial.engine.memory.heap import keep_freed_memory
+from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.precision import Precision, choose_precision
+
+if TYPE_CHECKING:
+    from zerotrial.engine.pipeline.module import PipelineModule
+
+__all__ = ["Ground", "find_ground", "is_pipeline"]
+
+
+def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModule]":
+    """Whether a model is cut into pipeline stages, without loading what only those need.
+
+    Args:
+        model: To be trained.
+    """
+    loaded = sys.modules.get("zerotrial.engine.pipeline.module")
+    return loaded is not None and isinstance(model, loaded.PipelineModule)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What an engine stands on; known before the model is touched."""
+
+    config: EngineConfig
+    device: torch.device
+    mesh: Mesh
+    batch: BatchSizes
+    precision: Precision
+
+
+def find_ground(
+    config: EngineConfig,
+    model: nn.Module,
+    device: "torch.device | str | None",
+    mpu: Any,
+    *,
+    start: bool | None,
+) -> Ground:
+    """Find device, ranks and batch sizes. **Collective** where the world is started.
+
+    Args:
+        config: Of the engine.
+        model: To be trained; may know the ranks that it is spread over.
+        device: Asked for.
+        mpu: See :meth:`~zerotrial.engine.mesh.Mesh.of`.
+        start: Whether to start torch.distributed; None: where the environment describes a world.
+
+    Raises:
+        ConfigError: If there is no such device, or the batch sizes do not go together.
+    """
+    where = _choose_device(device)
+    if where.type == "cpu":
+        keep_freed_memory()
+    mesh = _make_mesh(mpu, _find_world(where, start=start), model, config)
+    batch = config.batch_sizes(mesh.data.size)
+    if is_pipeline(model):
+        from zerotrial.engine.pipeline.engine import check_pipeline
+
+        check_pipeline(model, config, batch.accumulation_steps)
+    return Ground(config, where, mesh, batch, choose_precision(config, batch.accumulation_steps))
+
+
+def _choose_device(device: "torch.device | str | None") -> torch.device:
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda":
+        if not torch.cuda.is_available():
+            problem = f"device: must be one that this machine has, got {where}; use cpu"
+            raise ConfigError("initialize()", [f"{problem}, or install a CUDA build of torch"])
+        if where.index is None:
+            local = os.environ.get("LOCAL_RANK")
+            # A launcher may have shown each rank its own GPU only.
+            index = int(local) % torch.cuda.device_count() if local else torch.cuda.current_device()
+            where = torch.device("cuda", index)
+        torch.cuda.set_device(where)
+    return where
+
+
+def _find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGroup | None":
+    """All ranks; starts torch.distributed when the environment describes a world."""
+    if not dist.is_initialized() and start is not False:
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world > 1 or start:
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend)
+    return dist.group.WORLD if dist.is_initialized() else None
+
+
+def _make_mesh(
+    mpu: Any, world: "dist.ProcessGroup | None", model: nn.Module, config: EngineConfig
+) -> Mesh:
+    """Lay the ranks out. **Collective** over all of them."""
+    tensor = config.tensor_parallel.size
+    if mpu is None:
+        pipe = model.num_stages if is_pipeline(model) else 1
+        return Mesh.make(world, pipe=pipe, tensor=tensor)
+    if is_pipeline(model):
+        problem = "mpu: is not needed for a PipelineModule, which says how ranks are laid out"
+        raise ConfigError("initialize()", [problem])
+    mesh = Mesh.of(mpu, world, model)
+    if tensor not in (1, mesh.tensor.size):
+        found = f"got {tensor} with {mesh.tensor.size} tensor-parallel ranks"
+        problem = f"tensor_parallel.size: must be what mpu says, or be left out, {found}"
+        raise ConfigError("initialize()", [problem])
+    return mesh

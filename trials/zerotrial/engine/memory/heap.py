@@ -1,0 +1,36 @@
+"""Memory that a CPU rank has freed stays with it.
+
+Each backward frees the activations of its forward, tens of megabytes, and glibc gives the top of
+its heap back to the system as soon as twice its threshold is free there. The next forward then gets
+the same pages anew, zeroed, one page fault for each 4 KiB: about 20,000 faults in a step of a model
+of 10 M parameters, 2 to 4 % of its time. PyTorch keeps what is freed on a GPU; this does the same
+on a CPU. The peak stays what it was.
+"""
+
+import ctypes
+import functools
+import os
+
+__all__ = ["keep_freed_memory"]
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
+_LARGEST = 32 << 20  # bytes: the most that glibc lets the second be
+_CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed blocks up to 32 MiB for the next step; done once in a process.
+
+    Returns:
+        Whether that was possible: not with another C library, nor where the user has set glibc's
+        own variables.
+    """
+    if any(name in os.environ for name in _CHOSEN):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    kept = mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    return bool(kept)

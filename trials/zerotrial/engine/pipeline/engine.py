@@ -1,0 +1,304 @@
+"""The engine of a pipeline: a batch in one call, on all ranks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.engine import Engine, EngineParts, to_device
+from zerotrial.engine.flat.stages import FlatStage
+from zerotrial.engine.module.precision import DTYPES, cast_inputs
+from zerotrial.engine.pipeline.grid import Grid
+from zerotrial.engine.pipeline.module import PipelineModule
+from zerotrial.engine.pipeline.schedule import schedule_problems
+from zerotrial.engine.pipeline.window import Window, draw
+
+if TYPE_CHECKING:
+    from zerotrial.engine.pipeline.runner import Runner
+
+__all__ = ["PipelineEngine", "check_pipeline"]
+
+_PAIRS = "call train_batch(data_iter), which trains a whole batch, or eval_batch(data_iter)"
+
+
+def check_pipeline(model: PipelineModule, config: EngineConfig, steps: int) -> None:
+    """Refuse what a pipeline cannot do.
+
+    Args:
+        model: To be trained.
+        config: Of the engine.
+        steps: Micro-batches of a batch.
+
+    Raises:
+        ConfigError: With all problems.
+    """
+    said, stages = config.pipeline, model.num_stages
+    problems = []
+    if said.stages is not None and said.stages != stages:
+        problems.append(
+            f"pipeline.stages: must be the PipelineModule's {stages}, got {said.stages}"
+        )
+    if not config.managed_gradient_accumulation:
+        problems.append(
+            "managed_gradient_accumulation: must be true for a PipelineModule, whose train_batch() "
+            "trains a whole batch"
+        )
+    if stages > 1 and config.zero_optimization.stage == 3:
+        problems.append(
+            "zero_optimization.stage: must be 0, 1 or 2 with pipeline stages, got 3: each of "
+            f"{steps} micro-batches would gather all weights of its stage again, twice; stages "
+            "hold a part of the model already"
+        )
+    if stages > 1:
+        compiled = config.compile.enabled
+        problems += schedule_problems(said.schedule, stages, model.chunks, steps, compiled=compiled)
+    if problems:
+        raise ConfigError(config.source, problems)
+
+
+class PipelineEngine(Engine):
+    """Trains a :class:`~zerotrial.engine.pipeline.module.PipelineModule`.
+
+    :meth:`train_batch` takes the place of forward, backward and step: every rank calls it, and the
+    micro-batches pass through the stages in the order of the configuration's schedule.
+    """
+
+    module: PipelineModule
+    is_pipe_parallel = True
+
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        self.grid = Grid(self.mesh)
+        name = self.config.dtype
+        self._compute = DTYPES[name] if name != "fp32" else None
+        self._runner: Runner | None = None
+        if self.num_stages > 1:
+            from zerotrial.engine.pipeline.runner import Runner
+
+            self._runner = Runner(
+                self.module, self.mesh.pipe, self.device, self.config.pipeline.schedule
+            )
+
+    # -- training -------------------------------------------------------------------------------
+
+    def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
+        """Train on as many micro-batches as one optimizer step takes. **Collective**.
+
+        Args:
+            data_iter: Yields micro-batches, ``(inputs, labels)``; read by the first and the last
+                stage, which must see the same ones. None uses the loader of ``initialize()``.
+
+        Returns:
+            Mean loss over the whole batch, the same on all ranks.
+
+        Raises:
+            StopIteration: On all ranks of a pipeline, if the data ends before the batch is full.
+            EngineError: If the data is not as it must be.
+        """
+        if data_iter is None and self.training_dataloader is not None and self.reads_data:
+            data_iter = self._own_batches()
+        with self.attendance.call("train_batch"):
+            self.recover()
+            steps = self.batch.accumulation_steps
+            window = self._draw(data_iter, steps - self.progress.ended)
+            if self._runner is None:
+                total = self._train_alone(window)
+            else:
+                total = self._train_together(self._runner, window)
+            self._frozen.look()
+            return self._mean(total)
+
+    def _train_alone(self, window: Window) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for inputs, labels in zip(window.inputs, window.labels, strict=True):
+            loss = self._loss(Engine.__call__(self, *inputs), labels)
+            total += Engine.backward(self, loss).float()
+            Engine.step(self)
+        return total
+
+    def _train_together(self, runner: Runner, window: Window) -> Tensor:
+        assert isinstance(self.stage, FlatStage)
+        count = self.batch.accumulation_steps - self.progress.ended
+        share = 1.0 / self.batch.accumulation_steps
+        self.progress.broken = True
+        losses = runner.train(
+            window,
+            count,
+            self.stage,
+            self.observer,
+            self._loss,
+            self.scaler.scale * share,
+        )
+        self.progress.broken = False
+        for _ in range(count):
+            self.progress.backwards = 1
+            self.progress.end_micro_batch()
+        self._last = self._update({})
+        return self._sum(losses) * share
+
+    def eval_batch(
+        self,
+        data_iter: Iterator[Any] | None,
+        *,
+        return_logits: bool = False,
+        compute_loss: bool = True,
+        num_micro_batches: int | None = None,
+    ) -> Any:
+        """Evaluate micro-batches, without gradients. **Collective**.
+
+        Args:
+            data_iter: As for :meth:`train_batch`; micro-batches may differ in shape.
+            return_logits: Return the outputs too, which the last stage has; others get None.
+            compute_loss: False: return the outputs alone.
+            num_micro_batches: How many; as many as a training batch has by default.
+
+        Returns:
+            Mean loss over the micro-batches and ranks, the same on all; or what was asked for.
+
+        Raises:
+            StopIteration: On all ranks of a pipeline, if the data ends before.
+            EngineError: If the data is not as it must be.
+        """
+        count = num_micro_batches or self.batch.accumulation_steps
+        training = self.module.training
+        self.module.eval()
+        try:
+            with self.attendance.call("eval_batch"), torch.no_grad():
+                window = self._draw(data_iter, count, ragged=True)
+                outputs = self._outputs(window, count)
+                found: list[Tensor] = []
+                if outputs is not None and compute_loss:
+                    pairs = zip(outputs, window.labels, strict=True)
+                    found = [self._loss(output, labels).float() for output, labels in pairs]
+                if not compute_loss:
+                    return outputs
+                loss = self._mean(self._sum(found) / count)
+                return (loss, outputs) if return_logits else loss
+        finally:
+            self.module.train(training)
+
+    def _outputs(self, window: Window, count: int) -> list[Any] | None:
+        if self._runner is not None:
+            return self._runner.evaluate(window, count)
+        return [Engine.__call__(self, *inputs) for inputs in window.inputs]
+
+    def _draw(self, data: Iterator[Any] | None, count: int, *, ragged: bool = False) -> Window:
+        return draw(data, count, self.mesh.pipe, self.device, self._prepare, ragged=ragged)
+
+    def _prepare(self, value: Any) -> Any:
+        placed = to_device(value, self.device)
+        return placed if self._compute is None else cast_inputs(placed, self._compute)
+
+    def _loss(self, output: Any, labels: Any) -> Tensor:
+        loss_fn = self.module.loss_fn
+        loss = output if loss_fn is None else loss_fn(output, labels)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            what = "the last layer (there is no loss_fn)" if loss_fn is None else "loss_fn"
+            raise EngineError(f"PipelineModule: {what} must return a scalar tensor, got {found}")
+        return loss
+
+    def _sum(self, losses: Sequence[Tensor]) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for loss in losses:
+            total += loss
+        return total
+
+    def _mean(self, total: Tensor) -> Tensor:
+        """Average over the replicas what the last stages have. **Collective**."""
+        whole = self.mesh.whole
+        if whole is not None and whole.size > 1:
+            dist.all_reduce(total, group=whole.group)
+            total /= self.mesh.data.size * self.mesh.tensor.size
+        return total
+
+    # -- what there is not ----------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse; see :meth:`train_batch`."""
+        self._refuse("engine(batch)")
+
+    forward = __call__
+
+    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse; see :meth:`train_batch`."""
+        self._refuse("backward()")
+
+    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse; see :meth:`train_batch`."""
+        self._refuse("step()")
+
+    def scale(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse; see :meth:`train_batch`."""
+        self._refuse("scale()")
+
+    def no_sync(self) -> NoReturn:
+        """Refuse; see :meth:`train_batch`."""
+        self._refuse("no_sync()")
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise EngineError(f"{call}: a pipeline engine has none; {_PAIRS}")
+
+    # -- questions ------------------------------------------------------------------------------
+
+    @property
+    def mpu(self) -> Grid:
+        """DeepSpeed's other name of the grid."""
+        return self.grid
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages."""
+        return self.module.num_stages
+
+    @property
+    def stage_id(self) -> int:
+        """Pipeline stage of this rank."""
+        return self.module.stage_id
+
+    def is_first_stage(self) -> bool:
+        """Whether inputs enter here."""
+        return self.stage_id == 0
+
+    def is_last_stage(self) -> bool:
+        """Whether losses are computed here."""
+        return self.stage_id == self.num_stages - 1
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether ``data_iter`` is read on this rank."""
+        return self.is_first_stage() or self.is_last_stage()
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Change how many micro-batches make an optimizer step, from the next one on.
+
+        Raises:
+            EngineError: If they are not a multiple of the micro-batches over all ranks, or not as
+                many as the schedule needs.
+        """
+        before = self.batch
+        super().set_train_batch_size(train_batch_size)
+        steps, name = self.batch.accumulation_steps, self.config.pipeline.schedule
+        problems = schedule_problems(
+            name, self.num_stages, self.module.chunks, steps, compiled=False
+        )
+        if problems and self.num_stages > 1:
+            self.batch = before
+            self.progress.resize(before)
+            raise EngineError(f"set_train_batch_size(): {'; '.join(problems)}")
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Elements that this rank has sent, by axis: data, pipe and ties (between their owners)."""
+        found = {"data": self.stage.traffic.total, "pipe": 0, "ties": 0}
+        if self._runner is not None:
+            assert isinstance(self.stage, FlatStage)
+            found["pipe"] = self._runner.sent
+            found["ties"] = self.stage.ties.traffic.total
+        return found

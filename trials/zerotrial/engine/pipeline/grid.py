@@ -1,0 +1,73 @@
+"""Where a rank stands, under the names of DeepSpeed's pipeline grid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from zerotrial.engine.mesh import Mesh
+
+__all__ = ["Grid"]
+
+
+class Grid:
+    """Answers from a mesh.
+
+    Args:
+        mesh: Of the engine.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def get_stage_id(self) -> int:
+        """Pipeline stage of this rank."""
+        return self._mesh.pipe.rank
+
+    get_pipe_parallel_rank = get_stage_id
+
+    def get_pipe_parallel_world_size(self) -> int:
+        """Pipeline stages."""
+        return self._mesh.pipe.size
+
+    def get_pipe_parallel_group(self) -> dist.ProcessGroup | None:
+        """Ranks of one pipeline; None for one."""
+        return self._mesh.pipe.group
+
+    def get_data_parallel_rank(self) -> int:
+        """Replica of this rank."""
+        return self._mesh.data.rank
+
+    get_data_parallel_id = get_data_parallel_rank
+
+    def get_data_parallel_world_size(self) -> int:
+        """Replicas."""
+        return self._mesh.data.size
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup | None:
+        """Ranks of one stage; None for one."""
+        return self._mesh.data.group
+
+    def get_slice_parallel_rank(self) -> int:
+        """Place among the tensor-parallel ranks."""
+        return self._mesh.tensor.rank
+
+    get_tensor_model_parallel_rank = get_slice_parallel_rank
+
+    def get_slice_parallel_world_size(self) -> int:
+        """Tensor-parallel ranks."""
+        return self._mesh.tensor.size
+
+    get_tensor_model_parallel_world_size = get_slice_parallel_world_size
+
+    def get_slice_parallel_group(self) -> dist.ProcessGroup | None:
+        """Tensor-parallel ranks; None for one."""
+        return self._mesh.tensor.group
+
+    get_tensor_model_parallel_group = get_slice_parallel_group
+
+    def get_global_rank(self) -> int:
+        """Place among all ranks."""
+        return 0 if self._mesh.whole is None else self._mesh.whole.rank

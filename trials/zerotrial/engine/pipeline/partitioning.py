@@ -1,0 +1,192 @@
+"""Where a model is cut into pipeline stages.
+
+::
+
+    weights      5  1  1  1  4  4        of six layers
+    boundaries   0     2        5  6     three stages: layers 0 and 1, 2 to 4, 5; the heaviest has 6
+
+A pipeline is as fast as its slowest stage, so the heaviest stage is made as light as it can be; of
+all ways to do that, the one is taken whose stages are the most alike.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zerolab.errors import ConfigError
+from zerotrial.engine.pipeline.layers import Layer, LayerSpec, TiedLayerSpec, name_of, numel_of
+
+__all__ = ["measure", "partition"]
+
+_METHODS = "uniform, parameters, time or type:REGEX"
+_TIMED = 3
+"""Runs of a layer, of which the fastest counts."""
+
+
+def partition(
+    weights_or_layers: Sequence[float] | Sequence[Layer],
+    num_stages: int,
+    method: str = "parameters",
+    sample: Any = None,
+) -> list[int]:
+    """Cut layers into stages, each of which has at least one.
+
+    Args:
+        weights_or_layers: A number for each layer (what it takes, in any unit), or the layers.
+        num_stages: How many.
+        method: ``uniform``: as many layers in each, ``parameters``: by their number (``best`` is
+            another name), ``time``: by seconds of forward and backward (``profile``), or
+            ``type:REGEX``: by the number of layers whose class name contains the expression.
+        sample: For ``time``: an input of the first layer.
+
+    Returns:
+        Boundaries: stage ``i`` has layers ``result[i]`` to ``result[i + 1] - 1``.
+
+    Raises:
+        ConfigError: If there are more stages than layers, or for an unknown method.
+    """
+    items = list(weights_or_layers)
+    problems = []
+    if num_stages < 1:
+        problems.append(f"num_stages: must be at least 1, got {num_stages}")
+    elif num_stages > len(items):
+        problems.append(f"num_stages: must be at most the {len(items)} layers, got {num_stages}")
+    if problems:
+        raise ConfigError("partition()", problems)
+    if method.lower() == "uniform":
+        return _uniform(len(items), num_stages)
+    if items and isinstance(items[0], int | float):
+        return _balanced([float(item) for item in items], num_stages)  # type: ignore[arg-type]
+    return _balanced(_weigh(items, method, sample), num_stages)  # type: ignore[arg-type]
+
+
+def _weigh(layers: Sequence[Layer], method: str, sample: Any) -> list[float]:
+    kind = method.lower()
+    if kind in {"parameters", "best"}:
+        return [float(numel_of(layer)) for layer in layers]
+    if kind in {"time", "profile"}:
+        if sample is None:
+            problem = "partition_method: time needs sample, an input of the first layer"
+            raise ConfigError("partition()", [problem])
+        return measure(layers, sample)
+    if not kind.startswith("type:"):
+        problem = f"partition_method: must be {_METHODS}, got {method!r}"
+        raise ConfigError("partition()", [problem])
+    try:
+        wanted = re.compile(method[len("type:") :], re.IGNORECASE)
+    except re.error as error:
+        problem = f"partition_method: is no regular expression after 'type:': {error}"
+        raise ConfigError("partition()", [problem]) from error
+    found = [1.0 if wanted.search(name_of(layer)) else 0.0 for layer in layers]
+    if not any(found):
+        names = ", ".join(sorted({name_of(layer) for layer in layers}))
+        problem = f"partition_method: {method!r} must match a layer's class, of {names}"
+        raise ConfigError("partition()", [problem])
+    return found
+
+
+def measure(layers: Sequence[Layer], sample: Any) -> list[float]:
+    """Time the forward and backward of each layer, which is built for that and thrown away.
+
+    Args:
+        layers: Of the pipeline.
+        sample: An input of the first.
+
+    Returns:
+        Seconds of each.
+    """
+    value, found = sample, []
+    tied: dict[str, Any] = {}
+    with torch.random.fork_rng(devices=[]):
+        for layer in layers:
+            run = _built(layer, tied)
+            seconds, value = _timed(run, value)
+            found.append(seconds)
+    return found
+
+
+def _built(layer: Layer, tied: dict[str, Any]) -> Callable[[Any], Any]:
+    if isinstance(layer, TiedLayerSpec):
+        module = tied[layer.key] if layer.key in tied else tied.setdefault(layer.key, layer.build())
+        forward = layer.forward_fn
+        return module if forward is None else lambda value: forward(module, value)
+    built: Callable[[Any], Any] = layer.build() if isinstance(layer, LayerSpec) else layer
+    return built
+
+
+def _timed(run: Callable[[Any], Any], value: Any) -> tuple[float, Any]:
+    best = float("inf")
+    output: Any = None
+    for _ in range(_TIMED):
+        inputs = _leaves(value)
+        started = time.perf_counter()
+        output = run(inputs)
+        flow = [part for part in _tensors(output) if part.requires_grad]
+        if flow:
+            torch.autograd.backward(flow, [torch.ones_like(part) for part in flow])
+        best = min(best, time.perf_counter() - started)
+    if isinstance(run, nn.Module):
+        run.zero_grad()
+    return best, _leaves(output)
+
+
+def _leaves(value: Any) -> Any:
+    """Cut tensors off what made them; those that can have a gradient want one."""
+    if isinstance(value, tuple):
+        return tuple(_leaves(part) for part in value)
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_(value.is_floating_point())
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    parts = value if isinstance(value, tuple) else (value,)
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def _uniform(items: int, stages: int) -> list[int]:
+    """As many in each; the first ones have one more where it does not come out even."""
+    size, rest = divmod(items, stages)
+    return [stage * size + min(stage, rest) for stage in range(stages + 1)]
+
+
+def _balanced(weights: list[float], stages: int) -> list[int]:
+    """Make the heaviest stage as light as can be, and then the stages as alike as can be."""
+    ends = torch.tensor([0.0, *weights], dtype=torch.float64).cumsum(0)
+    limit = _lightest(ends, stages)
+    items = len(weights)
+    infinite = float("inf")
+    cost = torch.full((stages + 1, items + 1), infinite, dtype=torch.float64)
+    origin = torch.zeros((stages + 1, items + 1), dtype=torch.long)
+    cost[0, 0] = 0.0
+    for stage in range(1, stages + 1):
+        for end in range(stage, items + 1):
+            held = ends[end] - ends[:end]
+            total = cost[stage - 1, :end] + held.square()
+            total[held > limit] = infinite
+            best = int(total.argmin())
+            cost[stage, end], origin[stage, end] = total[best], best
+    boundaries = [items]
+    for stage in range(stages, 0, -1):
+        boundaries.append(int(origin[stage, boundaries[-1]]))
+    return boundaries[::-1]
+
+
+def _lightest(ends: Tensor, stages: int) -> float:
+    """Weight of the heaviest stage, where the stages are cut best."""
+    items = len(ends) - 1
+    best = ends.clone()
+    best[0] = 0.0
+    for stage in range(2, stages + 1):
+        following = torch.full_like(best, float("inf"))
+        for end in range(stage, items + 1):
+            held = ends[end] - ends[stage - 1 : end]
+            following[end] = torch.maximum(best[stage - 1 : end], held).min()
+        best = following
+    return float(best[items])

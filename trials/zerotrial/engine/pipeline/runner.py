@@ -1,0 +1,197 @@
+"""Runs the chunks of one rank: under a schedule to train, and straight through to evaluate.
+
+A schedule must know what its chunks receive and give. That is found out with the first micro-batch
+of each shape, which goes once through all chunks, and leaves no trace: random generators and
+buffers are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from zerotrial.engine.pipeline.schedule import make_schedule
+from zerotrial.engine.pipeline.stage import Feed, Passes, Signature, ZeroStage
+from zerotrial.engine.pipeline.transfer import Transfer, parts_of
+
+if TYPE_CHECKING:
+    from zerolab.config.engine.parallel import ScheduleName
+    from zerotrial.engine.flat.stages import FlatStage
+    from zerotrial.engine.mesh import Axis
+    from zerotrial.engine.pipeline.module import PipelineModule
+    from zerotrial.engine.pipeline.window import Window
+    from zerotrial.engine.seams import Observer
+
+__all__ = ["Runner"]
+
+_KEPT = 8
+"""Schedules for as many shapes are kept; each has buffers for its activations."""
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass
+class _Plan:
+    """A schedule for micro-batches of one shape."""
+
+    schedule: Any
+    stages: list[ZeroStage]
+    sends: int
+    """Elements that this rank sends for one micro-batch, forward and backward."""
+
+
+class Runner:
+    """The chunks of this rank.
+
+    Args:
+        module: That has them.
+        pipe: The ranks of the pipeline.
+        device: Of this one.
+        schedule: Of the configuration.
+    """
+
+    def __init__(
+        self, module: PipelineModule, pipe: Axis, device: torch.device, schedule: ScheduleName
+    ) -> None:
+        self._pipe = pipe
+        self._device = device
+        self._name = schedule
+        self._total = module.num_stages * module.chunks
+        self._chunks = {place: module.chunk(place) for place in module.own_chunks}
+        self._feed = Feed(self._chunks[0]) if 0 in self._chunks else None
+        self._plans: dict[tuple[int, int], _Plan] = {}
+        # of the batch that runs
+        self._labels: list[Any] = []
+        self._losses: list[Tensor] = []
+        self._loss: Loss | None = None
+        self._factor = 1.0
+        self.sent = 0
+        """Elements that were sent to other stages while training."""
+
+    def train(  # noqa: PLR0917 - one caller
+        self,
+        window: Window,
+        count: int,
+        stage: FlatStage,
+        observer: Observer,
+        loss: Loss,
+        factor: float,
+    ) -> list[Tensor]:
+        """Run a schedule, forward and backward. **Collective** over the pipeline.
+
+        Args:
+            window: The micro-batches.
+            count: How many.
+            stage: Gathers the gradients.
+            observer: Of the engine.
+            loss: Of an output and its labels.
+            factor: What losses are multiplied by before backward.
+
+        Returns:
+            The losses, on the last stage.
+        """
+        key = count, window.shape
+        plan = self._plans.pop(key, None) or self._make(window, count)
+        self._labels, self._losses = window.labels, []
+        self._loss, self._factor = loss, factor
+        passes = Passes(stage, observer, count * len(plan.stages))
+        for each in plan.stages:
+            each.passes = passes
+        if self._feed is not None:
+            self._feed.inputs = window.inputs
+        numbers = torch.arange(count)
+        last = self._total - 1 in self._chunks
+        plan.schedule.step(
+            *((numbers,) if self._feed is not None else ()),
+            target=numbers if last else None,
+            return_outputs=False,
+        )
+        self._plans[key] = plan  # not after an error, which leaves it in the middle
+        while len(self._plans) > _KEPT:
+            self._plans.pop(next(iter(self._plans)))
+        self.sent += count * plan.sends
+        found, self._losses, self._labels, self._loss = self._losses, [], [], None
+        return found
+
+    def _scaled_loss(self, output: Any, number: Tensor) -> Tensor:
+        assert self._loss is not None
+        loss = self._loss(output, self._labels[int(number)])
+        self._losses.append(loss.detach().float())
+        return loss * self._factor
+
+    def _make(self, window: Window, count: int) -> _Plan:
+        signatures: dict[int, tuple[Signature, Signature]] = {}
+        with self._no_trace(), torch.enable_grad():
+            for place, received, given in self._straight(window.inputs[:1], 1):
+                signatures[place] = _signature(received), _signature(parts_of(given))
+        stages = [
+            ZeroStage(
+                chunk if place or self._feed is None else self._feed,
+                place,
+                self._total,
+                self._pipe,
+                self._device,
+                received=signatures[place][0],
+                given=signatures[place][1],
+            )
+            for place, chunk in self._chunks.items()
+        ]
+        sends = 0
+        for place, (received, given) in signatures.items():
+            sends += 0 if place == 0 else _numel(received, flowing=True)
+            sends += 0 if place == self._total - 1 else _numel(given)
+        return _Plan(make_schedule(self._name, stages, count, self._scaled_loss), stages, sends)
+
+    def evaluate(self, window: Window, count: int) -> list[Any] | None:
+        """Run micro-batches forward. **Collective** over the pipeline.
+
+        Args:
+            window: The micro-batches.
+            count: How many.
+
+        Returns:
+            The outputs, on the last stage.
+        """
+        last = self._total - 1
+        found = [out for at, _, out in self._straight(window.inputs, count) if at == last]
+        return found if last in self._chunks else None
+
+    def _straight(
+        self, inputs: list[tuple[Any, ...]], count: int
+    ) -> Iterator[tuple[int, tuple[Any, ...], Any]]:
+        """Run chunk after chunk, each on all micro-batches; sends do not wait for receivers."""
+        transfer = Transfer(self._pipe, self._device)
+        for place, chunk in self._chunks.items():
+            for index in range(count):
+                origin = (self._pipe.rank - 1) % self._pipe.size
+                received = inputs[index] if place == 0 else transfer.receive(origin)
+                output = chunk(*received)
+                if place < self._total - 1:
+                    transfer.send(output, (self._pipe.rank + 1) % self._pipe.size)
+                yield place, received, output
+        transfer.finish()
+
+    @contextmanager
+    def _no_trace(self) -> Iterator[None]:
+        """Put random generators and buffers back as they were."""
+        buffers = [value for chunk in self._chunks.values() for value in chunk.buffers()]
+        before = [value.clone() for value in buffers]
+        cuda = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda):
+            yield
+        for value, old in zip(buffers, before, strict=True):
+            value.copy_(old)
+
+
+def _signature(parts: tuple[Any, ...]) -> Signature:
+    return tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in parts if isinstance(p, Tensor))
+
+
+def _numel(signature: Signature, *, flowing: bool = False) -> int:
+    """Count elements; those only that have a gradient, if ``flowing``."""
+    return sum(torch.Size(shape).numel() for shape, _, flows in signature if flows or not flowing)

@@ -1,0 +1,148 @@
+"""One chunk of the model under torch's schedules, its gradients handed to a ZeRO stage.
+
+torch.distributed.pipelining says what runs when, and moves activations. Gradients are this
+engine's: each backward pass that makes gradients of weights is announced to the ZeRO stage and
+ended there. A schedule that splits backward writes ``.grad`` without telling anyone, so that what
+lies there is swept up after each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from zerotrial.engine.flat.stages import FlatStage
+from zerotrial.engine.seams import Observer
+
+if TYPE_CHECKING:
+    from zerotrial.engine.mesh import Axis
+
+__all__ = ["Feed", "Passes", "Signature", "ZeroStage"]
+
+Signature = tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+"""Shape, type and whether it has a gradient, of each tensor between two chunks."""
+
+
+class Feed(nn.Module):
+    """Gives the first chunk the micro-batch of a number: schedules then pass numbers only.
+
+    Args:
+        chunk: The first of the model.
+    """
+
+    def __init__(self, chunk: nn.Module) -> None:
+        super().__init__()
+        self.chunk = chunk
+        self.inputs: Sequence[tuple[Any, ...]] = ()
+        """Of each micro-batch."""
+
+    def forward(self, number: Tensor) -> Any:
+        """Run the chunk on one of :attr:`inputs`."""
+        return self.chunk(*self.inputs[int(number)])
+
+
+class Passes:
+    """The backward passes of one batch on this rank, which end in the ZeRO stage.
+
+    Args:
+        stage: Gathers the gradients.
+        observer: Of the engine.
+        expected: Passes that make gradients of weights; the last one is the boundary.
+    """
+
+    def __init__(self, stage: FlatStage, observer: Observer, expected: int) -> None:
+        self.observer = observer
+        self._stage = stage
+        self._left = expected
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Gather what one backward pass makes."""
+        self._left -= 1
+        boundary = self._left == 0
+        self._stage.before_backward(boundary=boundary)
+        yield
+        self._stage.sweep_gradients()
+        self._stage.after_backward(boundary=boundary)
+
+
+class ZeroStage(PipelineStage):
+    """A chunk, as a schedule sees it.
+
+    Args:
+        chunk: What runs.
+        position: Among all chunks.
+        total: All chunks.
+        pipe: The ranks that have them.
+        device: Of this rank.
+        received: What the chunk gets.
+        given: What it returns.
+    """
+
+    def __init__(
+        self,
+        chunk: nn.Module,
+        position: int,
+        total: int,
+        pipe: Axis,
+        device: torch.device,
+        *,
+        received: Signature,
+        given: Signature,
+    ) -> None:
+        inputs = torch.zeros(1, dtype=torch.long) if position == 0 else _examples(received, device)
+        super().__init__(
+            chunk,
+            position,
+            total,
+            device,
+            input_args=inputs,
+            output_args=_examples(given, device),
+            group=pipe.group,
+        )
+        self.passes: Passes | None = None
+        """Of the batch that runs; set before each."""
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one micro-batch forward."""
+        assert self.passes is not None
+        with self.passes.observer.phase("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,  # noqa: FBT001, FBT002 - torch's
+        last_backward: bool = False,  # noqa: FBT001, FBT002 - torch's
+    ) -> None:
+        """Run one micro-batch backward; for the inputs' gradients alone if not ``full``."""
+        assert self.passes is not None
+        with self.passes.observer.phase("backward"):
+            if not full_backward:
+                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+                return
+            with self.passes.one():
+                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        last_backward: bool = False,  # noqa: FBT001, FBT002 - torch's
+    ) -> None:
+        """Make the weights' gradients of a micro-batch whose inputs' are made."""
+        assert self.passes is not None
+        with self.passes.observer.phase("backward"), self.passes.one():
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+
+def _examples(signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty(shape, dtype=dtype, device=device).requires_grad_(flows)
+        for shape, dtype, flows in signature
+    )

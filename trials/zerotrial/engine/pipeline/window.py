@@ -1,0 +1,142 @@
+"""The micro-batches of one optimizer step: drawn where they are needed, agreed on by all stages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from zerolab.errors import EngineError
+from zerotrial.engine.mesh import Axis
+
+__all__ = ["Window", "draw"]
+
+_FINE, _ENDED, _FAILED = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Window:
+    """Micro-batches, as far as this rank needs them."""
+
+    inputs: list[tuple[Any, ...]]
+    """On the first stage: what the first layer gets."""
+
+    labels: list[Any]
+    """On the last stage."""
+
+    shape: int
+    """The same number for micro-batches of the same shapes."""
+
+
+def draw(
+    data: Iterator[Any] | None,
+    count: int,
+    pipe: Axis,
+    device: torch.device,
+    prepare: Callable[[Any], Any],
+    *,
+    ragged: bool = False,
+) -> Window:
+    """Take micro-batches from an iterator, on the ranks that read. **Collective** over the pipe.
+
+    Args:
+        data: Yields ``(inputs, labels)``; the first and the last stage read it.
+        count: How many.
+        pipe: The stages.
+        device: Of this rank.
+        prepare: Brings inputs to it.
+        ragged: Micro-batches may differ in shape.
+
+    Raises:
+        StopIteration: On all ranks, where the data ends before ``count`` on any.
+        EngineError: On all ranks, where data is no pair or differs in shape.
+    """
+    inputs: list[tuple[Any, ...]] = []
+    labels: list[Any] = []
+    status, failure, shape = _FINE, None, 0
+    first, last = pipe.rank == 0, pipe.rank == pipe.size - 1
+    if first or last:
+        try:
+            for index in range(count):
+                given, wanted = _pair(_next(data, index))
+                if first:
+                    parts = given if isinstance(given, tuple | list) else (given,)
+                    inputs.append(tuple(prepare(part) for part in parts))
+                if last:
+                    labels.append(tree_map_only(Tensor, lambda t: t.to(device), wanted))
+            shape = 0 if ragged else _shape_of(inputs)
+        except StopIteration:
+            status = _ENDED
+        except Exception as error:  # noqa: BLE001 - raised below, when the other ranks know
+            status, failure = _FAILED, error
+    if pipe.size > 1:
+        status, shape = _agree(status, shape, pipe, device)
+    if status == _FAILED:
+        _raise_everywhere(failure, pipe)
+    if status == _ENDED:
+        raise StopIteration
+    return Window(inputs, labels, shape)
+
+
+def _next(data: Iterator[Any] | None, index: int) -> Any:
+    if data is None:
+        msg = "train_batch(), eval_batch(): the first and the last pipeline stage need data_iter, "
+        raise EngineError(f"{msg}got None; pass it, or training_data to initialize()")
+    try:
+        return next(data)
+    except StopIteration:
+        raise
+    except TypeError as error:
+        msg = f"data_iter: must be an iterator, got {type(data).__name__}; pass iter(it)"
+        raise EngineError(msg) if index == 0 else error from error
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    found = f"{type(batch).__name__}"
+    if isinstance(batch, tuple | list):
+        found += f" of {len(batch)}"
+    msg = f"data_iter: must yield pairs of inputs and labels for a PipelineModule, got a {found}"
+    raise EngineError(msg)
+
+
+def _shape_of(inputs: list[tuple[Any, ...]]) -> int:
+    kinds = [
+        [(tuple(p.shape), str(p.dtype)) if isinstance(p, Tensor) else type(p) for p in parts]
+        for parts in inputs
+    ]
+    for index, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            msg = "data_iter: the micro-batches of one train_batch() must all have one shape, got "
+            raise EngineError(
+                f"{msg}{kinds[0]} and {kind} (micro-batch {index}); drop the last one that is not "
+                "full, or pad it"
+            )
+    digest = hashlib.blake2b(repr(kinds[:1]).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _agree(status: int, shape: int, pipe: Axis, device: torch.device) -> tuple[int, int]:
+    own = torch.tensor([status, shape], device=device)
+    found = [torch.empty_like(own) for _ in range(pipe.size)]
+    dist.all_gather(found, own, group=pipe.group)
+    values = torch.stack(found).tolist()
+    return max(one[0] for one in values), values[0][1]
+
+
+def _raise_everywhere(failure: Exception | None, pipe: Axis) -> None:
+    told: list[Any] = [None if failure is None else f"{type(failure).__name__}: {failure}"]
+    if pipe.size > 1:
+        own, told = told[0], [None] * pipe.size
+        dist.all_gather_object(told, own, group=pipe.group)
+    if failure is not None:
+        raise failure
+    said = [f"pipeline stage {stage}: {text}" for stage, text in enumerate(told) if text]
+    raise EngineError("; ".join(said))

@@ -1,0 +1,1 @@
+"""Tensor parallelism: matrices cut over ranks, and what moves between the parts."""

@@ -1,0 +1,45 @@
+"""Optimizers that update one parameter after the other, which says all that is theirs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["EachParameter", "loss_of"]
+
+
+class EachParameter(torch.optim.Optimizer):
+    """Calls :meth:`update` for every parameter that has a gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = loss_of(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(parameter, parameter.grad, group)
+        return loss
+
+    def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update one parameter in place; without a graph.
+
+        Args:
+            parameter: Its states are in ``self.state[parameter]``, empty at first.
+            gradient: May be read only.
+            group: Of the parameter, with the options.
+        """
+        raise NotImplementedError
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Run what torch lets a caller give to ``step()``, with a graph, and return its loss.
+
+    Args:
+        closure: Computes the loss and its gradients; or None.
+    """
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()

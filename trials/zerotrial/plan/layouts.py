@@ -1,0 +1,239 @@
+"""Layouts of ranks for a model: pipeline stages x replicas x parts of a matrix, and ZeRO stage.
+
+The formulas of traffic and bubble stand here, once; tests count beside them what an engine moves.
+
+P is the number of trainable parameters that a rank has a part of (after pipe and tensor have
+divided the model, before ZeRO does), m the micro-batches of a step, A the elements of one
+micro-batch's activation between two blocks (tokens x features), p the pipeline stages, L a rank's
+blocks. Elements are counted as in the ZeRO paper: a reduce-scatter or gather of E counts E, an
+all-reduce 2 E.
+
+References:
+    Rajbhandari et al., ZeRO, arXiv:1910.02054, section 7 (data).
+    Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (tensor).
+    Narayanan et al., Efficient Large-Scale Training on GPU Clusters, arXiv:2104.04473, section 2.2
+    (pipe, bubble).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zerolab.sizes import size_text
+from zerotrial.engine.memory import Device, MemoryEstimate, estimate
+from zerotrial.plan.noting import Noted
+
+__all__ = [
+    "Layout",
+    "bubble",
+    "data_traffic",
+    "find_layouts",
+    "pipe_traffic",
+    "recommend",
+    "table",
+    "tensor_traffic",
+]
+
+_MOST_TENSOR = 8
+"""Ranks that one matrix is cut over at most: those of one machine."""
+
+
+def data_traffic(parameters: int, stage: int, micro_batches: int, ranks: int) -> int:
+    """Elements that one rank moves along the data axis in a step.
+
+    Args:
+        parameters: P.
+        stage: ZeRO stage.
+        micro_batches: m.
+        ranks: Along the axis.
+    """
+    if ranks == 1:
+        return 0
+    if stage < 2:
+        return 2 * parameters  # gradients once; weights, or gradients a second time
+    if stage == 2:
+        return (micro_batches + 1) * parameters
+    return 3 * micro_batches * parameters  # gathered twice and reduced, each time
+
+
+def tensor_traffic(
+    activation: int, blocks: int, micro_batches: int, ranks: int, *, ends: int = 2, logits: int = 0
+) -> int:
+    """Elements that one rank moves along the tensor axis in a step.
+
+    Args:
+        activation: A.
+        blocks: L; each sums an activation twice forward and twice backward.
+        micro_batches: m.
+        ranks: Along the axis.
+        ends: Whether embedding and head are cut on this rank: 0, 1 or 2 sums more.
+        logits: Elements of the head's output, where it is gathered.
+    """
+    if ranks == 1:
+        return 0
+    return micro_batches * (2 * activation * (4 * blocks + ends) + logits)
+
+
+def pipe_traffic(activation: int, micro_batches: int, stages: int) -> int:
+    """Elements that one rank sends along the pipe axis in a step: activations, and gradients."""
+    return 0 if stages == 1 else 2 * micro_batches * activation
+
+
+def bubble(micro_batches: int, stages: int) -> float:
+    """Share of a step in which a rank waits: (p - 1) / (m + p - 1)."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to lay ranks out."""
+
+    pipe: int
+    data: int
+    tensor: int
+    micro_batches: int
+    """In a step, on each rank."""
+
+    estimate: MemoryEstimate
+    """Bytes of the rank that has most."""
+
+    data_traffic: int
+    """Elements that one rank moves in a step."""
+
+    tensor_traffic: int
+    pipe_traffic: int
+    bubble: float
+    """Share of a step in which a rank waits."""
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage."""
+        return self.estimate.stage
+
+    @property
+    def traffic(self) -> int:
+        """Elements of all axes."""
+        return self.data_traffic + self.tensor_traffic + self.pipe_traffic
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write it for programs."""
+        peaks = {"peak_device": self.estimate.peak_device, "peak_host": self.estimate.peak_host}
+        return {**asdict(self), "stage": self.stage, "traffic": self.traffic, **peaks}
+
+
+def find_layouts(noted: Noted, ranks: int, device: Device, tokens: int) -> Iterator[Layout]:
+    """Estimate every layout that a model and its batch allow.
+
+    Args:
+        noted: The model.
+        ranks: In all.
+        device: What trains.
+        tokens: Of one micro-batch, in a rank's forward.
+
+    Yields:
+        Layouts; whether they fit is not looked at.
+    """
+    for pipe, data, tensor, stage in _sizes(noted, ranks):
+        found = _estimate(noted, pipe, data, tensor, stage, device)
+        micro_batches = noted.config.batch_sizes(data).accumulation_steps
+        activation = tokens * noted.hidden
+        blocks, ends = -(-noted.blocks // pipe), 2 if pipe == 1 else 1
+        yield Layout(
+            pipe=pipe,
+            data=data,
+            tensor=tensor,
+            micro_batches=micro_batches,
+            estimate=found,
+            data_traffic=data_traffic(_share(noted, pipe, tensor), stage, micro_batches, data),
+            tensor_traffic=tensor_traffic(activation, blocks, micro_batches, tensor, ends=ends),
+            pipe_traffic=pipe_traffic(activation, micro_batches, pipe),
+            bubble=bubble(micro_batches, pipe),
+        )
+
+
+def _sizes(noted: Noted, ranks: int) -> Iterator[tuple[int, int, int, int]]:
+    """Pipe, data, tensor and ZeRO stage that a model and its batch allow."""
+    for tensor in range(1, min(ranks, _MOST_TENSOR) + 1):
+        if ranks % tensor or (tensor > 1 and (not noted.cut or noted.hidden % tensor)):
+            continue
+        for pipe in range(1, ranks // tensor + 1):
+            data, rest = divmod(ranks // tensor, pipe)
+            if rest or (pipe > 1 and pipe > noted.blocks):
+                continue
+            if noted.config.batch_problem(data) is None:
+                for stage in (0, 1, 2, 3) if pipe == 1 else (0, 1, 2):
+                    if data > 1 or stage == 0:  # ZeRO divides over replicas
+                        yield pipe, data, tensor, stage
+
+
+def _share(noted: Noted, pipe: int, tensor: int) -> int:
+    """Trainable elements of the rank that has most: blocks are divided evenly, ends are not."""
+    inside = min(noted.in_blocks, noted.parameters)
+    ends = noted.parameters - inside
+    cut = min(noted.cut, noted.parameters)
+    kept = (noted.parameters - cut + -(-cut // tensor)) / max(noted.parameters, 1)
+    return math.ceil(kept * (-(-inside // pipe) + ends))
+
+
+def _estimate(  # noqa: PLR0917 - the axes, in their order
+    noted: Noted, pipe: int, data: int, tensor: int, stage: int, device: Device
+) -> MemoryEstimate:
+    config = noted.config
+    accumulate = config.data_types.grad_accum_dtype
+    if accumulate is None and config.sums_micro_batches(
+        config.batch_sizes(data).accumulation_steps
+    ):
+        accumulate = "fp32"
+    elements = _share(noted, pipe, tensor)
+    return estimate(
+        elements,
+        min(elements, -(-noted.largest_block // tensor)),
+        data,
+        stage,
+        precision=config.dtype,
+        optimizer=noted.optimizer,
+        grad_accum_dtype=accumulate,
+        communication_data_type=config.communication_data_type,
+        bucket_numel=min(config.zero_optimization.reduce_bucket_size, elements),
+        device=device,
+    )
+
+
+def recommend(layouts: Sequence[Layout]) -> Layout | None:
+    """Choose among layouts that fit: the least traffic, where waiting counts as so much more."""
+    return min(layouts, key=lambda one: (one.traffic / (1 - one.bubble), one.stage), default=None)
+
+
+def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[str]:
+    """Write layouts as lines.
+
+    Args:
+        layouts: That fit.
+        best: The one that is recommended.
+        width: Bytes of an element on its way.
+    """
+    titles = ("on device", "working set", "data", "tensor", "pipe", "bubble")
+    rows: list[tuple[str, ...]] = [("pipe x data x tensor", "stage", *titles, "")]
+    for one in sorted(layouts, key=lambda one: one.traffic / (1 - one.bubble)):
+        traffic = (one.data_traffic, one.tensor_traffic, one.pipe_traffic)
+        rows.append(
+            (
+                f"{one.pipe} x {one.data} x {one.tensor}",
+                str(one.stage),
+                size_text(one.estimate.device),
+                size_text(one.estimate.working),
+                *(size_text(width * each) if each else "-" for each in traffic),
+                f"{one.bubble:.0%}" if one.pipe > 1 else "-",
+                "recommended" if one == best else "",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, range(len(row)), strict=True)
+        texts = [c.rjust(w) if 1 < at < 8 else c.ljust(w) for c, w, at in cells]
+        lines.append("  ".join(texts).rstrip())
+    return lines
