@@ -15,20 +15,18 @@ import filelock
 import uvicorn
 from fastapi import FastAPI
 
+from zerolab.contract.ports import read_port
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
 from zerolab.paths import Home
 from zeroserver.access.connections import Patience, protocol_of, raise_file_limit
-from zeroserver.app import create_app
-from zeroserver.services import Services
-from zeroserver.settings import Settings
-from zeroserver.store.migrate import migrate
+from zeroserver.app import create_app, prepare
+from zeroserver.services import Services, settle_memory
+from zeroserver.settings import Settings, Timings
 
 __all__ = ["main", "serving"]
 
 logger = logging.getLogger("zeroserver")
-
-_LAST_PORT = 65535
 
 
 class _Server(uvicorn.Server):
@@ -43,6 +41,7 @@ class _Server(uvicorn.Server):
         """Begin to listen."""
         await super().startup(sockets=sockets)
         if self.started:
+            settle_memory()
             write_json(self._home.server_file, {"url": self._services.url, "pid": os.getpid()})
             sys.stdout.write(f"{self._services.url}\n")
             sys.stdout.flush()
@@ -106,15 +105,21 @@ def _serve(options: argparse.Namespace) -> int:
             synchronous=options.synchronous,
             allow_remote=options.allow_remote,
             host_names=tuple(options.host_name),
+            timings=Timings().with_agent_timeout(options.agent_timeout),
         )
-        app = create_app(settings)
-        services: Services = app.state.services
-        migrate(services.database)
+        try:
+            app = create_app(settings)
+            services: Services = app.state.services
+            prepare(services)
+        except OSError as error:
+            raise home.unwritable(error) from error
         services.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         patience = Patience(most_of_peer=max(64, raise_file_limit() // 2))
         server = _Server(serving(app, patience), services, home)
         try:
             server.run(sockets=[listening])
+        except OSError as error:  # it could not write down where it listens
+            raise home.unwritable(error) from error
         finally:
             _forget(home)
     return 0 if server.started else 1
@@ -152,7 +157,31 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="a further name under which this server is called; may be repeated",
     )
+    parser.add_argument(
+        "--agent-timeout",
+        type=_seconds,
+        default=Timings.agent_dead_s,
+        metavar="SECONDS",
+        help="an agent that was not heard of for so long is gone, and its trials start elsewhere "
+        f"(default: {Timings.agent_dead_s:g})",
+    )
     return parser
+
+
+def _seconds(text: str) -> float:
+    """Read a length of time.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 1_000_000:
+        msg = f"must be a number of seconds, at least 1, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds
 
 
 def _port(text: str) -> int:
@@ -161,10 +190,10 @@ def _port(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: If it is none.
     """
-    if not (text.isascii() and text.isdecimal() and int(text) <= _LAST_PORT):
-        msg = f"must be a whole number from 0 to {_LAST_PORT}, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
+    try:
+        return read_port(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _check_host(host: str, *, allow_remote: bool) -> None:

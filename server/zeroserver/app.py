@@ -17,24 +17,31 @@ from zerolab import __version__
 from zerolab.paths import Home
 from zeroserver.access.guard import OPEN_PATHS, Guard
 from zeroserver.access.keys import Keys
-from zeroserver.api import cluster, events, experiments, trials
+from zeroserver.api import analysis, checkpoints, events, experiments, trials
+from zeroserver.api.cluster import agents, queue, server
 from zeroserver.api.common import add_resources
 from zeroserver.api.runs import WIRE_ROUTES, describe
+from zeroserver.api.search import custom, preview, view
 from zeroserver.errors import StorageError, install_error_handlers
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import bound_deadlines, tick
+from zeroserver.search_processes import SearchProcesses
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 from zeroserver.store.archives import sweep_archives
+from zeroserver.store.damage import damaged_tables
 from zeroserver.store.database import Change, Database
 from zeroserver.store.engines import sqlite_url
 from zeroserver.store.migrate import migrate
 from zeroserver.store.orphans import sweep_points
 
-__all__ = ["STATIC", "create_app"]
+__all__ = ["STATIC", "create_app", "prepare"]
 
 logger = logging.getLogger(__name__)
+
+_SAY_S = 60.0
+"""Between two lines of the log that say the same."""
 
 STATIC = Path(__file__).parent / "static"
 
@@ -66,7 +73,8 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
     app.add_middleware(Guard, keys=services.keys, settings=settings)
     install_error_handlers(app)
     app.router.routes.extend(route.route() for route in WIRE_ROUTES)  # the hot ones first
-    for module in (cluster, experiments, trials, events):
+    reading = (server, agents, queue, analysis, view, preview, custom)
+    for module in (*reading, checkpoints, experiments, trials, events):
         app.include_router(module.router)
     app.include_router(experiments.imports)
     _add_page(app, static)
@@ -94,17 +102,39 @@ def _services(settings: Settings) -> Services:
     return services
 
 
+def prepare(services: Services) -> None:
+    """Bring the database up to date and do what only a start does; the second time, nothing.
+
+    Raises:
+        ConflictError: If another program, or a newer version, has written the database.
+        ConfigError: If it cannot be opened.
+        StorageError: If it is damaged, or its disk takes no more.
+    """
+    database = services.database
+    if database.started:
+        return
+    try:
+        migrate(database)
+        database.start()
+        database.write_now(lambda transaction: bound_deadlines(services.world, transaction))
+        sweep_archives(database, services.world.home.archives)
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError):  # a file beside the database, which it names
+            raise
+        file = services.world.home.database
+        tables = damaged_tables(file) if error.damaged and database.sqlite else []
+        raise StorageError.of_start(database.name, error, tables) from error
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     services.loop = asyncio.get_running_loop()
     services.started_at = time.time()
-    migrate(services.database)
-    services.database.start()
-    await services.write(bound_deadlines)
-    sweep_archives(services.database, services.world.home.archives)
+    await asyncio.to_thread(prepare, services)
     services.world.janitor.start(services.database)
-    ticking = asyncio.create_task(_tick_forever(services))
+    searches = SearchProcesses(services)
+    ticking = asyncio.create_task(_tick_forever(services, searches))
     try:
         yield
     finally:
@@ -112,20 +142,25 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ticking.cancel()
         with suppress(asyncio.CancelledError):
             await ticking
+        searches.close()
         services.loop = None
         await asyncio.to_thread(services.world.janitor.close)
         await asyncio.to_thread(services.database.close)
 
 
-async def _tick_forever(services: Services) -> None:
+async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StorageError):  # the next start does it
         await services.write(lambda world, tx: sweep_points(tx, world.importing))
+    said, quiet_until = "", 0.0
     while True:
         services.journal.tidy()
         try:
             await services.write(tick)
+            await searches.look_after()
         except StorageError as error:
-            logger.warning("the clock's work is put off: %s", error)
+            if str(error) != said or time.monotonic() >= quiet_until:  # not each second
+                said, quiet_until = str(error), time.monotonic() + _SAY_S
+                logger.warning("the clock's work is put off: %s", error)
         except Exception:  # the clock must go on; the log has what happened
             logger.exception("the clock's work failed")
         await asyncio.sleep(services.settings.timings.tick_s)

@@ -3,9 +3,9 @@
 import errno
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -34,10 +34,19 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
+_REMEDY = (
+    "bring it back from a backup, or move it away and recover what can be read with "
+    "`sqlite3 OLD .recover | sqlite3 zerolab.db`"
+)
+
+
 class StorageError(ZerolabError):
     """The database cannot take or give data now."""
 
     disk_full = False
+    damaged = False
+    reason = ""
+    """In the words of the database."""
 
     @classmethod
     def of(cls, text: str) -> "StorageError":
@@ -48,16 +57,32 @@ class StorageError(ZerolabError):
             if full
             else f"the database is not available ({text}); try again"
         )
-        made.disk_full = full
+        made.disk_full, made.reason = full, text
         return made
 
     @classmethod
     def of_damage(cls, text: str) -> "StorageError":
         """Say what it means that the database cannot be understood any more."""
-        return cls(
-            f"the database is damaged ({text}); stop the server, and bring the database back from "
-            "a backup, or with `sqlite3 zerolab.db .recover`"
-        )
+        made = cls(f"the database is damaged ({text}); stop the server, and {_REMEDY}")
+        made.damaged, made.reason = True, text
+        return made
+
+    @classmethod
+    def of_start(cls, where: str, found: "StorageError", tables: Sequence[str] = ()) -> Self:
+        """Say why a server cannot start.
+
+        Args:
+            where: The database.
+            found: What reading or writing it said.
+            tables: Those that cannot be read, where the database is damaged.
+        """
+        if found.damaged:
+            what = f"; what cannot be read: {', '.join(tables)}" if tables else ""
+            made = cls(f"database {where}: is damaged ({found.reason}){what}; {_REMEDY}")
+        else:
+            made = cls(f"database {where}: {found}")
+        made.disk_full, made.damaged, made.reason = found.disk_full, found.damaged, found.reason
+        return made
 
     @classmethod
     def of_file(cls, error: OSError, path: Path) -> "StorageError":

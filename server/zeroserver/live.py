@@ -20,7 +20,7 @@ __all__ = ["ALL", "LISTED_KINDS", "Entry", "Hub", "Journal"]
 ALL = 0
 """Stands for every experiment, in the stream of the list."""
 
-LISTED_KINDS = frozenset({"experiment", "trial"})
+LISTED_KINDS = frozenset({"experiment", "trial", "cluster"})
 """Events of that stream."""
 
 _ENTRY_BYTES = 400

@@ -1,6 +1,7 @@
 """The parts of a running server, and how routes get at them."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
 from zeroserver.access.keys import Keys
+from zeroserver.analysis.importance import Importances
+from zeroserver.analysis.orders import Orders
 from zeroserver.errors import StorageError
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
@@ -18,7 +21,7 @@ from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.settings import Settings
 from zeroserver.store.database import Database, Transaction
 
-__all__ = ["ReadDep", "Services", "ServicesDep", "services_of"]
+__all__ = ["ReadDep", "Services", "ServicesDep", "services_of", "settle_memory"]
 
 T = TypeVar("T")
 
@@ -47,6 +50,8 @@ class Services:
     policies: PolicySearch = field(init=False, repr=False)
     exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
     """Held by each export that is on its way."""
+    importances: Importances = field(default_factory=Importances, repr=False)
+    orders: Orders = field(default_factory=Orders, repr=False)
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
     _storing: asyncio.Task[int] | None = field(default=None, repr=False)
     _store_next: float = 0.0
@@ -103,6 +108,14 @@ class Services:
 def _store_something(transaction: Transaction) -> int:
     """Write a page, and change nothing."""
     return transaction.run("UPDATE alembic_version SET version_num = version_num")
+
+
+def settle_memory() -> None:
+    """Have the garbage collector leave alone what a server consists of that has just started.
+
+    It would look through all of it, 50 ms, again and again while requests are answered.
+    """
+    gc.freeze()
 
 
 def services_of(request: Request) -> Services:

@@ -1,8 +1,10 @@
 """How one server is set up: where its data lies, where it listens, how patient it is."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+
+from zerolab.contract.limits import ARCHIVE_BYTES
 
 __all__ = ["Limits", "Settings", "Timings"]
 
@@ -12,7 +14,13 @@ class Timings:
     """Patience, in seconds."""
 
     agent_dead_s: float = 60.0
-    """An agent that has not asked for work for so long is dead."""
+    """An agent that has not asked for work for so long is gone: its runs are given up."""
+
+    agent_silent_s: float = 25.0
+    """Nothing new is started on an agent that has not asked for work for so long."""
+
+    agent_wait_s: float = 10.0
+    """Longest wait of an agent's question for work, which is its heartbeat too."""
 
     tick_s: float = 1.0
     """How often deadlines, back-offs and dead agents are looked for."""
@@ -29,12 +37,22 @@ class Timings:
     session_s: float = 30 * 86400.0
     """How long a browser stays logged in."""
 
+    def with_agent_timeout(self, seconds: float) -> "Timings":
+        """Give agents so long before they are gone; the shorter, the more often they ask."""
+        scale = min(seconds / self.agent_dead_s, 1.0)
+        return replace(
+            self,
+            agent_dead_s=seconds,
+            agent_silent_s=self.agent_silent_s * scale,
+            agent_wait_s=self.agent_wait_s * scale,
+        )
+
 
 @dataclass(frozen=True)
 class Limits:
     """Sizes beyond which a request is refused with 413."""
 
-    archive_bytes: int = 96 * 1024**2
+    archive_bytes: int = ARCHIVE_BYTES
     """Compressed model directory."""
 
     body_bytes: int = 100 * 1024**2

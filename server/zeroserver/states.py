@@ -1,17 +1,25 @@
-"""The states of experiments, trials and runs: one table of legal transitions for each."""
+"""The states of experiments, trials and runs, and what users may do in each: one table of each.
+
+A *move* is a change of state that the orchestrator makes; an *action* is what a user asks for. An
+action that has nothing left to do changes nothing, so that each may be asked for twice.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from zerolab.errors import ConflictError
 
 __all__ = [
+    "EXPERIMENT_ACTIONS",
     "EXPERIMENT_ENDED",
     "EXPERIMENT_MOVES",
     "EXPERIMENT_STOPPING",
     "RUN_MOVES",
+    "TRIAL_ACTIONS",
     "TRIAL_ENDED",
     "TRIAL_MOVES",
+    "Action",
     "ExperimentState",
     "RunState",
     "TrialState",
@@ -70,9 +78,9 @@ EXPERIMENT_MOVES: Mapping[str, frozenset[str]] = {
     _E.STOPPING_KILLED: frozenset({_E.CANCELED}),
     _E.STOPPING_COMPLETED: frozenset({_E.COMPLETED}) | _TOLD_TO_STOP,
     _E.STOPPING_ERROR: frozenset({_E.ERROR, _E.STOPPING_KILLED}),
-    _E.COMPLETED: frozenset(),
-    _E.CANCELED: frozenset(),
-    _E.ERROR: frozenset(),
+    _E.COMPLETED: frozenset({_E.ACTIVE, _E.PAUSED}),  # by `continue` alone, as the next two
+    _E.CANCELED: frozenset({_E.ACTIVE, _E.PAUSED}),
+    _E.ERROR: frozenset({_E.ACTIVE, _E.PAUSED}),
 }
 
 TRIAL_MOVES: Mapping[str, frozenset[str]] = {
@@ -80,9 +88,9 @@ TRIAL_MOVES: Mapping[str, frozenset[str]] = {
     _T.RUNNING: frozenset({_T.QUEUED, _T.PAUSED, _T.STOPPING}) | TRIAL_ENDED,
     _T.PAUSED: frozenset({_T.QUEUED}) | TRIAL_ENDED,
     _T.STOPPING: TRIAL_ENDED,
-    _T.COMPLETED: frozenset(),
-    _T.CANCELED: frozenset(),
-    _T.ERROR: frozenset(),
+    _T.COMPLETED: frozenset({_T.QUEUED, _T.PAUSED}),  # by `continue` alone, as the next two
+    _T.CANCELED: frozenset({_T.QUEUED, _T.PAUSED}),
+    _T.ERROR: frozenset({_T.QUEUED, _T.PAUSED}),
 }
 
 RUN_MOVES: Mapping[str, frozenset[str]] = {
@@ -90,6 +98,103 @@ RUN_MOVES: Mapping[str, frozenset[str]] = {
     _R.RUNNING: frozenset({_R.EXITED}),
     _R.EXITED: frozenset(),
 }
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a user may ask for, and in which states; in all others it is refused."""
+
+    does: frozenset[str]
+    """States in which it does something."""
+    done: frozenset[str]
+    """States in which there is nothing left to do: it changes nothing, and is no mistake."""
+    participle: str
+    """As in "cannot be paused"."""
+    instead: Mapping[str, str]
+    """State to what the user should do there; ``{id}`` stands for the number of the thing."""
+
+    def wanted(self, thing: str, number: int, state: str) -> bool:
+        """Whether there is something to do.
+
+        Args:
+            thing: ``experiment`` or ``trial``.
+            number: Its id.
+            state: Where it stands.
+
+        Raises:
+            ConflictError: If its state does not allow it; the message says what to do.
+        """
+        if state in self.does:
+            return True
+        if state in self.done:
+            return False
+        remedy = self.instead[state].format(id=number)
+        msg = f"{thing} {number}: is {state} and cannot be {self.participle}; {remedy}"
+        raise ConflictError(msg)
+
+
+def _instead(states: frozenset[str], remedy: str) -> dict[str, str]:
+    return dict.fromkeys(states, remedy)
+
+
+_E_OPEN, _T_OPEN = frozenset({_E.ACTIVE, _E.PAUSED}), frozenset({_T.QUEUED, _T.RUNNING, _T.PAUSED})
+_GO_ON = "`zerolab experiment continue {id}` has it go on from its checkpoints"
+_E_OVER = _instead(EXPERIMENT_ENDED, _GO_ON) | _instead(
+    EXPERIMENT_STOPPING, "wait until it has ended; then " + _GO_ON
+)
+_END_FIRST = "`zerolab experiment cancel {id}` or `kill {id}` first, and wait until it has ended"
+_E_NOT_OVER = _instead(_E_OPEN | EXPERIMENT_STOPPING, _END_FIRST)
+_T_GO_ON = "`zerolab trial continue {id}` has it go on from its checkpoint"
+_T_OVER = _instead(TRIAL_ENDED, _T_GO_ON) | {
+    _T.STOPPING: "wait until it has ended; then " + _T_GO_ON
+}
+
+EXPERIMENT_ACTIONS: Mapping[str, Action] = {
+    "pause": Action(frozenset({_E.ACTIVE}), frozenset({_E.PAUSED}), "paused", _E_OVER),
+    "activate": Action(frozenset({_E.PAUSED}), frozenset({_E.ACTIVE}), "activated", _E_OVER),
+    "cancel": Action(
+        _E_OPEN | {_E.STOPPING_COMPLETED},
+        (EXPERIMENT_STOPPING - {_E.STOPPING_COMPLETED}) | EXPERIMENT_ENDED,
+        "canceled",
+        {},
+    ),
+    "kill": Action(
+        _E_OPEN | (EXPERIMENT_STOPPING - {_E.STOPPING_KILLED}),
+        frozenset({_E.STOPPING_KILLED}) | EXPERIMENT_ENDED,
+        "killed",
+        {},
+    ),
+    "archive": Action(EXPERIMENT_ENDED, frozenset(), "archived", _E_NOT_OVER),
+    "unarchive": Action(frozenset(_E), frozenset(), "unarchived", {}),
+    "delete": Action(EXPERIMENT_ENDED, frozenset(), "deleted", _E_NOT_OVER),
+    "continue": Action(
+        EXPERIMENT_ENDED,
+        frozenset({_E.ACTIVE}),
+        "continued",
+        {_E.PAUSED: "`zerolab experiment activate {id}` has it go on"}
+        | _instead(EXPERIMENT_STOPPING, "wait until it has ended, then ask again"),
+    ),
+    "fork": Action(frozenset(_E), frozenset(), "forked", {}),
+}
+"""What users do with experiments."""
+
+TRIAL_ACTIONS: Mapping[str, Action] = {
+    "pause": Action(_T_OPEN, frozenset(), "paused", _T_OVER),
+    "activate": Action(_T_OPEN, frozenset(), "activated", _T_OVER),  # a pause may be on its way
+    "cancel": Action(_T_OPEN, TRIAL_ENDED | {_T.STOPPING}, "canceled", {}),
+    "kill": Action(_T_OPEN | {_T.STOPPING}, TRIAL_ENDED, "killed", {}),
+    "continue": Action(
+        TRIAL_ENDED,
+        frozenset({_T.QUEUED, _T.RUNNING}),
+        "continued",
+        {
+            _T.PAUSED: "`zerolab trial activate {id}` has it go on",
+            _T.STOPPING: "wait until it has ended, then ask again",
+        },
+    ),
+    "fork": Action(frozenset(_T), frozenset(), "forked", {}),
+}
+"""What users do with single trials."""
 
 
 def check_move(moves: Mapping[str, frozenset[str]], thing: str, old: str, new: str) -> None:

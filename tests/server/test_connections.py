@@ -137,6 +137,7 @@ def _address(answer: httpx.Response) -> object:
     return answer.extensions["network_stream"].get_extra_info("client_addr")
 
 
+@pytest.mark.slow
 def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", make_spec(tmp_path))
     for step in range(60_000):
@@ -145,7 +146,8 @@ def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
     patience = Patience(stalled_s=0.2)
     with listening(tmp_path / "home", patience) as server:
         token = server.services.keys.token
-        Client(server.url, token).import_metrics((tmp_path / "metrics.jsonl").read_bytes())
+        with Client(server.url, token) as client:
+            client.import_metrics((tmp_path / "metrics.jsonl").read_bytes())
         request = (
             "GET /api/v1/experiments/1/metrics/export HTTP/1.1\r\nHost: 127.0.0.1\r\n"
             f"Authorization: Bearer {token}\r\n\r\n"
@@ -153,7 +155,8 @@ def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
         readers = [server.connect(request.encode()) for _ in range(16)]
         until("all have been cut off", lambda: patience.closed == 16)
         until("their turns are free", lambda: not server.services.exports.locked())
-        found = b"".join(Client(server.url, token).export_metrics(1))
+        with Client(server.url, token) as client:
+            found = b"".join(client.export_metrics(1))
         assert len(found.splitlines()) == 60_000
         for reader in readers:
             reader.close()

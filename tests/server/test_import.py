@@ -86,6 +86,7 @@ def long_file(directory: Path, steps: int) -> bytes:
     return (directory / "long.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_large_import_lets_others_write_in_between(server: Server, tmp_path: Path) -> None:
     content = long_file(tmp_path, 60_000)
     database = server.services.database

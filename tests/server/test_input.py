@@ -124,6 +124,24 @@ def test_an_id_has_one_spelling(sqlite_server: Server, text: str) -> None:
     assert server.experiment()["state"] == "ACTIVE"
 
 
+@pytest.mark.parametrize("text", ["1.0", "01", "1_0", " 1", "+1", "1e0", "\N{BENGALI DIGIT ONE}"])
+def test_a_number_of_a_query_has_one_spelling(sqlite_server: Server, text: str) -> None:
+    server = sqlite_server
+    server.submit()
+    for path, name in (
+        ("experiments", "limit"),
+        ("trials/1/logs", "after"),
+        ("trials/1/logs", "rank"),
+        ("trials/1/metrics", "first"),
+    ):
+        answer = server.http.get(f"/api/v1/{path}", params={name: text})
+        assert answer.status_code == 422, (path, name, answer.text)
+        assert answer.json()["error"]["problems"] == [
+            f"{name}: must be a whole number, got {text!r}"
+        ]
+    assert server.get("/experiments", limit=1)["experiments"][0]["id"] == 1
+
+
 def test_an_export_is_json_whatever_an_older_server_has_stored(server: Server) -> None:
     server.submit()
     server.add_agent()

@@ -241,3 +241,16 @@ def _check(transaction: Transaction, kept: dict[int, float | None]) -> None:
         extremes = [float(row[1]) for row in found.band if row[1] != "NaN"]
         assert min(extremes) == min(numbers)
         assert max(float(row[2]) for row in found.band if row[2] != "NaN") == max(numbers)
+
+
+def test_curves_tell_when_their_points_were_reported(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    run = server.begin().run_id
+    server.report(run, *(training(step, 1.0) for step in range(1, 41)))
+    assert server.get("/trials/1/metrics")["metrics"][0]["time_s"] is None
+    for most in (1000, 7):
+        (curve,) = server.get("/trials/1/metrics", times=True, max_points=most)["metrics"]
+        steps = [point[0] for point in curve["points"]]
+        assert len(steps) <= most
+        assert curve["time_s"] == [1_800_000_000.0 + step for step in steps]

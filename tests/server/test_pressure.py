@@ -35,6 +35,7 @@ def locked(server: Server) -> Iterator[None]:
         holder.close()
 
 
+@pytest.mark.slow
 def test_a_database_that_another_process_keeps_locked_stops_no_reader(server: Server) -> None:
     server.submit()
     before = server.services.database.jobs
@@ -59,6 +60,7 @@ def test_a_database_that_another_process_keeps_locked_stops_no_reader(server: Se
     assert server.experiment()["name"] == "new"
 
 
+@pytest.mark.slow
 def test_a_change_that_was_refused_is_never_made(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
@@ -71,6 +73,7 @@ def test_a_change_that_was_refused_is_never_made(sqlite_server: Server) -> None:
     assert (server.experiment()["name"], server.experiment()["notes"]) == ("digits", "in time")
 
 
+@pytest.mark.slow
 def test_readers_beyond_the_pool_are_told_to_come_back(server: Server) -> None:
     database = server.services.database
     pool: Any = database._readers.pool

@@ -52,12 +52,12 @@ def outcome(server: Server) -> Any:
     return trials, events, experiment["state"], experiment["progress"]
 
 
-def search(directory: Path, dies: bool) -> Any:
+def search(directory: Path, dies: bool, searcher: dict[str, Any]) -> Any:
     """Run a whole search; a server that dies is a new one on the same data after every event."""
     chance = random.Random(7)
     with serve(directory) as server:
         server.submit(
-            hyperparameters=SPACE, searcher=SEARCHER, max_restarts=0,
+            hyperparameters=SPACE, searcher=searcher, max_restarts=0,
             reproducibility={"experiment_seed": 3},
         )  # fmt: skip
         server.add_agent(slots=2)
@@ -75,12 +75,25 @@ def search(directory: Path, dies: bool) -> Any:
     pytest.fail("the search does not end")
 
 
-def test_a_server_that_dies_after_every_event_comes_to_the_same_end(tmp_path: Path) -> None:
-    plain = search(tmp_path / "plain", dies=False)
+HALVING = {
+    "name": "async_halving", "metric": "loss", "num_rungs": 3, "divisor": 2, "max_trials": 6,
+    "max_concurrent_trials": 2, "max_length": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "searcher",
+    [SEARCHER, HALVING, {**HALVING, "stop_once": False}],
+    ids=["random", "stop", "pause"],
+)
+def test_a_server_that_dies_after_every_event_comes_to_the_same_end(
+    tmp_path: Path, searcher: dict[str, Any]
+) -> None:
+    plain = search(tmp_path / "plain", False, searcher)
     assert len(plain[0]) >= 5
     assert plain[2] == "COMPLETED"
     assert {trial["state"] for trial in plain[0]} >= {"COMPLETED", "ERROR"}
-    assert search(tmp_path / "dying", dies=True) == plain
+    assert search(tmp_path / "dying", True, searcher) == plain
 
 
 def test_the_same_seed_gives_the_same_trials(sqlite_server: Server) -> None:

@@ -1,8 +1,11 @@
 """The database: its schema, its migrations, and what happens when it cannot be written."""
 
+import contextlib
 import random
 import resource
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +16,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
+from tests.disks import mounted
 from tests.server.conftest import new_database
 from tests.server.helpers import (
     Server,
@@ -157,9 +162,13 @@ def test_an_older_database_marks_what_its_server_had_still_to_remove(tmp_path: P
         server.report(spec.run_id, checkpoint(1), checkpoint(2))
         path = server.services.world.home.database
         kept, gone = (server.services.world.home.checkpoints / checkpoint(n).uuid for n in (2, 1))
-    with sqlite3.connect(path) as connection:
-        connection.execute("DROP TABLE discarded")
-        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    database = opened(sqlite_url(path))
+    with database.writer_engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0001")
+    database.close()
     for directory in (kept, gone):
         directory.mkdir()
     with serve(tmp_path):
@@ -167,24 +176,94 @@ def test_an_older_database_marks_what_its_server_had_still_to_remove(tmp_path: P
     assert kept.is_dir()
 
 
-def test_a_damaged_page_is_told_as_one(tmp_path: Path) -> None:
-    with serve(tmp_path) as server:
-        server.submit()
-        server.add_agent()
-        server.report(server.begin().run_id, training(1, 1.0))
+def damaged(directory: Path, table: str, last: bool = False) -> Path:
+    """Make a database of two trials with reports; overwrite the first page of a table, or its last.
+
+    Returns:
+        The file.
+    """
+    searcher = {"name": "random", "metric": "loss", "max_length": 9, "max_trials": 2}
+    with serve(directory) as server:
+        server.submit(searcher=searcher)
+        server.add_agent(slots=2)
+        for item in server.work():
+            many = [training(step, float(step)) for step in range(400)]
+            assert server.send(item.run_id, 1, many).is_success
         file = server.services.world.home.database
-        ((page, size),) = server.sql(
+        server.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        ((root, size),) = server.sql(
             "SELECT rootpage, (SELECT page_size FROM pragma_page_size()) FROM sqlite_master "
-            "WHERE name = 'points'"
+            f"WHERE name = '{table}'"
         )
     content = bytearray(file.read_bytes())
+    page = root
+    if last:  # the right-most child of an inner page
+        page = int.from_bytes(content[(root - 1) * size + 8 : (root - 1) * size + 12], "big")
     content[(page - 1) * size : page * size] = b"\xff" * size
     file.write_bytes(content)
+    return file
+
+
+def ended(home: Path) -> tuple[int, str]:
+    """Start a server that cannot; return its exit code and what it said."""
+    command = [sys.executable, "-m", "zeroserver", "--home", str(home), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    return done.returncode, done.stderr
+
+
+def test_a_server_on_a_full_disk_says_that_it_needs_room(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "1m") as disk:
+        with serve(disk):
+            pass
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        for _ in range(2):
+            code, told = ended(disk / "home")
+            assert code == 2, told
+            assert "free some space on its disk" in told
+            assert "Traceback" not in told
+        (disk / "filler").unlink()
+        with serve(disk) as server:
+            assert server.http.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("table", ["trials", "experiments"])
+def test_a_server_whose_tables_are_damaged_says_which_and_what_to_do(
+    tmp_path: Path, table: str
+) -> None:
+    damaged(tmp_path, table)
+    code, told = ended(tmp_path / "home")
+    assert code == 2
+    assert f"is damaged (database disk image is malformed); what cannot be read: {table};" in told
+    assert "bring it back from a backup" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+def test_an_export_tells_what_is_damaged_and_holds_all_the_rest(
+    tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged(tmp_path, "points", last=True)  # where the second trial's points end
+    with serve(tmp_path) as server:
+        answer = server.http.get("/api/v1/experiments/1/metrics/export", params={"format": form})
+    assert answer.status_code == 200
+    lines = answer.text.splitlines()
+    assert [line for line in lines if "problem" in line] == lines[-1:]
+    assert "the database is damaged" in lines[-1]
+    whole = '"trial_id":1,' if form == "ndjson" else "1,training"
+    assert sum(whole in line for line in lines) == 400
+    assert len([one for one in caplog.records if "damaged" in one.getMessage()]) == 1
+    assert "Traceback" not in caplog.text
+
+
+def test_a_damaged_page_is_told_as_one(tmp_path: Path) -> None:
+    damaged(tmp_path, "points")
     with serve(tmp_path) as server:
         answer = server.http.get("/api/v1/trials/1/metrics")
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "storage")
         assert "the database is damaged" in answer.json()["error"]["message"]
-        assert server.trial()["steps_completed"] == 1
+        assert server.trial()["steps_completed"] == 399
 
 
 def test_a_job_that_fails_leaves_no_trace_and_does_no_harm_to_those_beside_it(

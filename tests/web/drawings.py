@@ -29,7 +29,7 @@ def rows(figure: Locator, test: str) -> list[int]:
         }
         return found;
     }"""
-    found: list[int] = figure.locator("canvas").evaluate(count.replace("TEST", test))
+    found: list[int] = figure.locator("canvas").first.evaluate(count.replace("TEST", test))
     return found
 
 

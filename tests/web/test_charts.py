@@ -250,3 +250,62 @@ def test_metrics_are_found_by_a_part_of_their_name(stage: Stage, spectator: Watc
     expect(page.get_by_text("None matches.")).to_be_visible()
     page.get_by_label("search metrics").fill("")
     expect(page.get_by_role("figure")).to_have_count(5)
+
+
+def test_a_chart_is_read_zoomed_and_reset_with_the_keyboard(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}?metric=loss")
+    curves = page.get_by_role("application", name=re.compile("^curves of training: loss: "))
+    curves.focus()
+    curves.press("ArrowRight")
+    told = chart(page, "training: loss").locator(".readout")
+    expect(told).to_contain_text("batch 1 ")
+    curves.press("ArrowRight")
+    expect(told).to_contain_text("batch 2 ")
+    first = told.inner_text().split("trial ")[1].split()[0]
+    curves.press("ArrowDown")
+    expect(told).not_to_contain_text(f"trial {first} ")
+    curves.press("+")
+    expect(page.get_by_role("button", name=re.compile("^batches "))).to_be_visible()
+    curves.press("Escape")
+    expect(page.get_by_role("button", name=re.compile("^batches "))).to_have_count(0)
+
+
+def test_the_range_of_values_is_free_and_stays(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?metric=falling")
+    falling = chart(page, "training: falling")  # from 1 to 0.2
+    page.get_by_role("button", name="range of values of training: falling").click()
+    page.get_by_label("least value of").fill("0.9")
+    page.get_by_label("greatest value of").fill("0.5")
+    expect(falling).to_contain_text("the first the smaller")
+    page.get_by_label("least value of").fill("0")
+    page.get_by_label("greatest value of").fill("10")
+    falling.get_by_role("button", name="set").click()
+
+    def share() -> float:
+        found = rows(falling, BLUE)
+        drawn = [number for number, count in enumerate(found) if count]
+        return (drawn[-1] - drawn[0]) / len(found) if drawn else 1.0
+
+    until("the curve lies low in its chart", share, lambda found: found < 0.15)
+    page.reload()
+    until("it still does", share, lambda found: found < 0.15)
+    falling.get_by_role("button", name="as the values are").click()
+    until("the curve fills its chart", share, lambda found: found > 0.5)
+
+
+def test_curves_run_along_time_and_the_clock(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/curves?metric=falling")
+    falling = chart(page, "training: falling")
+    expect(falling).to_have_accessible_name(re.compile("to batch 20000"))
+    page.get_by_label("along", exact=True).select_option("time")
+    expect(falling).to_have_accessible_name(re.compile(r"to after 5 h 3\d min"))
+    expect(hover(falling)).to_contain_text(re.compile(r"after .* · batch \d"))
+    mark(falling, 0.3, 0.6)
+    expect(page.get_by_role("button", name=re.compile("after .* to after "))).to_be_visible()
+    page.get_by_label("along", exact=True).select_option("clock")
+    expect(falling).to_have_accessible_name(re.compile(r"to 2027-01-\d\d "))
+    page.reload()
+    expect(page.get_by_label("along", exact=True)).to_have_value("clock")
+    until("the curve is drawn", lambda: pixels(falling, BLUE), lambda found: found > 100)

@@ -45,8 +45,9 @@ def test_an_experiment_shows_its_curves_trials_checkpoints_and_logs(
     page.get_by_role("link", name="trials", exact=True).click()
     row = page.get_by_role("row").nth(1)
     expect(row).to_contain_text("completed")
-    expect(row).to_contain_text("hidden 32")
-    expect(row).to_contain_text("ds_config.json")
+    given = page.get_by_text("Hyperparameters: ")
+    expect(given).to_contain_text("hidden 32")
+    expect(given).to_contain_text("ds_config.json")
 
     page.get_by_role("link", name="checkpoints", exact=True).click()
     uuid = site.installation.client.experiment_checkpoints(site.digits)[-1]["uuid"]
@@ -172,6 +173,24 @@ def test_who_signs_out_sees_nothing_any_more(site: Site, stranger: Watched) -> N
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("alert")).to_contain_text("zerolab open")
     expect(page.get_by_role("link", name="digits-smoke")).to_have_count(0)
+
+
+def test_what_has_ended_goes_on_and_is_forked_with_changes(site: Site, owner: Watched) -> None:
+    number = site.submit_script("again", what="fail")
+    client = site.installation.client
+    site.installation.wait_for(number)
+    page = owner.show(f"#/experiments/{number}")
+    page.on("dialog", lambda dialog: dialog.accept('{"description": "changed"}'))
+    head = page.locator(".actions")
+    head.get_by_role("button", name="continue").click()
+    until("it goes on", lambda: client.experiment(number)["config"]["description"] == "changed")
+    site.installation.wait_for(number)
+    before = len(client.experiments())
+    head.get_by_role("button", name="fork").click()
+    until("there is a fork", lambda: len(client.experiments()) == before + 1)
+    made = max(client.experiments(), key=lambda one: one["id"])
+    assert (made["forked_from"], made["description"]) == (number, "changed")
+    site.installation.wait_for(made["id"])
 
 
 def test_the_page_is_small() -> None:

@@ -40,8 +40,11 @@ def test_an_end_without_a_result_has_another_colour_and_says_why(
 
 
 def test_what_waits_says_why(stage: Stage, spectator: Watched) -> None:
-    stage.played.work()  # the agent is alive
-    reason = stage.played.experiment(stage.waiting)["waiting_reason"]
+    reason = until(
+        "the agent is alive, and has too few slots",
+        lambda: (stage.played.work(), stage.played.experiment(stage.waiting)["waiting_reason"])[1],
+        lambda told: f"at most {TRIALS}" in told,
+    )
     assert f"{2 * TRIALS} slots" in reason
     page = spectator.show("#/")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="too wide"))
@@ -156,15 +159,17 @@ def test_an_address_that_names_nothing_says_so(
     expect(page.get_by_role("heading", name="Experiments")).to_be_visible()
 
 
-@pytest.mark.parametrize("view", ["list", "curves", "trials", "logs", "configuration"])
+@pytest.mark.parametrize("view", ["list", "cluster", "curves", "trials", "logs", "configuration"])
 def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
     stage: Stage, spectator: Watched, view: str
 ) -> None:
     page = spectator.page
     page.set_viewport_size({"width": 400, "height": 800})
-    spectator.show("#/" if view == "list" else f"#/experiments/{stage.sweep}/{view}")
+    own = {"list": "#/", "cluster": "#/cluster"}
+    spectator.show(own.get(view, f"#/experiments/{stage.sweep}/{view}"))
     seen = {
         "list": "td.name",
+        "cluster": ".queue",
         "curves": ".chart canvas",
         "trials": "td.state",
         "logs": ".logs",

@@ -11,17 +11,22 @@ export class ApiError extends Error {
   }
 }
 
-async function call<T>(method: string, path: string): Promise<T> {
-  const answer = await fetch(`/api/v1${path}`, { method, headers: { Accept: "application/json" } });
+async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
+  const headers: Record<string, string> = { Accept: "application/json" };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const sent = body === undefined ? null : JSON.stringify(body);
+  const answer = await fetch(`/api/v1${path}`, { method, headers, body: sent });
   if (!answer.ok) {
-    const body: Partial<ErrorAnswer> | null = await answer.json().catch(() => null);
-    throw new ApiError(answer.status, body?.error?.message ?? `${answer.status} ${answer.statusText}`);
+    const told: Partial<ErrorAnswer> | null = await answer.json().catch(() => null);
+    throw new ApiError(answer.status, told?.error?.message ?? `${answer.status} ${answer.statusText}`);
   }
   return answer.status === 204 ? (undefined as T) : ((await answer.json()) as T);
 }
 
 export const get = <T>(path: string): Promise<T> => call<T>("GET", path);
-export const post = <T>(path: string): Promise<T> => call<T>("POST", path);
+export const remove = (path: string): Promise<void> => call<void>("DELETE", path);
+export const patch = <T>(path: string, body: unknown): Promise<T> => call<T>("PATCH", path, body);
+export const post = <T>(path: string, body?: unknown): Promise<T> => call<T>("POST", path, body);
 
 /** All pages of a listing, at most `most` rows. */
 export async function all<T>(path: string, key: string, most = 10_000): Promise<T[]> {

@@ -35,19 +35,13 @@ export function clock(time: string | null): string {
 
 export function duration(from: string | null, to: string | null): string {
   if (from === null) return "–";
-  const seconds = Math.max(0, Math.round(((to === null ? Date.now() : Date.parse(to)) - Date.parse(from)) / 1000));
-  if (seconds < 60) return `${seconds} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return seconds(((to === null ? Date.now() : Date.parse(to)) - Date.parse(from)) / 1000);
 }
 
-/** Leaves of a tree of hyperparameters, by dotted name. */
-export function hparams(tree: Record<string, unknown>, prefix = ""): [string, string][] {
-  return Object.entries(tree).flatMap(([key, value]): [string, string][] => {
-    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
-      return hparams(value as Record<string, unknown>, `${prefix}${key}.`);
-    }
-    const text = typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value);
-    return [[prefix + key, text]];
-  });
+/** A span of time in two units. */
+export function seconds(span: number): string {
+  const whole = Math.max(0, Math.round(span));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(whole / 3600).toLocaleString("en")} h ${Math.floor((whole % 3600) / 60)} min`;
 }

@@ -67,7 +67,7 @@ export function useLoaded<T>(key: string, load: () => Promise<T>, tick: number |
 
 /** What changed since the last call. */
 export interface Changes {
-  /** Kinds of events that came: experiment, trial, metric, checkpoint, log. */
+  /** Kinds of events that came: experiment, trial, metric, checkpoint, log, cluster. */
   kinds: Set<string>;
   /** Things that changed, by id, as they are now; null for one that was deleted. */
   experiments: Map<number, Experiment | null>;
@@ -78,7 +78,7 @@ export interface Changes {
 
 const none = (): Changes => ({ kinds: new Set(), experiments: new Map(), trials: new Map(), reload: false });
 
-const KINDS = ["experiment", "trial", "metric", "checkpoint", "log"];
+const KINDS = ["experiment", "trial", "metric", "checkpoint", "log", "cluster"];
 const RETRY_MS = 3000;
 
 /** Put rows that changed into a list; rows that are new come last. */

@@ -6,6 +6,7 @@ import icon from "./icon.svg";
 import "./style.css";
 import { post } from "./api";
 import { Choices, type Route, useRoute } from "./route";
+import { Cluster } from "./views/cluster";
 import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
 
@@ -27,7 +28,12 @@ function Page() {
           <a href="#/" aria-current={route.page === "list" ? "page" : undefined}>
             Experiments
           </a>
-          <a href="/api/v1/openapi.json">REST API</a>
+          <a href="#/cluster" aria-current={route.page === "cluster" ? "page" : undefined}>
+            Cluster
+          </a>
+          <a href="/api/v1/openapi.json" class="wide-only">
+            REST API
+          </a>
         </nav>
         <button type="button" class="end" onClick={signOut}>
           Sign out
@@ -42,6 +48,7 @@ function Page() {
 
 function View({ route }: { route: Route }) {
   if (route.page === "list") return <Experiments />;
+  if (route.page === "cluster") return <Cluster />;
   if (route.page === "experiment") return <Experiment key={route.id} id={route.id} route={route} />;
   return (
     <div class="notice bad" role="alert">

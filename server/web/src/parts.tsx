@@ -80,12 +80,24 @@ interface Doing {
   done: () => void;
   /** Asked before it is done. */
   ask?: string;
+  /** Changes to a configuration that are offered, as JSON; the reader may edit them. */
+  changes?: string;
 }
 
-export function Action({ path, children, done, ask }: Doing) {
+export function Action({ path, children, done, ask, changes }: Doing) {
   const act = () => {
-    if (ask && !window.confirm(ask)) return;
-    post(path).then(done, (problem: Error) => window.alert(problem.message));
+    const failed = (problem: Error) => window.alert(problem.message);
+    if (changes === undefined) {
+      if (!ask || window.confirm(ask)) post(path).then(done, failed);
+      return;
+    }
+    const given = window.prompt(ask, changes);
+    if (given === null) return;
+    try {
+      post(path, { config: JSON.parse(given.trim() || "{}") }).then(done, failed);
+    } catch {
+      window.alert(`changes: must be a JSON object, got ${given}`);
+    }
   };
   return (
     <button type="button" onClick={act}>

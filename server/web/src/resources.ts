@@ -12,18 +12,39 @@ export interface Agent {
   name: string;
   /** Name of the machine. */
   host: string;
-  /** Whether it asks for work. */
+  /** The resource pool that it has joined. */
+  pool: string;
+  /** Whether it asks for work, or may yet. */
   alive: boolean;
-  /** Its devices: `id`, `device`, and `run_id` of the run that holds it. */
+  /** `ready` takes runs. `draining`: disabled, and runs still hold slots. `silent`: it has not asked for work for a while; its runs go on if it comes back in time. `gone`: given up. */
+  state: "disabled" | "draining" | "gone" | "leaving" | "ready" | "silent";
+  /** Whether new runs may start there, as its owner says. */
+  enabled: boolean;
+  /** Seconds since it was heard of. */
+  silent_s: number;
+  /** Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`. */
   slots: Array<Slot>;
   /** When it registered, the last time. */
   registered_at: string;
+}
+
+/** One agent. */
+export interface AgentAnswer {
+  agent: Agent;
 }
 
 /** All agents. */
 export interface AgentPage {
   agents: Array<Agent>;
   next_after: null;
+}
+
+/** Rungs with lists of their own. */
+export interface Bracket {
+  /** How many trials it has at most, if none has to be replaced. */
+  trials: number;
+  /** The lowest first. */
+  rungs: Array<Rung>;
 }
 
 /** A saved state of a trial. */
@@ -38,8 +59,8 @@ export interface Checkpoint {
   run_id: number | null;
   /** Batches that the trial had trained. */
   steps_completed: number;
-  /** Whether its files are there. */
-  state: "COMPLETED" | "DELETED" | "ERROR";
+  /** Whether its files are there; `PARTIAL`: some of them were removed. */
+  state: "COMPLETED" | "DELETED" | "ERROR" | "PARTIAL";
   /** Of all its files. */
   size_bytes: number;
   /** File to bytes. */
@@ -50,7 +71,7 @@ export interface Checkpoint {
   metrics: Record<string, Num> | null;
   /** When it was complete. */
   created_at: string | null;
-  /** Its directory. */
+  /** Its directory, or its URL in an object store. */
   path: string;
 }
 
@@ -63,6 +84,10 @@ export interface CheckpointAnswer {
 export interface CheckpointPage {
   checkpoints: Array<Checkpoint>;
   next_after: string | null;
+  /** How many are there, on all pages; deleted ones are not counted. */
+  count: number;
+  /** Of those. */
+  size_bytes: number;
 }
 
 /** What there is to run on. */
@@ -82,7 +107,12 @@ export interface Curve {
   points: Array<[number, Num]>;
   /** Step, minimum, maximum and mean of the points that were merged; null when none were. */
   band: Array<[number, Num, Num, Num]> | null;
+  /** When each point was reported, in seconds since 1970; null unless `times` asks for it. */
+  time_s: Array<number> | null;
 }
+
+/** What became of a trial at a rung. */
+export type EntryState = "completed" | "failed" | "paused" | "promoted" | "stopped";
 
 /** Body of every answer of 400 and above. */
 export interface ErrorAnswer {
@@ -126,6 +156,8 @@ export interface Experiment {
   test_mode: boolean;
   /** Id of the original. */
   forked_from: number | null;
+  /** Uuid of the checkpoint whose weights its trials begin with. */
+  source_checkpoint: string | null;
   /** How trials are chosen. */
   searcher_name: string;
   /** By which validation metric they are compared. */
@@ -165,6 +197,42 @@ export interface Health {
   status: "ok";
 }
 
+/** How much one hyperparameter matters. */
+export interface HparamShare {
+  /** Its dotted name. */
+  name: string;
+  /** Its part in the differences between trials, alone and together with others: 0 for one that does not matter, 1 for one that decides alone. */
+  importance: number;
+  /** Standard error of that, over the trees. */
+  spread: number;
+}
+
+/** Which hyperparameters matter for the searcher's metric. */
+export interface Importance {
+  /** How it was found out, and what that cannot tell. */
+  method: string;
+  /** How many trials with a result it stands on. */
+  trials: number;
+  /** How much of the differences between trials the hyperparameters predict for trials that were not learned from: 1 is all, 0 or below nothing. Below 0.2 the shares mean little. */
+  explained: number | null;
+  /** The one that matters most comes first. */
+  shares: Array<HparamShare>;
+  /** Why there are none; else null. */
+  problem: string | null;
+}
+
+/** A validation that was better than all before it. */
+export interface Improvement {
+  /** When the searcher was told of it. */
+  time: string;
+  /** Of which trial. */
+  trial_id: number;
+  /** How far that trial was, in the searcher's unit. */
+  length: number | null;
+  /** The searcher's metric. */
+  value: Num;
+}
+
 /** What this server is. */
 export interface Info {
   version: string;
@@ -182,10 +250,20 @@ export interface Job {
   name: string;
   /** Where it stands. */
   state: ExperimentState;
-  /** The smallest is the first to run. */
-  priority: number | null;
-  /** Its share of the slots. */
+  /** The resource pool in which it waits. */
+  pool: string;
+  /** Place in the queue of its pool, from 1. */
+  place: number;
+  /** 1 to 99; the smallest is the first to run, unless the pool's policy is `fifo`. */
+  priority: number;
+  /** Its share of the slots, in a pool with the policy `fair_share`. */
   weight: number;
+  /** Most slots that its trials may hold together. */
+  max_slots: number | null;
+  /** Seconds after which it ends if no trial of it has had slots. */
+  queue_time: number | null;
+  /** Its labels; a quota may name one. */
+  labels: Array<string>;
   /** What one trial of it needs. */
   slots_per_trial: number;
   /** Those that hold slots. */
@@ -194,10 +272,15 @@ export interface Job {
   queued_trials: number;
   /** Slots that its runs hold. */
   held_slots: number;
-  /** Why none of its trials runs, while it is `ACTIVE`; else null. */
+  /** Why its next trial waits, whether or not others run; null when none waits. */
   waiting_reason: string | null;
   /** When it was submitted. */
   created_at: string;
+}
+
+/** One job. */
+export interface JobAnswer {
+  job: Job;
 }
 
 /** The queue, the first to run first. */
@@ -253,6 +336,199 @@ export interface Metrics {
   metrics: Array<Curve>;
 }
 
+/** Agents that are scheduled together. */
+export interface Pool {
+  /** Given with `zerolab agent start --pool`, and in `resources.resource_pool`. */
+  name: string;
+  /** In which order its jobs start. */
+  policy: "fair_share" | "fifo" | "priority";
+  /** Agents in it that are there. */
+  agents: number;
+  /** Their slots. */
+  slots: number;
+  /** Slots on which a run could start now. */
+  free_slots: number;
+  /** Experiments in it that have not ended. */
+  jobs: number;
+  /** Most slots that its jobs may hold together: its quota. */
+  max_slots: number | null;
+}
+
+/** One pool. */
+export interface PoolAnswer {
+  pool: Pool;
+}
+
+/** All pools. */
+export interface PoolPage {
+  pools: Array<Pool>;
+  next_after: null;
+}
+
+/** What a search would come to. */
+export interface PreviewAnswer {
+  preview: SearchPreview;
+}
+
+/** Trials that end at one length. */
+export interface PreviewLength {
+  /** In the unit of the search. */
+  length: number;
+  /** How many end there. */
+  trials: number;
+}
+
+/** Most slots that some jobs may hold together. */
+export interface Quota {
+  /** `pool:NAME` or `label:NAME`. */
+  group: string;
+  /** The limit. */
+  max_slots: number;
+  /** Slots that such jobs hold now. */
+  held_slots: number;
+}
+
+/** One quota. */
+export interface QuotaAnswer {
+  quota: Quota;
+}
+
+/** All quotas. */
+export interface QuotaPage {
+  quotas: Array<Quota>;
+  next_after: null;
+}
+
+/** What was removed, or would be. */
+export interface Removal {
+  /** Nothing was done. */
+  dry_run: boolean;
+  /** What goes of each. */
+  checkpoints: Array<RemovedCheckpoint>;
+  /** Of all that goes. */
+  size_bytes: number;
+}
+
+/** What goes of a checkpoint. */
+export interface RemovedCheckpoint {
+  /** Its name. */
+  uuid: string;
+  /** Whose state it is. */
+  trial_id: number;
+  /** Batches that the trial had trained. */
+  steps_completed: number;
+  /** Whether all of it goes. */
+  whole: boolean;
+  /** The files that go. */
+  files: Array<string>;
+  /** Of those files. */
+  size_bytes: number;
+}
+
+/** A length at which trials are compared. */
+export interface Rung {
+  /** In the unit of the search. */
+  length: number;
+  /** Trials on their way to it. */
+  training: Array<number>;
+  /** Trials that were judged there, best first. */
+  entries: Array<RungEntry>;
+}
+
+/** A trial that was judged at a rung. */
+export interface RungEntry {
+  /** Which trial. */
+  trial_id: number;
+  /** As it was reported; null when it was not a number, or never came. */
+  metric: Num | null;
+  /** `promoted` went on to the next rung; `paused` waits, and may still go on; `stopped` ended there; `completed` is at the highest rung; `failed` ended early, and ranks last. */
+  state: EntryState;
+}
+
+/** Something that a searcher must know. */
+export interface SearchEvent {
+  /** Rising; not without gaps. */
+  id: number;
+  /** What happened to the trial. */
+  kind: "created" | "exited" | "exited_early" | "validated";
+  /** The searcher's own number of the trial, as it said at its creation. */
+  trial_id: number;
+  /** Of `validated`; `NaN` ranks last. */
+  metric: Num | null;
+  /** Of `validated`: how far the trial was, in the unit of the search. */
+  length: number | null;
+  /** Of `exited_early`: `errored`, `invalid_hp` or `user_canceled`. */
+  reason: string | null;
+}
+
+/** Events of a search, the oldest first. */
+export interface SearchEvents {
+  /** At most 1,000. */
+  events: Array<SearchEvent>;
+  /** The last event that operations answered; -1 before the first operations, 0 after them. */
+  handled: number;
+  /** Whether the experiment takes no more operations. */
+  over: boolean;
+}
+
+/** What operations have answered. */
+export interface SearchHandled {
+  /** The last event that is answered by now. */
+  handled: number;
+}
+
+/** What a search would come to. */
+export interface SearchPreview {
+  /** In a few words. */
+  outline: string;
+  /** How many there are; null when the searcher cannot say. */
+  trials: number | null;
+  /** Of all lengths; null when trials decide by themselves how far they train. */
+  unit: "batches" | "epochs" | null;
+  /** Which trials end where, if they came to each rung all at once. */
+  lengths: Array<PreviewLength>;
+  /** Over all trials; null when nobody can say. */
+  total_length: number | null;
+  /** Slots that each trial holds while it trains. */
+  slots_per_trial: number;
+  /** How long one batch, or one epoch, of a trial takes; null when nobody knows. */
+  seconds_per_unit: number | null;
+  /** The experiment from which that is known; null when it was given. */
+  like: number | null;
+  /** What all trials hold together; null when a time or a length is unknown. */
+  slot_hours: number | null;
+}
+
+/** The best value so far over time. */
+export interface SearchProgress {
+  improvements: Array<Improvement>;
+  /** How many validations there were, those that were not better too. */
+  validations: number;
+}
+
+/** A search. */
+export interface SearcherAnswer {
+  searcher: SearcherState;
+}
+
+/** Where the trials of a search stand. */
+export interface SearcherState {
+  /** Which searcher. */
+  name: string;
+  /** Of all lengths; null when trials decide by themselves how far they train. */
+  unit: "batches" | "epochs" | null;
+  /** By which trials are compared. */
+  metric: string;
+  /** Which way they are compared. */
+  smaller_is_better: boolean;
+  /** Whether it wants no more trials. */
+  done: boolean;
+  /** 0 to 1. */
+  progress: number;
+  /** Empty for a searcher that compares no trials while they train. */
+  brackets: Array<Bracket>;
+}
+
 /** A device of an agent. */
 export interface Slot {
   /** Number, from 0, on its agent. */
@@ -261,6 +537,8 @@ export interface Slot {
   device: string;
   /** The run that holds it. */
   run_id: number | null;
+  /** Whether new runs may start on it, as its owner says. */
+  enabled: boolean;
 }
 
 /** The owner's token. */
@@ -298,10 +576,16 @@ export interface Trial {
   best_steps: number | null;
   /** Latest value of the searcher's metric. */
   latest_validation: Num | null;
+  /** What it has cost: slots times the seconds for which its runs have held them, until now. */
+  slot_seconds: number;
   /** A uuid. */
   latest_checkpoint: string | null;
   /** A uuid. */
   best_checkpoint: string | null;
+  /** The trial whose weights it begins with, where the searcher chose it. */
+  source_trial_id: number | null;
+  /** Uuid of the checkpoint whose weights it begins with; empty when its source has none. */
+  source_checkpoint: string | null;
   /** The run that holds slots for it now. */
   run_id: number | null;
   /** When the searcher asked for it. */
@@ -321,10 +605,18 @@ export interface TrialAnswer {
   trial: Trial;
 }
 
+/** All trials of an experiment, the oldest first: a list for each column. */
+export interface TrialColumns {
+  /** `id`, `state` and other fields of a trial by their names, and each hyperparameter as `hparams.` and its dotted name; null where a trial has none. Numbers that are not finite are text, as everywhere. */
+  columns: Record<string, Array<number | string | boolean | null>>;
+}
+
 /** A page of trials. */
 export interface TrialPage {
   trials: Array<Trial>;
   next_after: string | null;
+  /** How many there are on all pages. */
+  total: number;
 }
 
 /** Where a trial stands. PAUSED: it gave its slots back and waits. */

@@ -8,12 +8,12 @@
 import { createContext } from "preact";
 import { useContext, useEffect, useState } from "preact/hooks";
 
-export const TABS = ["curves", "trials", "checkpoints", "logs", "configuration"] as const;
+export const TABS = ["curves", "trials", "search", "hyperparameters", "checkpoints", "logs", "configuration"] as const;
 export type Tab = (typeof TABS)[number];
 
 export interface Route {
   /** What is shown; an address that names nothing is said to. */
-  page: "list" | "experiment" | "unknown";
+  page: "list" | "cluster" | "experiment" | "unknown";
   /** Of the experiment; 0 elsewhere. */
   id: number;
   /** Null where the address names none: the first that has something to show. */
@@ -30,6 +30,7 @@ export function parse(hash: string): Route {
   const [path = "", query = ""] = hash.replace(/^#/, "").split("?", 2);
   const route: Route = { page: "unknown", id: 0, tab: null, trials: [], choices: new URLSearchParams(query) };
   if (path === "" || path === "/") return { ...route, page: "list" };
+  if (/^\/cluster\/?$/.test(path)) return { ...route, page: "cluster" };
   const found = EXPERIMENT.exec(path);
   const tab = TABS.find((name) => name === found?.[2]) ?? null;
   if (!found || (found[2] && tab === null)) return route;

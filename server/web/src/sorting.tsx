@@ -31,8 +31,8 @@ export function sorted<T extends { id: number }>(rows: T[], columns: Column<T>[]
 }
 
 /** Trials, the best first; those without a validation come last, the newest of them first. */
-export function ranked(trials: Trial[], smallerIsBetter: boolean): Trial[] {
-  const validation: Column<Trial> = { name: "best", value: (trial) => measured(trial.best_validation) };
+export function ranked<T extends Pick<Trial, "id" | "best_validation">>(trials: T[], smallerIsBetter: boolean): T[] {
+  const validation: Column<T> = { name: "best", value: (trial) => measured(trial.best_validation) };
   const newest = [...trials].sort((a, b) => b.id - a.id);
   const valued = newest.filter((trial) => validation.value(trial) !== null);
   const order = { name: "best", falling: !smallerIsBetter };

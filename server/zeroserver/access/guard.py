@@ -7,7 +7,7 @@ asks (:class:`zeroserver.access.principal.Principal`), once, and leaves it with 
 import re
 from http.cookies import CookieError, SimpleCookie
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
@@ -26,6 +26,8 @@ _RUN_PATH = re.compile(r"/api/v1/runs/([0-9]{1,18})/")
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
+_PORT = re.compile(r":\d+$")
+
 _FOREVER = "private, max-age=31536000, immutable"
 
 _HEADERS = {
@@ -38,6 +40,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
+"""As they are sent; with every answer, so they are encoded once."""
 
 
 class Guard:
@@ -102,7 +106,7 @@ class Guard:
         if len(hosts) > 1:
             msg = f"Host: must be named once, got {len(hosts)} of them"
             raise ZerolabError(msg)
-        name = re.sub(r":\d+$", "", hosts[0].lower() if hosts else "")
+        name = _PORT.sub("", hosts[0].lower() if hosts else "")
         if name not in self._hosts:
             msg = (
                 f"this server does not answer to the name {name[:100]!r}; "
@@ -137,11 +141,13 @@ def _with_headers(send: Send, path: str) -> Send:
 
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
-            good = asset and message["status"] < 400
-            headers.setdefault("Cache-Control", _FOREVER if good else "no-store")
+            headers = list(message.get("headers", ()))
+            there = {name for name, _ in headers}
+            headers += [each for each in _RAW_HEADERS if each[0] not in there]
+            if b"cache-control" not in there:
+                good = asset and message["status"] < 400
+                headers.append((b"cache-control", (_FOREVER if good else "no-store").encode()))
+            message["headers"] = headers
         await send(message)
 
     return wrapped

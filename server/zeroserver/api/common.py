@@ -19,6 +19,7 @@ __all__ = [
     "LineCursor",
     "Rank",
     "Tail",
+    "Whole",
     "add_resources",
     "answer",
     "id_of",
@@ -28,6 +29,7 @@ __all__ = [
 MAX_ID = 2**53
 
 _ID = re.compile(r"[1-9][0-9]{0,15}")
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
 
 def id_of(text: str) -> int | None:
@@ -43,12 +45,22 @@ def _path_id(text: Any) -> Any:
     return text
 
 
+def _whole(text: Any) -> Any:
+    if isinstance(text, str) and not _WHOLE.fullmatch(text):
+        msg = f"must be a whole number, got {text[:50]!r}"
+        raise ValueError(msg)
+    return text
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A number in a query, in the one way to write it: ``1``, not ``1.0`` or ``1_0``."""
+
 IdPath = Annotated[int, BeforeValidator(_path_id), Path(ge=1, le=MAX_ID)]
-Limit = Annotated[int, Query(ge=1, le=1000, description="Most rows of a page.")]
+Limit = Annotated[Whole, Query(ge=1, le=1000, description="Most rows of a page.")]
 After = Annotated[str | None, Query(max_length=500, description="next_after of the page before.")]
-LineCursor = Annotated[int, Query(ge=0, le=MAX_ID, description="Lines after the one of this id.")]
-Tail = Annotated[int | None, Query(ge=1, le=10_000, description="Only so many lines, the last.")]
-Rank = Annotated[int | None, Query(ge=0, le=2**31 - 1)]
+LineCursor = Annotated[Whole, Query(ge=0, le=MAX_ID, description="Lines after the one of this id.")]
+Tail = Annotated[Whole | None, Query(ge=1, le=10_000, description="Only so many lines, the last.")]
+Rank = Annotated[Whole | None, Query(ge=0, le=2**31 - 1)]
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 _MEANINGS = {

@@ -11,15 +11,16 @@ from sqlalchemy import Connection, RowMapping, select
 
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath
+from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import Log
 from zeroserver.live import ALL, LISTED_KINDS, Entry
-from zeroserver.orchestrator.waiting import Waiting
+from zeroserver.orchestrator.desk import World
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, experiments, logs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["events"])
+router = APIRouter(prefix="/api/v1", tags=["events"], route_class=ReadingRoute)
 
 _PAUSE_S = 15.0
 """Silence after which a comment is sent, so that a dead connection is noticed."""
@@ -48,7 +49,7 @@ async def follow_experiment(
 
 @router.get("/events", response_class=StreamingResponse, responses=_STREAM)
 async def follow_all(services: ServicesDep, last_event_id: LastEventId = None) -> StreamingResponse:
-    """Follow the list of experiments: events experiment and trial of all of them."""
+    """Follow all experiments: events experiment, trial, and cluster when agents or runs change."""
     return _stream(services, ALL, last_event_id)
 
 
@@ -67,7 +68,7 @@ async def _text(services: Services, experiment_id: int, cursor: str | None) -> A
         async for entries in groups:
             if entries is None:
                 first = await services.read(
-                    lambda found: _everything(found, services.world.waiting, experiment_id)
+                    lambda found: _everything(found, services.world, experiment_id)
                 )
                 for _, name, data in first:
                     yield _event(None, name, data)
@@ -84,20 +85,16 @@ async def _load(services: Services, entries: list[Entry], experiment_id: int) ->
         entries = [entry for entry in entries if entry.kind in LISTED_KINDS]
     if not entries:
         return []
-    return await services.read(
-        lambda connection: _resources(connection, services.world.waiting, entries)
-    )
+    return await services.read(lambda connection: _resources(connection, services.world, entries))
 
 
-def _resources(connection: Connection, waiting: Waiting, entries: list[Entry]) -> list[Event]:
+def _resources(connection: Connection, world: World, entries: list[Entry]) -> list[Event]:
     """Turn entries into events; a thing that changed twice is told once, as it is now."""
     last = {_key(entry): entry.number for entry in entries}
     found: list[Event] = []
     for entry in entries:
         if last[_key(entry)] == entry.number:
-            found += [
-                (entry.number, entry.kind, data) for data in _data(connection, waiting, entry)
-            ]
+            found += [(entry.number, entry.kind, data) for data in _data(connection, world, entry)]
     return found
 
 
@@ -106,8 +103,8 @@ def _key(entry: Entry) -> tuple[str, Any]:
     return entry.kind, entry.number if unique else entry.resource
 
 
-def _data(connection: Connection, waiting: Waiting, entry: Entry) -> Iterable[Any]:
-    if entry.kind == "metric":
+def _data(connection: Connection, world: World, entry: Entry) -> Iterable[Any]:
+    if entry.kind in {"metric", "cluster"}:  # all that there is to tell is in the entry
         return [msgspec.Raw(entry.resource)]
     if entry.kind == "log":
         first, last = entry.resource
@@ -123,24 +120,28 @@ def _data(connection: Connection, waiting: Waiting, entry: Entry) -> Iterable[An
     row = _row(connection, table, table.c.id == entry.resource)
     if row is None:  # deleted since
         return [{"id": entry.resource, "deleted": True}]
-    read = queries.experiment if table is experiments else queries.trial
-    return [read(row, waiting)]
+    if table is experiments:
+        return [queries.experiment(row, world.waiting)]
+    return queries.trial_list(connection, [row], world)
 
 
 def _row(connection: Connection, table: Any, where: Any) -> RowMapping | None:
     return connection.execute(select(table).where(where)).mappings().one_or_none()
 
 
-def _everything(connection: Connection, waiting: Waiting, experiment_id: int) -> list[Event]:
+def _everything(connection: Connection, world: World, experiment_id: int) -> list[Event]:
     """What a reader needs who may have missed something: the present, and the advice to reload."""
     reload = [(None, name, {"reload": True}) for name in ("metric", "checkpoint", "log")]
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
     row = queries.one(connection, experiments, experiment_id)
+    told: list[Event] = [(None, "experiment", queries.experiment(row, world.waiting))]
+    if row["num_trials"] > _MANY:
+        return [*told, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
-    first = connection.execute(query.limit(_MANY)).mappings()
-    told: list[Event] = [(None, "experiment", queries.experiment(row, waiting))]
-    return told + [(None, "trial", queries.trial(each, waiting)) for each in first] + reload
+    rows = connection.execute(query).mappings().all()
+    found = queries.trial_list(connection, rows, world)
+    return told + [(None, "trial", each) for each in found] + reload
 
 
 def _event(cursor: str | None, name: str, data: Any) -> bytes:

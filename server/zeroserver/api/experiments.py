@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, RowMapping, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
@@ -23,7 +23,8 @@ from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import PlainText, StrictRoute
 from zeroserver.errors import StorageError
-from zeroserver.orchestrator import control
+from zeroserver.orchestrator import continuing, control
+from zeroserver.orchestrator.continuing import Continuation
 from zeroserver.orchestrator.control import Submission
 from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.services import ReadDep, Services, ServicesDep
@@ -32,7 +33,7 @@ from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, st
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments
 
-__all__ = ["imports", "router"]
+__all__ = ["Changes", "imports", "overlay", "router", "submit_again"]
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 imports = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
@@ -74,12 +75,14 @@ def _checked(
 ) -> Submission:
     # Checking loads the engine's configuration, which a server that only starts can do without.
     from zerolab.config import check_experiment
+    from zeroserver.api.checkpoints import check_storage
 
     limit = services.settings.limits.archive_bytes
     if len(content) > limit:
         problem = f"must have at most {limit} bytes, got {len(content)}; name what is not needed "
         raise ConfigError("archive", [problem + "in .zerolabignore"])
     checked = check_experiment(raw, reader(content))
+    check_storage(checked.checkpoint_storage, services.world.installation)
     seed = checked.reproducibility.experiment_seed
     return Submission(
         config=checked,
@@ -189,6 +192,7 @@ async def patch_experiment(
             values["labels"] = msgspec.json.encode(patch.labels).decode()
         if values:
             save(transaction, experiments, experiment_id, **values)
+            world.forget_job(transaction, experiment_id)  # its labels may have quotas
         if patch.archived is not None:
             action = "archive" if patch.archived else "unarchive"
             control.act(world, transaction, experiment_id, action)
@@ -207,41 +211,75 @@ async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Res
     return Response(status_code=204)
 
 
-class Fork(BaseModel):
-    """What a fork has different."""
+class Changes(BaseModel):
+    """What is different from now on."""
 
     model_config = ConfigDict(extra="forbid")
 
     config: dict[str, Any] = Field(default_factory=dict)
-    """Laid over the configuration of the original, block by block."""
+    """Laid over the configuration as it was submitted, block by block."""
     activate: bool = True
+    """Else it waits, paused."""
 
 
 @router.post("/{experiment_id}/fork", status_code=201, responses=answer(ExperimentAnswer, 201))
 async def fork_experiment(
-    services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
+    services: ServicesDep, experiment_id: IdPath, fork: Changes | None = None
 ) -> Response:
     """Submit an experiment again, with changes to its configuration."""
-    fork = fork or Fork()
+    fork = fork or Changes()
     original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
-    raw = _overlay(msgspec.json.decode(original["raw_config"]), fork.config)
+    raw = overlay(msgspec.json.decode(original["raw_config"]), fork.config)
+    return await submit_again(services, original, raw, activate=fork.activate)
+
+
+async def submit_again(
+    services: Services, original: RowMapping, raw: Mapping[str, Any], *, activate: bool
+) -> Response:
+    """Submit the model directory of an experiment with another configuration."""
     path = archive_path(services.world.home.archives, original["archive"])
 
     def check() -> tuple[Submission, bytes]:
         content = path.read_bytes()
         test = bool(original["test_mode"])
-        return _checked(services, raw, content, fork.activate, test), content
+        return _checked(services, raw, content, activate, test), content
 
     checked, content = await run_in_threadpool(check)
-    return await _submit(services, replace(checked, forked_from=experiment_id), content)
+    return await _submit(services, replace(checked, forked_from=original["id"]), content)
 
 
-def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+@router.post("/{experiment_id}/continue", responses=answer(ExperimentAnswer))
+async def continue_experiment(
+    services: ServicesDep, experiment_id: IdPath, changes: Changes | None = None
+) -> Response:
+    """Let an experiment that has ended go on from its checkpoints, with changes."""
+    wish = changes or Changes()
+    original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    raw = overlay(msgspec.json.decode(original["raw_config"]), wish.config)
+    path = archive_path(services.world.home.archives, original["archive"])
+
+    def check() -> Continuation:
+        from zerolab.config import check_experiment
+
+        config = check_experiment(raw, reader(path.read_bytes()))
+        return Continuation(config, raw, original["raw_config"], wish.activate)
+
+    going_on = await run_in_threadpool(check)
+    await services.write(
+        lambda world, transaction: continuing.continue_experiment(
+            world, transaction, experiment_id, going_on
+        )
+    )
+    return await services.read(lambda found: _answer(services, found, experiment_id))
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one configuration over another, block by block; a value replaces a block and a list."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
         both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        result[key] = _overlay(below, value) if both else value  # type: ignore[arg-type]
+        result[key] = overlay(below, value) if both else value  # type: ignore[arg-type]
     return result
 
 

@@ -4,20 +4,20 @@ import csv
 import io
 from asyncio import Semaphore
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from zerolab.contract.spreadsheet import safe_cell
 from zerolab.contract.wire import wire_number
 from zeroserver.api.queries import metric_names
-from zeroserver.errors import BusyError
+from zeroserver.errors import BusyError, StorageError
 from zeroserver.store.database import Database, raw_rows
-from zeroserver.store.schema import trials
 
 __all__ = ["CSV_HEADER", "ExportResponse", "export_csv", "export_ndjson"]
 
@@ -32,8 +32,6 @@ _POINTS = (
     "ORDER BY step LIMIT ?"
 )
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
 Series = tuple[int, str, str]
 """Trial id, group and name."""
 
@@ -41,41 +39,52 @@ Rows = list[tuple[Any, ...]]
 """Step, value and time."""
 
 
-Part = tuple[Series, Rows]
-"""Some points of one series."""
+@dataclass(frozen=True)
+class Part:
+    """Some points of one series, or why the rest of it is not there."""
+
+    trial_id: int
+    group: str | None
+    """None when nothing of the trial can be read."""
+    name: str | None
+    rows: Rows = field(default_factory=list)
+    problem: str | None = None
 
 
-def export_ndjson(database: Database, experiment_id: int, group: str | None) -> Iterator[bytes]:
-    """Yield one JSON object a line; ``time_s`` is in seconds since 1970."""
+def export_ndjson(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
+    """Yield one JSON object a line; ``time_s`` is in seconds since 1970.
+
+    What cannot be read has a line with ``problem`` in its place.
+    """
     encode = msgspec.json.encode
-    for page in _pages(database, experiment_id, group):
+    for page in _pages(database, trials, group):
         lines: list[str] = []
-        for (trial_id, group_name, name), rows in page:
-            head = encode({"trial_id": trial_id, "group": group_name, "name": name}).decode()[:-1]
+        for part in page:
+            series = {"trial_id": part.trial_id, "group": part.group, "name": part.name}
+            head = encode(series).decode()[:-1]
             lines += [
                 f'{head},"step":{step},"value":{_json(value)},"time_s":{_json(time)}}}\n'
-                for step, value, time in rows
+                for step, value, time in part.rows
             ]
+            if part.problem is not None:
+                lines.append(encode(series | {"problem": part.problem}).decode() + "\n")
         yield "".join(lines).encode()
 
 
-def export_csv(database: Database, experiment_id: int, group: str | None) -> Iterator[bytes]:
-    """Yield a CSV file with a header."""
+def export_csv(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
+    """Yield a CSV file with a header; what cannot be read is told in the place of a value."""
     yield (",".join(CSV_HEADER) + "\r\n").encode()
-    for page in _pages(database, experiment_id, group):
+    for page in _pages(database, trials, group):
         text = io.StringIO()
-        for (trial_id, group_name, name), rows in page:
-            cells = (_cell(group_name), _cell(name))
+        for part in page:
+            cells = (part.trial_id, safe_cell(part.group or ""), safe_cell(part.name or ""))
             csv.writer(text).writerows(
-                (trial_id, *cells, step, "NaN" if value is None else wire_number(value), time)
-                for step, value, time in rows
+                (*cells, step, "NaN" if value is None else wire_number(value), time)
+                for step, value, time in part.rows
             )
+            if part.problem is not None:
+                csv.writer(text).writerow((*cells, "", safe_cell(f"problem: {part.problem}"), ""))
         yield text.getvalue().encode()
-
-
-def _cell(text: str) -> str:
-    """Keep a spreadsheet from reading text as a formula: a quote before it, as they do."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _json(value: float | None) -> str:
@@ -85,19 +94,22 @@ def _json(value: float | None) -> str:
     return f'"{number}"' if isinstance(number, str) else repr(number)
 
 
-def _pages(database: Database, experiment_id: int, group: str | None) -> Iterator[list[Part]]:
+def _pages(database: Database, trials: Sequence[int], group: str | None) -> Iterator[list[Part]]:
     """Yield what there is, some thousand points at a time.
 
     Each page has a connection for as long as it takes to read it: a client that does not read on
     holds none, nor an old view of the database.
     """
-    ids = select(trials.c.id).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
-    with database.read() as connection:
-        todo = deque(connection.scalars(ids))
-    place = _Place(todo)
+    place = _Place(deque(trials))
     while place.trials or place.series:
-        with database.read() as connection:
-            page = _page(connection, place, group)
+        page: list[Part] = []
+        try:
+            with database.read() as connection:
+                _fill(page, connection, place, group)
+        except StorageError as error:  # the answer has begun: only in its text can it be told
+            page.append(place.skip(str(error)))
+            if not error.damaged:
+                place.end()
         if page:
             yield page
 
@@ -112,28 +124,41 @@ class _Place:
     after: int = -1
     """Last step of the first series that has been read."""
 
+    def skip(self, problem: str) -> Part:
+        """Leave out what was about to be read; return what is told in its place."""
+        if not self.series:
+            return Part(self.trials.popleft(), None, None, problem=problem)
+        _, series = self.series.popleft()
+        self.after = -1
+        return Part(*series, problem=problem)
 
-def _page(connection: Connection, place: _Place, group: str | None) -> list[Part]:
-    page: list[Part] = []
+    def end(self) -> None:
+        """Leave out all that is left."""
+        self.trials.clear()
+        self.series.clear()
+
+
+def _fill(page: list[Part], connection: Connection, place: _Place, group: str | None) -> None:
+    """Read some thousand points; what was read before a failure is in the page."""
     room = _PAGE
     while room > 0 and (place.trials or place.series):
         if not place.series:
-            trial_id = place.trials.popleft()
+            trial_id = place.trials[0]
             names = metric_names(connection, trial_id, group)
+            place.trials.popleft()
             place.series.extend((key, (trial_id, of, name)) for key, of, name in names)
             room -= _QUESTION
             continue
         key_id, series = place.series[0]
         rows: Rows = raw_rows(connection, _POINTS, (series[0], key_id, place.after, room))
         if rows:
-            page.append((series, rows))
+            page.append(Part(*series, rows))
         if len(rows) < room:
             place.series.popleft()
             place.after = -1
         else:
             place.after = rows[-1][0]
         room -= len(rows) + _QUESTION
-    return page
 
 
 class ExportResponse(StreamingResponse):

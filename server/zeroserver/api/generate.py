@@ -1,7 +1,7 @@
-"""Writes what is made from the resources: the page's TypeScript types and the tables of the docs.
+"""Writes what is made from the code: the page's TypeScript types and the tables of the docs.
 
 ``python -m zeroserver.api.generate`` in the repository's root, after a change of
-:mod:`zeroserver.api.resources`; a test fails until it was done.
+:mod:`zeroserver.api.resources` or :mod:`zeroserver.states`; a test fails until it was done.
 """
 
 import json
@@ -14,20 +14,42 @@ from zerolab.config.describe import field_texts, table, with_tables
 from zeroserver.api import resources
 from zeroserver.api.common import RESOURCES, schemas
 from zeroserver.api.rows import Resource
+from zeroserver.states import (
+    EXPERIMENT_ACTIONS,
+    EXPERIMENT_MOVES,
+    RUN_MOVES,
+    TRIAL_ACTIONS,
+    TRIAL_MOVES,
+    Action,
+)
 
 __all__ = ["generated", "typescript"]
 
 TYPES = Path("server/web/src/resources.ts")
 DOCUMENT = Path("docs/rest.md")
+LIFE = Path("docs/life_cycle.md")
 
 TOLD = (
     resources.Experiment,
     resources.Trial,
     resources.Checkpoint,
+    resources.Removal,
+    resources.RemovedCheckpoint,
     resources.Log,
     resources.Curve,
+    resources.Importance,
+    resources.HparamShare,
+    resources.SearcherState,
+    resources.Bracket,
+    resources.Rung,
+    resources.RungEntry,
+    resources.SearchPreview,
+    resources.SearchEvents,
+    resources.SearchEvent,
     resources.Agent,
     resources.Job,
+    resources.Pool,
+    resources.Quota,
 )
 """Resources with a table of their own in the document."""
 
@@ -102,18 +124,52 @@ def _rows(kind: type[Resource], known: Mapping[str, Any]) -> str:
     return table(("field", "type", "meaning"), rows)
 
 
+def _moves() -> str:
+    """The states, and what each may become."""
+    rows = [
+        (thing, f"`{state}`", ", ".join(f"`{each}`" for each in moves if each in following) or "-")
+        for thing, moves in (
+            ("experiment", EXPERIMENT_MOVES), ("trial", TRIAL_MOVES), ("run", RUN_MOVES),
+        )
+        for state, following in moves.items()
+    ]  # fmt: skip
+    return table(("of", "state", "may become"), rows)
+
+
+def _actions() -> str:
+    """What users may ask for in each state."""
+    return "\n\n".join(
+        table((f"{thing} is", *actions), [
+            (f"`{state}`", *(_in_state(action, state) for action in actions.values()))
+            for state in moves
+        ])
+        for thing, moves, actions in (
+            ("experiment", EXPERIMENT_MOVES, EXPERIMENT_ACTIONS),
+            ("trial", TRIAL_MOVES, TRIAL_ACTIONS),
+        )
+    )  # fmt: skip
+
+
+def _in_state(action: Action, state: str) -> str:
+    if state in action.does:
+        return "does"
+    return "-" if state in action.done else ""
+
+
 def generated(root: Path) -> dict[Path, str]:
-    """Every file that is made from the resources, and what must stand in it."""
+    """Every file that is made from the code, and what must stand in it."""
     known = schemas()
 
     def of(kind: type[Resource]) -> Callable[[], str]:
         return lambda: _rows(kind, known)
 
     tables = {f"resource {kind.__name__}": of(kind) for kind in TOLD}
-    page = root / DOCUMENT
+    page, life = root / DOCUMENT, root / LIFE
+    rules = {"actions": _actions, "moves": _moves}
     return {
         root / TYPES: typescript(),
         page: with_tables(page.read_text(encoding="utf-8"), tables),
+        life: with_tables(life.read_text(encoding="utf-8"), rules),
     }
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import (
     Column,
     ColumnElement,
@@ -12,41 +11,39 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
-    func,
     or_,
     select,
 )
 
 from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError, NotFoundError
-from zeroserver.api.resources import Agent, Checkpoint, Experiment, Job, Slot, Trial
-from zeroserver.api.results import experiment_problem, trial_problem
+from zeroserver.analysis.choice import read_cursor, write_cursor
+from zeroserver.analysis.cost import slot_seconds_of
+from zeroserver.analysis.results import experiment_problem, trial_problem
+from zeroserver.api.resources import Checkpoint, Experiment, Trial
+from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.waiting import Waiting
-from zeroserver.states import EXPERIMENT_ENDED, RunState
 from zeroserver.store.points import SHIFTS
 from zeroserver.store.schema import (
-    agents,
     checkpoints,
-    experiments,
     logs,
     metric_keys,
     points,
     rollups,
-    runs,
     trials,
 )
 
 __all__ = [
     "PageRequest",
-    "agent_list",
     "checkpoint_list",
     "experiment",
-    "jobs",
     "log_page",
     "metric_names",
     "one",
+    "owned",
     "page",
-    "trial",
+    "trial_list",
+    "trials_of",
 ]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -64,6 +61,17 @@ def one(connection: Connection, table: Table, row_id: int | str) -> RowMapping:
         msg = f"there is no {table.name.removesuffix('s')} {row_id}"
         raise NotFoundError(msg)
     return row
+
+
+def owned(connection: Connection, what: Table, owners: Table, owner_id: int) -> ColumnElement[bool]:
+    """Which rows belong to an experiment or a trial.
+
+    Raises:
+        NotFoundError: If there is no such owner.
+    """
+    one(connection, owners, owner_id)
+    owner: ColumnElement[int] = what.c[f"{owners.name.removesuffix('s')}_id"]
+    return owner == owner_id
 
 
 class PageRequest(NamedTuple):
@@ -107,9 +115,7 @@ def page(
     if len(found) <= limit:
         return rows, None
     last = rows[-1]
-    if name == "id":
-        return rows, str(last["id"])
-    return rows, msgspec.json.encode([last[name], last["id"]]).decode()
+    return rows, str(last["id"]) if name == "id" else write_cursor(last[name], last["id"])
 
 
 def _behind(
@@ -119,26 +125,15 @@ def _behind(
         found: ColumnElement[bool] = one < value if descending else one > value
         return found
 
-    try:
-        if column is row_id:
-            return beyond(row_id, _cursor_id(int(after)))
-        value, last_id = msgspec.json.decode(after)
-        last_id = _cursor_id(last_id)
-        if value is not None and not isinstance(value, column.type.python_type | int):
-            raise TypeError(value)
-    except (ValueError, TypeError, msgspec.DecodeError):
-        problem = f"after: must be the next_after of the page before, got {after[:100]!r}"
-        raise ConfigError("request", [problem]) from None
+    value, last_id = read_cursor(f"[null,{after}]" if column is row_id else after)
+    if column is row_id:
+        return beyond(row_id, last_id)
+    if value is not None and not isinstance(value, column.type.python_type | int):
+        raise ConfigError("request", [f"after: does not fit this order, got {after[:100]!r}"])
     if value is None:
         return and_(column.is_(None), beyond(row_id, last_id))
     same = and_(column == value, beyond(row_id, last_id))
     return or_(beyond(column, value), same, column.is_(None))
-
-
-def _cursor_id(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise ValueError(value)
-    return value
 
 
 def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
@@ -150,15 +145,33 @@ def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
     )
 
 
-def trial(row: RowMapping, waiting: Waiting) -> Trial:
-    """Turn a row into a resource; ``waiting`` knows why it waits."""
-    return Trial.of(
-        row,
-        waiting_reason=waiting.of_trial(
-            row["id"], row["experiment_id"], row["state"], row["run_id"]
-        ),
-        result_problem=trial_problem(row),
-    )
+def trials_of(connection: Connection, ids: Sequence[int]) -> Sequence[RowMapping]:
+    """Return the rows of some trials in the order of ``ids``; one query."""
+    rows = connection.execute(select(trials).where(trials.c.id.in_(ids))).mappings()
+    found = {row["id"]: row for row in rows}
+    return [found[each] for each in ids if each in found]
+
+
+def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World) -> list[Trial]:
+    """Turn rows into resources; one query more, for what they have cost until now.
+
+    Args:
+        connection: For reading.
+        rows: Of the table of trials.
+        world: Knows the time, and why trials wait.
+    """
+    costs = slot_seconds_of(connection, [row["id"] for row in rows], world.clock())
+    return [
+        Trial.of(
+            row,
+            slot_seconds=costs.get(row["id"], 0.0),
+            waiting_reason=world.waiting.of_trial(
+                row["id"], row["experiment_id"], row["state"], row["run_id"]
+            ),
+            result_problem=trial_problem(row),
+        )
+        for row in rows
+    ]
 
 
 def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:
@@ -228,61 +241,3 @@ def log_page(
     found = connection.execute(query).mappings().all()
     more = len(found) > limit
     return found[:limit], int(found[limit - 1]["id"]) if more else None
-
-
-def agent_list(connection: Connection) -> list[Agent]:
-    """Return every agent, with what runs on its slots."""
-    held: dict[tuple[int, int], int] = {}
-    active = select(runs.c.id, runs.c.agent_id, runs.c.slot_ids).where(
-        runs.c.state != RunState.EXITED
-    )
-    for run_id, agent_id, slot_ids in connection.execute(active):
-        for slot in msgspec.json.decode(slot_ids):
-            held[agent_id, slot] = run_id
-    rows = connection.execute(select(agents).order_by(agents.c.id)).mappings()
-    return [
-        Agent.of(
-            row,
-            slots=[
-                Slot(**slot, run_id=held.get((row["id"], slot["id"])))
-                for slot in msgspec.json.decode(row["slots"])
-            ],
-        )
-        for row in rows
-    ]
-
-
-def jobs(connection: Connection, waiting: Waiting) -> list[Job]:
-    """Return the experiments that have not ended, in the order of the queue."""
-    held: dict[int, int] = {}
-    active = select(runs.c.experiment_id, runs.c.slot_ids).where(runs.c.state != RunState.EXITED)
-    for experiment_id, slot_ids in connection.execute(active):
-        held[experiment_id] = held.get(experiment_id, 0) + len(msgspec.json.decode(slot_ids))
-    counted = select(trials.c.experiment_id, trials.c.state, func.count()).group_by(
-        trials.c.experiment_id, trials.c.state
-    )
-    open_ones = select(experiments).where(experiments.c.state.not_in(EXPERIMENT_ENDED))
-    rows = (
-        connection.execute(open_ones.order_by(experiments.c.priority, experiments.c.id))
-        .mappings()
-        .all()
-    )
-    ids = [row["id"] for row in rows]
-    counts = {
-        (experiment_id, state): number
-        for experiment_id, state, number in connection.execute(
-            counted.where(trials.c.experiment_id.in_(ids))
-        )
-    }
-    return [
-        Job.of(
-            row,
-            experiment_id=row["id"],
-            slots_per_trial=row["slots"],
-            running_trials=counts.get((row["id"], "RUNNING"), 0),
-            queued_trials=counts.get((row["id"], "QUEUED"), 0),
-            held_slots=held.get(row["id"], 0),
-            waiting_reason=waiting.of_experiment(row["id"], row["state"]),
-        )
-        for row in rows
-    ]

@@ -7,12 +7,15 @@ latter two. A field that is named like a column is read from it.
 
 from typing import Any, Literal
 
+from zerolab.searcher.view import EntryState
 from zeroserver.api.rows import Num, Resource, Share, Time
 from zeroserver.states import ExperimentState, TrialState
 
 __all__ = [
     "Agent",
+    "AgentAnswer",
     "AgentPage",
+    "Bracket",
     "Checkpoint",
     "CheckpointAnswer",
     "CheckpointPage",
@@ -24,8 +27,12 @@ __all__ = [
     "ExperimentAnswer",
     "ExperimentPage",
     "Health",
+    "HparamShare",
+    "Importance",
+    "Improvement",
     "Info",
     "Job",
+    "JobAnswer",
     "JobPage",
     "Log",
     "LogPage",
@@ -33,10 +40,30 @@ __all__ = [
     "MetricName",
     "MetricNames",
     "Metrics",
+    "Pool",
+    "PoolAnswer",
+    "PoolPage",
+    "PreviewAnswer",
+    "PreviewLength",
+    "Quota",
+    "QuotaAnswer",
+    "QuotaPage",
+    "Removal",
+    "RemovedCheckpoint",
+    "Rung",
+    "RungEntry",
+    "SearchEvent",
+    "SearchEvents",
+    "SearchHandled",
+    "SearchPreview",
+    "SearchProgress",
+    "SearcherAnswer",
+    "SearcherState",
     "Slot",
     "Token",
     "Trial",
     "TrialAnswer",
+    "TrialColumns",
     "TrialPage",
 ]
 
@@ -86,6 +113,8 @@ class Experiment(Resource, frozen=True):
     """Submitted with `test`."""
     forked_from: int | None
     """Id of the original."""
+    source_checkpoint: str | None
+    """Uuid of the checkpoint whose weights its trials begin with."""
     searcher_name: str
     """How trials are chosen."""
     metric: str
@@ -138,10 +167,16 @@ class Trial(Resource, frozen=True):
     """The batch of that validation."""
     latest_validation: Num | None
     """Latest value of the searcher's metric."""
+    slot_seconds: float
+    """What it has cost: slots times the seconds for which its runs have held them, until now."""
     latest_checkpoint: str | None
     """A uuid."""
     best_checkpoint: str | None
     """A uuid."""
+    source_trial_id: int | None
+    """The trial whose weights it begins with, where the searcher chose it."""
+    source_checkpoint: str | None
+    """Uuid of the checkpoint whose weights it begins with; empty when its source has none."""
     run_id: int | None
     """The run that holds slots for it now."""
     created_at: Time
@@ -170,8 +205,8 @@ class Checkpoint(Resource, frozen=True):
     """The run that saved it."""
     steps_completed: int
     """Batches that the trial had trained."""
-    state: Literal["COMPLETED", "DELETED", "ERROR"]
-    """Whether its files are there."""
+    state: Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
+    """Whether its files are there; `PARTIAL`: some of them were removed."""
     size_bytes: int
     """Of all its files."""
     resources: dict[str, int]
@@ -183,7 +218,7 @@ class Checkpoint(Resource, frozen=True):
     created_at: Time | None
     """When it was complete."""
     path: str
-    """Its directory."""
+    """Its directory, or its URL in an object store."""
 
 
 class Log(Resource, frozen=True):
@@ -231,6 +266,8 @@ class Curve(Resource, frozen=True):
     """Step and value; the mean of its neighbours where points were merged."""
     band: list[tuple[int, Num, Num, Num]] | None
     """Step, minimum, maximum and mean of the points that were merged; null when none were."""
+    time_s: list[float] | None = None
+    """When each point was reported, in seconds since 1970; null unless `times` asks for it."""
 
 
 class Metrics(Resource, frozen=True):
@@ -248,6 +285,8 @@ class Slot(Resource, frozen=True):
     """`cpu`, or `cuda:0 NAME`."""
     run_id: int | None
     """The run that holds it."""
+    enabled: bool
+    """Whether new runs may start on it, as its owner says."""
 
 
 class Agent(Resource, frozen=True):
@@ -259,10 +298,19 @@ class Agent(Resource, frozen=True):
     """The same name is the same agent."""
     host: str
     """Name of the machine."""
+    pool: str
+    """The resource pool that it has joined."""
     alive: bool
-    """Whether it asks for work."""
+    """Whether it asks for work, or may yet."""
+    state: Literal["ready", "draining", "disabled", "silent", "leaving", "gone"]
+    """`ready` takes runs. `draining`: disabled, and runs still hold slots. `silent`: it has not
+    asked for work for a while; its runs go on if it comes back in time. `gone`: given up."""
+    enabled: bool
+    """Whether new runs may start there, as its owner says."""
+    silent_s: float
+    """Seconds since it was heard of."""
     slots: list[Slot]
-    """Its devices: `id`, `device`, and `run_id` of the run that holds it."""
+    """Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`."""
     registered_at: Time
     """When it registered, the last time."""
 
@@ -276,10 +324,20 @@ class Job(Resource, frozen=True):
     """Its name."""
     state: ExperimentState
     """Where it stands."""
-    priority: int | None
-    """The smallest is the first to run."""
+    pool: str
+    """The resource pool in which it waits."""
+    place: int
+    """Place in the queue of its pool, from 1."""
+    priority: int
+    """1 to 99; the smallest is the first to run, unless the pool's policy is `fifo`."""
     weight: float
-    """Its share of the slots."""
+    """Its share of the slots, in a pool with the policy `fair_share`."""
+    max_slots: int | None
+    """Most slots that its trials may hold together."""
+    queue_time: int | None
+    """Seconds after which it ends if no trial of it has had slots."""
+    labels: list[str]
+    """Its labels; a quota may name one."""
     slots_per_trial: int
     """What one trial of it needs."""
     running_trials: int
@@ -289,9 +347,39 @@ class Job(Resource, frozen=True):
     held_slots: int
     """Slots that its runs hold."""
     waiting_reason: str | None
-    """Why none of its trials runs, while it is `ACTIVE`; else null."""
+    """Why its next trial waits, whether or not others run; null when none waits."""
     created_at: Time
     """When it was submitted."""
+
+
+class Pool(Resource, frozen=True):
+    """Agents that are scheduled together."""
+
+    name: str
+    """Given with `zerolab agent start --pool`, and in `resources.resource_pool`."""
+    policy: Literal["fair_share", "priority", "fifo"]
+    """In which order its jobs start."""
+    agents: int
+    """Agents in it that are there."""
+    slots: int
+    """Their slots."""
+    free_slots: int
+    """Slots on which a run could start now."""
+    jobs: int
+    """Experiments in it that have not ended."""
+    max_slots: int | None
+    """Most slots that its jobs may hold together: its quota."""
+
+
+class Quota(Resource, frozen=True):
+    """Most slots that some jobs may hold together."""
+
+    group: str
+    """`pool:NAME` or `label:NAME`."""
+    max_slots: int
+    """The limit."""
+    held_slots: int
+    """Slots that such jobs hold now."""
 
 
 class Cluster(Resource, frozen=True):
@@ -360,6 +448,66 @@ class TrialPage(Resource, frozen=True):
 
     trials: list[Trial]
     next_after: str | None
+    total: int
+    """How many there are on all pages."""
+
+
+class TrialColumns(Resource, frozen=True):
+    """All trials of an experiment, the oldest first: a list for each column."""
+
+    columns: dict[str, list[float | str | bool | None]]
+    """`id`, `state` and other fields of a trial by their names, and each hyperparameter as
+    `hparams.` and its dotted name; null where a trial has none. Numbers that are not finite are
+    text, as everywhere."""
+
+
+class Improvement(Resource, frozen=True):
+    """A validation that was better than all before it."""
+
+    time: Time
+    """When the searcher was told of it."""
+    trial_id: int
+    """Of which trial."""
+    length: float | None
+    """How far that trial was, in the searcher's unit."""
+    value: Num
+    """The searcher's metric."""
+
+
+class SearchProgress(Resource, frozen=True):
+    """The best value so far over time."""
+
+    improvements: list[Improvement]
+    validations: int
+    """How many validations there were, those that were not better too."""
+
+
+class HparamShare(Resource, frozen=True):
+    """How much one hyperparameter matters."""
+
+    name: str
+    """Its dotted name."""
+    importance: float
+    """Its part in the differences between trials, alone and together with others: 0 for one that
+    does not matter, 1 for one that decides alone."""
+    spread: float
+    """Standard error of that, over the trees."""
+
+
+class Importance(Resource, frozen=True):
+    """Which hyperparameters matter for the searcher's metric."""
+
+    method: str
+    """How it was found out, and what that cannot tell."""
+    trials: int
+    """How many trials with a result it stands on."""
+    explained: float | None
+    """How much of the differences between trials the hyperparameters predict for trials that were
+    not learned from: 1 is all, 0 or below nothing. Below 0.2 the shares mean little."""
+    shares: list[HparamShare]
+    """The one that matters most comes first."""
+    problem: str | None
+    """Why there are none; else null."""
 
 
 class CheckpointPage(Resource, frozen=True):
@@ -367,6 +515,38 @@ class CheckpointPage(Resource, frozen=True):
 
     checkpoints: list[Checkpoint]
     next_after: str | None
+    count: int
+    """How many are there, on all pages; deleted ones are not counted."""
+    size_bytes: int
+    """Of those."""
+
+
+class RemovedCheckpoint(Resource, frozen=True):
+    """What goes of a checkpoint."""
+
+    uuid: str
+    """Its name."""
+    trial_id: int
+    """Whose state it is."""
+    steps_completed: int
+    """Batches that the trial had trained."""
+    whole: bool
+    """Whether all of it goes."""
+    files: list[str]
+    """The files that go."""
+    size_bytes: int
+    """Of those files."""
+
+
+class Removal(Resource, frozen=True):
+    """What was removed, or would be."""
+
+    dry_run: bool
+    """Nothing was done."""
+    checkpoints: list[RemovedCheckpoint]
+    """What goes of each."""
+    size_bytes: int
+    """Of all that goes."""
 
 
 class LogPage(Resource, frozen=True):
@@ -388,3 +568,171 @@ class JobPage(Resource, frozen=True):
 
     jobs: list[Job]
     next_after: None = None
+
+
+class JobAnswer(Resource, frozen=True):
+    """One job."""
+
+    job: Job
+
+
+class AgentAnswer(Resource, frozen=True):
+    """One agent."""
+
+    agent: Agent
+
+
+class PoolPage(Resource, frozen=True):
+    """All pools."""
+
+    pools: list[Pool]
+    next_after: None = None
+
+
+class PoolAnswer(Resource, frozen=True):
+    """One pool."""
+
+    pool: Pool
+
+
+class QuotaPage(Resource, frozen=True):
+    """All quotas."""
+
+    quotas: list[Quota]
+    next_after: None = None
+
+
+class QuotaAnswer(Resource, frozen=True):
+    """One quota."""
+
+    quota: Quota
+
+
+class RungEntry(Resource, frozen=True):
+    """A trial that was judged at a rung."""
+
+    trial_id: int
+    """Which trial."""
+    metric: Num | None
+    """As it was reported; null when it was not a number, or never came."""
+    state: EntryState
+    """`promoted` went on to the next rung; `paused` waits, and may still go on; `stopped` ended
+    there; `completed` is at the highest rung; `failed` ended early, and ranks last."""
+
+
+class Rung(Resource, frozen=True):
+    """A length at which trials are compared."""
+
+    length: int
+    """In the unit of the search."""
+    training: list[int]
+    """Trials on their way to it."""
+    entries: list[RungEntry]
+    """Trials that were judged there, best first."""
+
+
+class Bracket(Resource, frozen=True):
+    """Rungs with lists of their own."""
+
+    trials: int
+    """How many trials it has at most, if none has to be replaced."""
+    rungs: list[Rung]
+    """The lowest first."""
+
+
+class SearcherState(Resource, frozen=True):
+    """Where the trials of a search stand."""
+
+    name: str
+    """Which searcher."""
+    unit: Literal["batches", "epochs"] | None
+    """Of all lengths; null when trials decide by themselves how far they train."""
+    metric: str
+    """By which trials are compared."""
+    smaller_is_better: bool
+    """Which way they are compared."""
+    done: bool
+    """Whether it wants no more trials."""
+    progress: Share
+    """0 to 1."""
+    brackets: list[Bracket]
+    """Empty for a searcher that compares no trials while they train."""
+
+
+class SearcherAnswer(Resource, frozen=True):
+    """A search."""
+
+    searcher: SearcherState
+
+
+class PreviewLength(Resource, frozen=True):
+    """Trials that end at one length."""
+
+    length: int
+    """In the unit of the search."""
+    trials: int
+    """How many end there."""
+
+
+class SearchPreview(Resource, frozen=True):
+    """What a search would come to."""
+
+    outline: str
+    """In a few words."""
+    trials: int | None
+    """How many there are; null when the searcher cannot say."""
+    unit: Literal["batches", "epochs"] | None
+    """Of all lengths; null when trials decide by themselves how far they train."""
+    lengths: list[PreviewLength]
+    """Which trials end where, if they came to each rung all at once."""
+    total_length: int | None
+    """Over all trials; null when nobody can say."""
+    slots_per_trial: int
+    """Slots that each trial holds while it trains."""
+    seconds_per_unit: float | None
+    """How long one batch, or one epoch, of a trial takes; null when nobody knows."""
+    like: int | None
+    """The experiment from which that is known; null when it was given."""
+    slot_hours: float | None
+    """What all trials hold together; null when a time or a length is unknown."""
+
+
+class PreviewAnswer(Resource, frozen=True):
+    """What a search would come to."""
+
+    preview: SearchPreview
+
+
+class SearchEvent(Resource, frozen=True):
+    """Something that a searcher must know."""
+
+    id: int
+    """Rising; not without gaps."""
+    kind: Literal["created", "validated", "exited", "exited_early"]
+    """What happened to the trial."""
+    trial_id: int
+    """The searcher's own number of the trial, as it said at its creation."""
+    metric: Num | None
+    """Of `validated`; `NaN` ranks last."""
+    length: float | None
+    """Of `validated`: how far the trial was, in the unit of the search."""
+    reason: str | None
+    """Of `exited_early`: `errored`, `invalid_hp` or `user_canceled`."""
+
+
+class SearchEvents(Resource, frozen=True):
+    """Events of a search, the oldest first."""
+
+    events: list[SearchEvent]
+    """At most 1,000."""
+    handled: int
+    """The last event that operations answered; -1 before the first operations, 0 after them."""
+    over: bool
+    """Whether the experiment takes no more operations."""
+
+
+class SearchHandled(Resource, frozen=True):
+    """What operations have answered."""
+
+    handled: int
+    """The last event that is answered by now."""

@@ -11,19 +11,23 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from zerolab.contract.spec import RunSpec
+from zerolab.contract.spec import Nodes, RunSpec
 from zerolab.contract.wire import (
     MSGPACK,
+    AgentLeave,
     AgentRegistration,
     AgentWork,
+    Bound,
     Directive,
+    Extension,
     LogBatch,
+    Meeting,
     ReportBatch,
     RunExit,
     Stored,
@@ -34,18 +38,21 @@ from zeroserver.api.common import MAX_ID, id_of
 from zeroserver.orchestrator import ingest as reports
 from zeroserver.orchestrator import runs as running
 from zeroserver.orchestrator import scheduling
-from zeroserver.orchestrator.desk import World, save
+from zeroserver.orchestrator.cluster import agents as agents_room
+from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.nodes import keep_address, kills_others, nodes_of
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
-from zeroserver.store.database import Change, Transaction
-from zeroserver.store.schema import agents, runs, trials
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import agents, run_nodes, runs, trials
 
 __all__ = ["WIRE_ROUTES", "WireRoute", "describe"]
 
 T = TypeVar("T")
 
 MAX_WAIT_S = 30.0
-"""Longest wait of a poll: half of what makes an agent dead."""
+"""Longest wait of a poll."""
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -146,33 +153,14 @@ async def register(request: Request) -> Response:
     """Register an agent with its slots; the same name is the same agent."""
     services = services_of(request)
     agent = await _body(request, AgentRegistration)
-    if not 0 < len(agent.name) <= 255 or "\0" in agent.name + agent.host:
-        raise ConfigError("agent", [f"name: must have 1 to 255 characters, got {agent.name!r}"])
-    ids = [slot.id for slot in agent.slots]
-    if len(set(ids)) != len(ids) or not all(0 <= each < 2**31 for each in ids):
-        raise ConfigError("agent", [f"slots: ids must be different and at least 0, got {ids}"])
-    agent_id = await services.write(lambda world, tx: _register(world, tx, agent))
-    return _json(Registered(agent_id))
+    agents_room.check(agent)
 
+    def job(world: World, transaction: Transaction) -> int:
+        agent_id = agents_room.join(world, transaction, agent)
+        scheduling.schedule(world, transaction)
+        return agent_id
 
-def _register(world: World, transaction: Transaction, agent: AgentRegistration) -> int:
-    values = {
-        "host": agent.host,
-        "slots": msgspec.json.encode(agent.slots).decode(),
-        "alive": 1,
-        "registered_at": world.clock(),
-    }
-    known = transaction.connection.scalar(select(agents.c.id).where(agents.c.name == agent.name))
-    if known is None:
-        made = agents.insert().values(name=agent.name, **values).returning(agents.c.id)
-        known = transaction.connection.execute(made).scalar_one()
-    else:
-        save(transaction, agents, known, **values)
-    agent_id = int(known)
-    world.seen[agent_id] = time.monotonic()
-    scheduling.schedule(world, transaction)
-    transaction.changes.append(Change("agents"))
-    return agent_id
+    return _json(Registered(await services.write(job)))
 
 
 async def work(request: Request) -> Response:
@@ -180,9 +168,11 @@ async def work(request: Request) -> Response:
     services = services_of(request)
     agent_id = _id(request, "agent_id")
     known = int(_number(request, "version", 0))
-    wait_s = _number(request, "wait_s", 30.0)
+    longest = services.settings.timings.agent_wait_s
+    wait_s = min(_number(request, "wait_s", 30.0), longest)
+    identity = request.query_params.get("identity", "")
+    alive = await services.read(lambda connection: _alive(connection, agent_id, identity))
     services.world.seen[agent_id] = time.monotonic()
-    alive = await services.read(lambda connection: _alive(connection, agent_id))
     if not alive:
         await services.write(lambda world, tx: _revive(world, tx, agent_id))
 
@@ -195,42 +185,86 @@ async def work(request: Request) -> Response:
     return _json(answer)
 
 
-def _alive(connection: Connection, agent_id: int) -> bool:
-    alive = connection.scalar(select(agents.c.alive).where(agents.c.id == agent_id))
-    if alive is None:
+def _alive(connection: Connection, agent_id: int, identity: str) -> bool:
+    """Whether the server takes an agent for being there.
+
+    Raises:
+        NotFoundError: If there is no such agent, or another one has its name now.
+    """
+    query = select(agents.c.alive, agents.c.identity).where(agents.c.id == agent_id)
+    row = connection.execute(query).one_or_none()
+    if row is None or (identity and row.identity not in {"", identity}):
         msg = f"there is no agent {agent_id}; register it"
         raise NotFoundError(msg)
-    return bool(alive)
+    return bool(row.alive)
 
 
 def _revive(world: World, transaction: Transaction, agent_id: int) -> None:
-    save(transaction, agents, agent_id, alive=1)
+    agents_room.revive(world, transaction, agent_id)
     scheduling.schedule(world, transaction)
+
+
+async def leave(request: Request) -> Response:
+    """Say that an agent stops: nothing new is to start there; with ``done``, it is gone."""
+    services = services_of(request)
+    agent_id = _id(request, "agent_id")
+    wish = await _body(request, AgentLeave)
+
+    def job(world: World, transaction: Transaction) -> None:
+        agents_room.leave(world, transaction, agent_id, done=wish.done)
+        scheduling.schedule(world, transaction)
+
+    await services.write(job)
+    return _json(Empty())
 
 
 def _work(connection: Connection, services: Services, agent_id: int) -> AgentWork:
     columns = runs.c
     query = (
-        select(columns.id, columns.experiment_id, columns.killed, columns.spec, columns.slot_ids)
-        .where(columns.agent_id == agent_id, columns.state != RunState.EXITED)
+        select(
+            columns.id,
+            columns.experiment_id,
+            columns.killed,
+            columns.spec,
+            func.coalesce(run_nodes.c.slot_ids, columns.slot_ids).label("slot_ids"),
+            run_nodes.c.node_rank,
+        )
+        .outerjoin(run_nodes, run_nodes.c.run_id == columns.id)
+        .where(
+            func.coalesce(run_nodes.c.agent_id, columns.agent_id) == agent_id,
+            columns.state.in_(OPEN_RUNS),
+            run_nodes.c.ended_at.is_(None),
+        )
         .order_by(columns.id)
     )
-    items = []
-    for row in connection.execute(query):
-        stored = msgspec.json.decode(row.spec, type=RunSpec)
-        token = services.keys.run_token(row.id)
-        items.append(
-            WorkItem(
-                run_id=row.id,
-                action="kill" if row.killed else "run",
-                spec=msgspec.structs.replace(stored, master=services.url, token=token),
-                archive=f"/api/v1/experiments/{row.experiment_id}/archive",
-                slot_ids=msgspec.json.decode(row.slot_ids),
-            )
-        )
-    state = [(item.run_id, item.action) for item in items]
+    items = [_item(connection, services, row) for row in connection.execute(query)]
+    found = [item for item in items if item is not None]
+    state = [(item.run_id, item.action) for item in found]
     version = zlib.crc32(msgspec.json.encode(state)) + 1
-    return AgentWork(version, items)
+    return AgentWork(version, found)
+
+
+def _item(connection: Connection, services: Services, row: Any) -> WorkItem | None:
+    """What an agent is told of a run; None before it is known where the ranks meet."""
+    stored = msgspec.json.decode(row.spec, type=RunSpec)
+    nodes, action = stored.nodes, "kill" if row.killed else "run"
+    if nodes is not None:
+        all_nodes = nodes_of(connection, row.id)
+        if any(kills_others(each["exit_code"]) for each in all_nodes):
+            action = "kill"
+        host, _, port = (all_nodes[0]["address"] or "").rpartition(":")
+        if row.node_rank > 0 and not host:
+            return None
+        nodes = Nodes(nodes.slots, row.node_rank, host, int(port or 0))
+    token = services.keys.run_token(row.id)
+    spec = msgspec.structs.replace(stored, master=services.url, token=token, nodes=nodes)
+    return WorkItem(
+        run_id=row.id,
+        action="kill" if action == "kill" else "run",
+        spec=spec,
+        archive=f"/api/v1/experiments/{row.experiment_id}/archive",
+        slot_ids=msgspec.json.decode(row.slot_ids),
+    )
 
 
 # -- runs ------------------------------------------------------------------------------------
@@ -241,6 +275,18 @@ async def started(request: Request) -> Response:
     run_id = _id(request, "run_id")
     services = services_of(request)
     await services.write(lambda world, tx: running.started(tx, run_id, world.clock()))
+    return _json(Empty())
+
+
+async def meeting(request: Request) -> Response:
+    """Say where the ranks of a run on several agents meet; the first agent does."""
+    run_id = _id(request, "run_id")
+    place = await _body(request, Meeting)
+    if not place.address or not 0 < place.port < 2**16:
+        where = f"{place.address}:{place.port}"
+        raise ConfigError("request", [f"address, port: must be those of a machine, got {where}"])
+    address = f"{place.address}:{place.port}"
+    await services_of(request).write(lambda _, tx: keep_address(tx, run_id, address))
     return _json(Empty())
 
 
@@ -269,6 +315,17 @@ async def store_reports(request: Request) -> Response:
     services = services_of(request)
     stored = await services.write(lambda world, tx: reports.store_reports(world, tx, run_id, batch))
     return _json(Stored(stored))
+
+
+async def extend(request: Request) -> Response:
+    """Say whether a run goes on beyond its bound: it was promoted, and nobody else goes first."""
+    run_id = _id(request, "run_id")
+    bound = await _body(request, Bound)
+    services = services_of(request)
+    answer = await services.write(
+        lambda world, tx: scheduling.extend(world, tx, run_id, bound.until)
+    )
+    return _json(answer)
 
 
 async def store_logs(request: Request) -> Response:
@@ -325,12 +382,17 @@ _POLL = (
     ("wait_s", "number", "Longest wait in seconds, at most 30."),
 )
 
+_IDENTITY = ("identity", "string", "What the agent said of itself as it registered.")
+
 WIRE_ROUTES: Sequence[WireRoute] = (
     WireRoute("POST", "/agents", register, Registered, AgentRegistration),
-    WireRoute("GET", "/agents/{agent_id}/work", work, AgentWork, query=_POLL),
+    WireRoute("GET", "/agents/{agent_id}/work", work, AgentWork, query=(*_POLL, _IDENTITY)),
+    WireRoute("POST", "/agents/{agent_id}/leave", leave, Empty, AgentLeave),
     WireRoute("POST", "/runs/{run_id}/started", started, Empty),
+    WireRoute("POST", "/runs/{run_id}/meeting", meeting, Empty, Meeting),
     WireRoute("POST", "/runs/{run_id}/exited", exited, Empty, RunExit),
     WireRoute("POST", "/runs/{run_id}/reports", store_reports, Stored, ReportBatch, msgpack=True),
+    WireRoute("POST", "/runs/{run_id}/extend", extend, Extension, Bound),
     WireRoute("POST", "/runs/{run_id}/logs", store_logs, Stored, LogBatch, msgpack=True),
     WireRoute("GET", "/runs/{run_id}/directive", directive, Directive, query=_POLL),
 )

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import HTTPException, Request, Response
-from fastapi.routing import APIRoute
 from pydantic import AfterValidator
+
+from zeroserver.api.reading import ReadingRoute
 
 __all__ = ["PlainText", "StrictRoute"]
 
@@ -27,7 +28,7 @@ class _StrictRequest(Request):
             raise HTTPException(422, msg) from None
 
 
-class StrictRoute(APIRoute):
+class StrictRoute(ReadingRoute):
     """A route whose JSON body is read strictly."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -1,12 +1,15 @@
-"""Trials, their metrics, checkpoints and logs."""
+"""Trials, their metrics and logs."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, RowMapping, Table, func, select
 
+from zeroserver.analysis.choice import choose, conditions
+from zeroserver.analysis.columns import COLUMNS, MADE, PREFIX, read_rows
 from zeroserver.api import queries
 from zeroserver.api.common import (
     After,
@@ -16,14 +19,16 @@ from zeroserver.api.common import (
     LineCursor,
     Rank,
     Tail,
+    Whole,
     answer,
 )
+from zeroserver.api.experiments import Changes, overlay, submit_again
 from zeroserver.api.export import ExportResponse, export_csv, export_ndjson
 from zeroserver.api.queries import PageRequest
+from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import (
-    CheckpointAnswer,
-    CheckpointPage,
     Curve,
+    ExperimentAnswer,
     Log,
     LogPage,
     MetricName,
@@ -33,21 +38,31 @@ from zeroserver.api.resources import (
     TrialPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator import control
+from zeroserver.orchestrator import continuing, control
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.states import TrialState
-from zeroserver.store.points import MAX_STEP, read_curve
-from zeroserver.store.schema import checkpoints, experiments, logs, trials
+from zeroserver.store.points import MAX_STEP, point_times, read_curve
+from zeroserver.store.schema import experiments, logs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["trials"])
+_STORED = frozenset(COLUMNS) - MADE
+"""Columns that the database sorts by."""
 
-Sort = Literal[
-    "id", "-id", "state", "-state", "best_validation", "-best_validation",
-    "latest_validation", "-latest_validation", "steps_completed", "-steps_completed",
-    "restarts", "-restarts",
-]  # fmt: skip
+router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=ReadingRoute)
+
+Sort = Annotated[
+    str,
+    Query(
+        max_length=500,
+        description="A column, `hparams.NAME` too, with `-` for the largest first; `metric`: the "
+        "best first.",
+    ),
+]
+Where = Annotated[
+    str | None,
+    Query(max_length=20_000, description="Conditions: a JSON list of [column, operator, value]."),
+]
 
 
 @router.get("/experiments/{experiment_id}/trials", responses=answer(TrialPage))
@@ -56,32 +71,98 @@ def list_trials(
     connection: ReadDep,
     experiment_id: IdPath,
     state: Annotated[TrialState | None, Query()] = None,
+    where: Where = None,
     sort: Sort = "id",
     after: After = None,
     limit: Limit = 100,
 ) -> Response:
-    """List an experiment's trials, the oldest first."""
-    queries.one(connection, experiments, experiment_id)
-    query = select(trials).where(trials.c.experiment_id == experiment_id)
-    if state is not None:
-        query = query.where(trials.c.state == state)
-    rows, next_after = queries.page(connection, query, trials, PageRequest(sort, after, limit))
-    found = [queries.trial(row, services.world.waiting) for row in rows]
-    return respond(TrialPage(found, next_after))
+    """List an experiment's trials, the oldest first, or by any column."""
+    experiment = queries.one(connection, experiments, experiment_id)
+    if sort == "metric":
+        sort = "best_validation" if experiment["smaller_is_better"] else "-best_validation"
+    wanted = conditions(where)
+    column = sort.removeprefix("-")
+    if wanted or column not in _STORED:
+        if state is not None:
+            wanted.append(("state", "=", state))
+        if column.startswith(PREFIX) and not wanted:
+            orders = services.orders
+            chosen = orders.choose(connection, experiment_id, sort, after, limit)
+        else:
+            needed = {column, *(each[0] for each in wanted)}
+            rows = read_rows(connection, experiment_id, services.world.clock(), needed)
+            chosen = choose(rows, wanted, sort, after, limit)
+        found = queries.trials_of(connection, chosen.ids)
+        next_after, total = chosen.next_after, chosen.total
+    else:
+        mine = [trials.c.experiment_id == experiment_id]
+        total = experiment["num_trials"]
+        if state is not None:
+            mine.append(trials.c.state == state)
+            total = connection.scalar(select(func.count()).select_from(trials).where(*mine)) or 0
+        window = PageRequest(sort, after, limit)
+        found, next_after = queries.page(connection, select(trials).where(*mine), trials, window)
+    shown = queries.trial_list(connection, found, services.world)
+    return respond(TrialPage(shown, next_after, total))
 
 
 @router.get("/trials/{trial_id}", responses=answer(TrialAnswer))
 def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> Response:
     """Read one trial."""
     row = queries.one(connection, trials, trial_id)
-    return respond(TrialAnswer(queries.trial(row, services.world.waiting)))
+    return respond(TrialAnswer(queries.trial_list(connection, [row], services.world)[0]))
 
 
-@router.post("/trials/{trial_id}/kill", responses=answer(TrialAnswer))
-async def kill_trial(services: ServicesDep, trial_id: IdPath) -> Response:
-    """Stop one trial now; one that has ended stays as it is."""
+@router.post("/trials/{trial_id}/continue", responses=answer(TrialAnswer))
+async def continue_trial(services: ServicesDep, trial_id: IdPath) -> Response:
+    """Let a trial that has failed or was stopped go on from its checkpoint."""
     await services.write(
-        lambda world, transaction: control.kill_trial(world, transaction, trial_id)
+        lambda world, transaction: continuing.continue_trial(world, transaction, trial_id)
+    )
+    return await services.read(lambda found: get_trial(services, found, trial_id))
+
+
+@router.post("/trials/{trial_id}/fork", status_code=201, responses=answer(ExperimentAnswer, 201))
+async def fork_trial(
+    services: ServicesDep, trial_id: IdPath, fork: Changes | None = None
+) -> Response:
+    """Submit a trial as an experiment of its own, which begins with the weights of the trial."""
+    fork = fork or Changes()
+    trial = await services.read(lambda found: queries.one(found, trials, trial_id))
+    home = trial["experiment_id"]
+    original = await services.read(lambda found: queries.one(found, experiments, home))
+    raw = overlay(_alone(original, trial), fork.config)
+    return await submit_again(services, original, raw, activate=fork.activate)
+
+
+def _alone(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
+    """The configuration of an experiment with one of its trials alone."""
+    raw: dict[str, Any] = msgspec.json.decode(original["raw_config"])
+    from zerolab.config import load_experiment
+
+    resolved: dict[str, Any] = msgspec.json.decode(original["config"])
+    resolved.pop("log_policies", None)  # old ones may hold patterns that are refused now
+    searcher = load_experiment(resolved).searcher
+    length = searcher.full_length
+    raw["searcher"] = {
+        "name": "single",
+        "metric": searcher.metric,
+        "smaller_is_better": searcher.smaller_is_better,
+        **({"max_length": length.model_dump(mode="json")} if length is not None else {}),
+        "source_trial_id": trial["id"],
+    }
+    raw["hyperparameters"] = msgspec.json.decode(trial["hparams"])
+    return raw
+
+
+TrialAction = Literal["pause", "activate", "cancel", "kill"]
+
+
+@router.post("/trials/{trial_id}/{action}", responses=answer(TrialAnswer))
+async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAction) -> Response:
+    """Pause, activate, cancel or kill one trial; doing it twice changes nothing."""
+    await services.write(
+        lambda world, transaction: control.act_on_trial(world, transaction, trial_id, action)
     )
     return await services.read(lambda found: get_trial(services, found, trial_id))
 
@@ -103,19 +184,23 @@ def get_metrics(
     trial_id: IdPath,
     group: Group = None,
     names: Annotated[str | None, Query(max_length=2000, description="Separated by commas.")] = None,
-    max_points: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    first: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0,
-    last: Annotated[int, Query(ge=0, le=MAX_STEP)] = MAX_STEP,
+    max_points: Annotated[Whole, Query(ge=1, le=10_000)] = 1000,
+    first: Annotated[Whole, Query(ge=0, le=MAX_STEP)] = 0,
+    last: Annotated[Whole, Query(ge=0, le=MAX_STEP)] = MAX_STEP,
+    times: Annotated[bool, Query(description="Tell when each point was reported.")] = False,
 ) -> Response:
     """Read curves; long ones as mean with the band of minimum and maximum, so no spike hides."""
     queries.one(connection, trials, trial_id)
     wanted = None if names is None else set(names.split(","))
-    found = [
-        read_curve(connection, trial_id, key, max_points, (first, last))
-        for key in queries.metric_names(connection, trial_id, group)
-        if wanted is None or key[2] in wanted
-    ]
-    return respond(Metrics([Curve(c.group, c.name, c.points, c.band) for c in found]))
+    found = []
+    for key in queries.metric_names(connection, trial_id, group):
+        if wanted is not None and key[2] not in wanted:
+            continue
+        curve = read_curve(connection, trial_id, key, max_points, (first, last))
+        steps = [point[0] for point in curve.points]
+        told = point_times(connection, trial_id, key[0], steps) if times else None
+        found.append(Curve(curve.group, curve.name, curve.points, curve.band, told))
+    return respond(Metrics(found))
 
 
 _EXPORT: dict[int | str, dict[str, Any]] = {
@@ -135,69 +220,19 @@ async def export_metrics(
     group: Group = None,
 ) -> StreamingResponse:
     """Stream every metric point of an experiment."""
-    await services.read(lambda connection: queries.one(connection, experiments, experiment_id))
+    wanted = await services.read(lambda connection: _trials_of(connection, experiment_id))
     write = export_ndjson if format == "ndjson" else export_csv
-    rows = write(services.database, experiment_id, group)
+    rows = write(services.database, wanted, group)
     media = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format]
     name = f'attachment; filename="experiment-{experiment_id}.{format}"'
     headers = {"Content-Disposition": name}
     return ExportResponse(services.exports, rows, media_type=media, headers=headers)
 
 
-CheckpointState = Literal["COMPLETED", "DELETED", "ERROR"]
-
-
-def _checkpoints(
-    connection: Connection, where: ColumnElement[bool], state: str | None, window: PageRequest
-) -> Response:
-    query = select(checkpoints).where(where)
-    if state is not None:
-        query = query.where(checkpoints.c.state == state)
-    rows, next_after = queries.page(connection, query, checkpoints, window)
-    found = queries.checkpoint_list(connection, rows)
-    return respond(CheckpointPage(found, next_after))
-
-
-@router.get(
-    "/experiments/{experiment_id}/checkpoints",
-    tags=["checkpoints"],
-    responses=answer(CheckpointPage),
-)
-def list_experiment_checkpoints(
-    connection: ReadDep,
-    experiment_id: IdPath,
-    state: CheckpointState | None = None,
-    after: After = None,
-    limit: Limit = 100,
-) -> Response:
-    """List an experiment's checkpoints, the oldest first."""
+def _trials_of(connection: Connection, experiment_id: int) -> list[int]:
     queries.one(connection, experiments, experiment_id)
-    where = checkpoints.c.experiment_id == experiment_id
-    return _checkpoints(connection, where, state, PageRequest("id", after, limit))
-
-
-@router.get(
-    "/trials/{trial_id}/checkpoints", tags=["checkpoints"], responses=answer(CheckpointPage)
-)
-def list_trial_checkpoints(
-    connection: ReadDep,
-    trial_id: IdPath,
-    state: CheckpointState | None = None,
-    after: After = None,
-    limit: Limit = 100,
-) -> Response:
-    """List a trial's checkpoints, the oldest first."""
-    queries.one(connection, trials, trial_id)
-    where = checkpoints.c.trial_id == trial_id
-    return _checkpoints(connection, where, state, PageRequest("id", after, limit))
-
-
-@router.get("/checkpoints/{uuid}", tags=["checkpoints"], responses=answer(CheckpointAnswer))
-def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
-    """Read one checkpoint."""
-    row = queries.one(connection, checkpoints, uuid)
-    found = queries.checkpoint_list(connection, [row])[0]
-    return respond(CheckpointAnswer(found))
+    mine = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
+    return list(connection.scalars(mine.order_by(trials.c.id)))
 
 
 def _log_filters(
@@ -215,31 +250,20 @@ LogFilters = Annotated[dict[str, Any], Depends(_log_filters)]
 
 
 def _logs(
-    connection: Connection, where: ColumnElement[bool], wanted: Mapping[str, Any]
+    connection: Connection, owners: Table, owner_id: int, wanted: Mapping[str, Any]
 ) -> Response:
+    where = queries.owned(connection, logs, owners, owner_id)
     rows, next_after = queries.log_page(connection, where, wanted)
     return respond(LogPage([Log.of(row) for row in rows], next_after))
 
 
 @router.get("/trials/{trial_id}/logs", tags=["logs"], responses=answer(LogPage))
-def get_trial_logs(
-    connection: ReadDep,
-    trial_id: IdPath,
-    wanted: LogFilters,
-) -> Response:
+def get_trial_logs(connection: ReadDep, trial_id: IdPath, wanted: LogFilters) -> Response:
     """Read a trial's log lines in the order in which they arrived."""
-    queries.one(connection, trials, trial_id)
-    where = logs.c.trial_id == trial_id
-    return _logs(connection, where, wanted)
+    return _logs(connection, trials, trial_id, wanted)
 
 
 @router.get("/experiments/{experiment_id}/logs", tags=["logs"], responses=answer(LogPage))
-def get_experiment_logs(
-    connection: ReadDep,
-    experiment_id: IdPath,
-    wanted: LogFilters,
-) -> Response:
+def get_experiment_logs(connection: ReadDep, experiment_id: IdPath, wanted: LogFilters) -> Response:
     """Read the log lines of all trials of an experiment in the order in which they arrived."""
-    queries.one(connection, experiments, experiment_id)
-    where = logs.c.experiment_id == experiment_id
-    return _logs(connection, where, wanted)
+    return _logs(connection, experiments, experiment_id, wanted)

@@ -7,27 +7,42 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import RowMapping, delete, select
 
+from zerolab.contract.storage import hide_secrets
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.desk import World, find, save, touch
-from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
+from zeroserver.orchestrator.desk import World, find, save, storage_of, touch
+from zeroserver.orchestrator.experiments import (
+    move_experiment,
+    resource_columns,
+    settle_experiment,
+)
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.trials import (
     cancel_idle_trials,
     carry_out,
     direct_run,
     move_trial,
+    resting_state,
     stop_trial,
 )
-from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState, TrialState
+from zeroserver.orchestrator.warm_start import refuse_while_needed, source_of_experiment
+from zeroserver.states import (
+    EXPERIMENT_ACTIONS,
+    TRIAL_ACTIONS,
+    TRIAL_ENDED,
+    ExperimentState,
+    TrialState,
+)
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
 from zeroserver.store.database import Transaction
+from zeroserver.store.janitor import Chore
 from zeroserver.store.schema import (
     checkpoints,
     experiments,
     logs,
     points,
     rollups,
+    run_nodes,
     runs,
     searcher_events,
     trials,
@@ -36,7 +51,7 @@ from zeroserver.store.schema import (
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
 
-__all__ = ["Submission", "act", "create", "kill_trial", "let_archive_go", "remove"]
+__all__ = ["Submission", "act", "act_on_trial", "create", "let_archive_go", "remove"]
 
 
 @dataclass(frozen=True)
@@ -66,10 +81,12 @@ def create(world: World, transaction: Transaction, submission: Submission) -> in
         msg = f"the archive {archive} was removed with the last experiment that had it"
         raise ArchiveGoneError(msg)
     row = _row(world, submission)
+    row["source_checkpoint"] = source_of_experiment(transaction, submission.config.searcher)
     made = transaction.connection.execute(
         experiments.insert().values(row).returning(experiments.c.id)
     )
     experiment_id = int(made.scalar_one())
+    save(transaction, experiments, experiment_id, position=experiment_id)
     operations = searching.first_operations(world, transaction, experiment_id)
     carry_out(world, transaction, experiment_id, operations)
     settle_experiment(world, transaction, experiment_id)
@@ -86,7 +103,7 @@ def _row(world: World, submission: Submission) -> dict[str, Any]:
         "description": config.description or "",
         "labels": _json(config.labels),
         "state": ExperimentState.ACTIVE if submission.activate else ExperimentState.PAUSED,
-        "config": _json(resolved),
+        "config": _json(hide_secrets(resolved)),
         "raw_config": _json(submission.raw_config),
         "archive": submission.archive,
         "test_mode": int(submission.test_mode),
@@ -95,10 +112,7 @@ def _row(world: World, submission: Submission) -> dict[str, Any]:
         "metric": config.searcher.metric,
         "smaller_is_better": int(config.searcher.smaller_is_better),
         "seed": submission.seed,
-        "slots": config.resources.slots_per_trial,
-        "priority": config.resources.priority,
-        "weight": config.resources.weight,
-        "max_slots": config.resources.max_slots,
+        **resource_columns(config),
         "created_at": world.clock(),
     }
 
@@ -115,9 +129,10 @@ def act(world: World, transaction: Transaction, experiment_id: int, action: str)
         ConflictError: If its state does not allow it.
     """
     experiment = find(transaction, experiments, experiment_id)
-    _ACTIONS[action](world, transaction, experiment)
-    touch(transaction, "experiment", experiment_id, experiment_id)
-    schedule(world, transaction)
+    if EXPERIMENT_ACTIONS[action].wanted("experiment", experiment_id, experiment["state"]):
+        _ACTIONS[action](world, transaction, experiment)
+        touch(transaction, "experiment", experiment_id, experiment_id)
+        schedule(world, transaction)
 
 
 def _open_trials(transaction: Transaction, experiment_id: int) -> list[RowMapping]:
@@ -139,9 +154,8 @@ def _pause(world: World, transaction: Transaction, experiment: RowMapping) -> No
 def _activate(_world: World, transaction: Transaction, experiment: RowMapping) -> None:
     move_experiment(transaction, experiment, ExperimentState.ACTIVE)
     for trial in _open_trials(transaction, experiment["id"]):
-        idle = trial["state"] == TrialState.PAUSED and trial["run_id"] is None
-        if idle and not trial["waits"]:
-            move_trial(transaction, trial, TrialState.QUEUED)
+        if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
+            move_trial(transaction, trial, resting_state(ExperimentState.ACTIVE, trial))
 
 
 def _stop(
@@ -156,8 +170,7 @@ def _stop(
 
 
 def _cancel(world: World, transaction: Transaction, experiment: RowMapping) -> None:
-    if experiment["state"] != ExperimentState.STOPPING_KILLED:
-        _stop(world, transaction, experiment, ExperimentState.STOPPING_CANCELED)
+    _stop(world, transaction, experiment, ExperimentState.STOPPING_CANCELED)
 
 
 def _kill(world: World, transaction: Transaction, experiment: RowMapping) -> None:
@@ -165,7 +178,6 @@ def _kill(world: World, transaction: Transaction, experiment: RowMapping) -> Non
 
 
 def _archive(_world: World, transaction: Transaction, experiment: RowMapping) -> None:
-    _must_have_ended(experiment, "archived")
     save(transaction, experiments, experiment["id"], archived=1)
 
 
@@ -183,25 +195,64 @@ _ACTIONS = {
 }
 
 
-def _must_have_ended(experiment: RowMapping, what: str) -> None:
-    if experiment["state"] not in EXPERIMENT_ENDED:
-        msg = (
-            f"experiment {experiment['id']}: is {experiment['state']} and can be {what} only when "
-            "it has ended; cancel or kill it first"
-        )
-        raise ConflictError(msg)
-
-
-def kill_trial(world: World, transaction: Transaction, trial_id: int) -> None:
-    """Stop one trial now; a trial that has ended stays as it is.
+def act_on_trial(world: World, transaction: Transaction, trial_id: int, action: str) -> None:
+    """Pause, activate, cancel or kill one trial; doing it twice changes nothing.
 
     Raises:
         NotFoundError: If there is no such trial.
+        ConflictError: If its state, or its experiment's, does not allow it.
     """
     trial = find(transaction, trials, trial_id)
-    if trial["state"] not in TRIAL_ENDED:
-        stop_trial(world, transaction, trial, "kill")
+    if TRIAL_ACTIONS[action].wanted("trial", trial_id, trial["state"]):
+        _TRIAL_ACTIONS[action](world, transaction, trial)
+        touch(transaction, "trial", trial["experiment_id"], trial_id)
         schedule(world, transaction)
+
+
+def _pause_trial(world: World, transaction: Transaction, trial: RowMapping) -> None:
+    save(transaction, trials, trial["id"], held=1)
+    if trial["run_id"] is not None:
+        direct_run(world, transaction, trial["run_id"], "preempt")
+    else:
+        move_trial(transaction, trial, TrialState.PAUSED)
+
+
+def _activate_trial(_world: World, transaction: Transaction, trial: RowMapping) -> None:
+    """Undo a pause of this trial alone; what else has it wait is told."""
+    experiment = find(transaction, experiments, trial["experiment_id"])
+    number, home = trial["id"], experiment["id"]
+    if trial["run_id"] is None and experiment["state"] != ExperimentState.ACTIVE:
+        msg = (
+            f"trial {number}: its experiment {home} is {experiment['state']}; "
+            f"`zerolab experiment activate {home}` first"
+        )
+        raise ConflictError(msg)
+    if trial["run_id"] is None and trial["waits"] and not trial["held"]:
+        msg = (
+            f"trial {number}: waits for the searcher, which lets it go on if it is among the best; "
+            f"to train it by itself, `zerolab trial fork {number}`"
+        )
+        raise ConflictError(msg)
+    save(transaction, trials, number, held=0)
+    if trial["run_id"] is None:
+        free = {**trial, "held": 0}
+        move_trial(transaction, trial, resting_state(ExperimentState.ACTIVE, free))
+
+
+def _cancel_trial(world: World, transaction: Transaction, trial: RowMapping) -> None:
+    stop_trial(world, transaction, trial, "cancel")
+
+
+def _kill_trial(world: World, transaction: Transaction, trial: RowMapping) -> None:
+    stop_trial(world, transaction, trial, "kill")
+
+
+_TRIAL_ACTIONS = {
+    "pause": _pause_trial,
+    "activate": _activate_trial,
+    "cancel": _cancel_trial,
+    "kill": _kill_trial,
+}
 
 
 def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
@@ -209,21 +260,27 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
 
     Raises:
         NotFoundError: If there is no such experiment.
-        ConflictError: If it has not ended.
+        ConflictError: If it has not ended, or another one begins with a checkpoint of it.
     """
     experiment = find(transaction, experiments, experiment_id)
-    _must_have_ended(experiment, "deleted")
+    EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
+    refuse_while_needed(transaction, experiment_id)
     connection = transaction.connection
     mine = checkpoints.c.experiment_id == experiment_id
-    there = select(checkpoints.c.path).where(mine, checkpoints.c.state != "DELETED")
-    for path in connection.scalars(there).all():
-        world.janitor.discard(transaction, path)
+    there = select(checkpoints.c.uuid).where(mine, checkpoints.c.state != "DELETED")
+    if uuids := connection.scalars(there).all():  # what was imported has none, and no storage
+        storage = storage_of(world, transaction, experiment_id)
+        for uuid in uuids:
+            world.janitor.discard(transaction, Chore(storage=storage, name=uuid))
     ids = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
     for table in (points, rollups):
         connection.execute(delete(table).where(table.c.trial_id.in_(ids)))
+    of_runs = select(runs.c.id).where(runs.c.experiment_id == experiment_id)
+    connection.execute(delete(run_nodes).where(run_nodes.c.run_id.in_(of_runs)))
     for table in (checkpoints, logs, searcher_events, runs, trials):
         connection.execute(delete(table).where(table.c.experiment_id == experiment_id))
     connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
+    world.drop_jobs([experiment_id])
     touch(transaction, "experiment", experiment_id, experiment_id)
     let_archive_go(world, transaction, experiment["archive"])
 

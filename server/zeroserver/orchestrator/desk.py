@@ -1,17 +1,18 @@
 """What the orchestrator keeps in memory, and the small helpers that all its parts use."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from sqlalchemy import RowMapping, Table, select, update
 
+from zerolab.contract.storage import SECRETS, StorageAddress
 from zerolab.errors import NotFoundError
 from zerolab.paths import Home
-from zeroserver.live import Journal
+from zerolab.scheduler import Job
+from zeroserver.live import ALL, Journal
 from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
@@ -23,7 +24,19 @@ if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
     from zerolab.config import ExperimentConfig
     from zerolab.searcher import Searcher
 
-__all__ = ["Fields", "World", "checkpoint_root", "find", "log_line", "save", "touch"]
+__all__ = [
+    "Fields",
+    "World",
+    "agents_changed",
+    "config_of",
+    "find",
+    "log_line",
+    "owner_of",
+    "save",
+    "storage_of",
+    "stored_address",
+    "touch",
+]
 
 
 def _steady_clock() -> Callable[[], float]:
@@ -42,6 +55,8 @@ class World:
     keys: MetricKeys = field(default_factory=MetricKeys)
     searchers: dict[int, "Searcher"] = field(default_factory=dict)
     configs: dict[int, "ExperimentConfig"] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    """Experiment to what the scheduler knows of it; see :meth:`forget_job`."""
     started: float = field(default_factory=time.monotonic)
     seen: dict[int, float] = field(default_factory=dict)
     """Agent to the monotonic time of its last question; written by the event loop."""
@@ -54,29 +69,51 @@ class World:
     steady: Callable[[], float] = field(default_factory=_steady_clock)
     """For deadlines: what the clock showed when this server started, and what has passed since."""
     janitor: Janitor = field(default_factory=Janitor)
+    installation: str = ""
+    """Name of this installation in storages that it may share with others."""
     waiting: Waiting = field(default_factory=Waiting)
     """Why trials wait; replaced as a whole, so that any thread may read it."""
+
+    def __post_init__(self) -> None:
+        self.installation = self.home.ensure_id()
 
     def config(self, transaction: Transaction, experiment_id: int) -> "ExperimentConfig":
         """Return an experiment's configuration; without its log policies, which others read."""
         known = self.configs.get(experiment_id)
         if known is None:
-            from zerolab.config import load_experiment
-
             row = find(transaction, experiments, experiment_id)
-            stored = msgspec.json.decode(row["config"])
-            stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
-            known = self.configs[experiment_id] = load_experiment(stored)
+            known = self.configs[experiment_id] = config_of(row)
             # The row may be one of this transaction: if it goes, another gets its id.
-            transaction.undo.append(lambda: self._forget_config(experiment_id))
+            transaction.undo.append(lambda: self.forget_config(experiment_id))
         return known
 
-    def _forget_config(self, experiment_id: int) -> None:
+    def forget_config(self, experiment_id: int) -> None:
+        """Have an experiment's configuration read anew when it is next asked for."""
         self.configs.pop(experiment_id, None)
+
+    def forget_job(self, transaction: Transaction, experiment_id: int) -> None:
+        """Have an experiment's place in the queue read again, for it changes now."""
+        self.drop_jobs([experiment_id])
+        transaction.undo.append(lambda: self.drop_jobs([experiment_id]))
+
+    def drop_jobs(self, experiment_ids: Iterable[int]) -> None:
+        """Forget what was read of some experiments."""
+        for experiment_id in experiment_ids:
+            self.jobs.pop(experiment_id, None)
 
     def silence_s(self, agent_id: int) -> float:
         """Seconds since an agent last asked for work, or since the start of this server."""
         return time.monotonic() - self.seen.get(agent_id, self.started)
+
+
+def config_of(row: RowMapping) -> "ExperimentConfig":
+    """Read an experiment's stored configuration; without its log policies, which others read."""
+    from zerolab.config import load_experiment
+
+    stored = msgspec.json.decode(row["config"])
+    _give_secrets(stored, msgspec.json.decode(row["raw_config"]))
+    stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
+    return load_experiment(stored)
 
 
 def find(transaction: Transaction, table: Table, row_id: int) -> RowMapping:
@@ -103,14 +140,39 @@ def touch(transaction: Transaction, kind: str, experiment_id: int, resource: Any
     transaction.changes.append(Change("", experiment_id, kind, resource))
 
 
-def checkpoint_root(world: World, transaction: Transaction, experiment_id: int) -> Path:
-    """The directory in which an experiment's checkpoints lie, each named by its uuid."""
-    storage = world.config(transaction, experiment_id).checkpoint_storage
-    if storage.type == "shared_fs" and storage.host_path:
-        return Path(storage.host_path) / (storage.storage_path or "")
-    if storage.type == "directory" and storage.container_path:
-        return Path(storage.container_path)
-    return world.home.checkpoints
+def agents_changed() -> Change:
+    """Wake the agents that wait for work, and tell those who watch the cluster."""
+    return Change("agents", ALL, "cluster", b'{"reload":true}')
+
+
+def _give_secrets(config: dict[str, Any], raw: dict[str, Any]) -> None:
+    """Put back what stands in the file as it was submitted alone: no answer is made from that."""
+    submitted, storage = raw.get("checkpoint_storage"), config.get("checkpoint_storage")
+    if isinstance(submitted, dict) and isinstance(storage, dict):
+        storage |= {name: submitted[name] for name in SECRETS if submitted.get(name) is not None}
+
+
+def storage_of(world: World, transaction: Transaction, experiment_id: int) -> StorageAddress:
+    """Return where an experiment's checkpoints lie, each named by its uuid."""
+    from zerolab.config.experiment.storage import address_of
+
+    found = address_of(world.config(transaction, experiment_id).checkpoint_storage)
+    return found or StorageAddress(root=str(world.home.checkpoints))
+
+
+def stored_address(home: Home, experiment: "Fields") -> StorageAddress:
+    """Return where an experiment's checkpoints lie, from its row alone; in any thread."""
+    from zerolab.config.experiment.storage import read_address
+
+    config = msgspec.json.decode(experiment["config"])
+    _give_secrets(config, msgspec.json.decode(experiment["raw_config"]))
+    found = read_address(config.get("checkpoint_storage") or {})
+    return found or StorageAddress(root=str(home.checkpoints))
+
+
+def owner_of(world: World, trial_id: int) -> str:
+    """Return the name under which a trial's unfinished checkpoints lie in its storage."""
+    return f"{world.installation}-trial-{trial_id}"
 
 
 class Fields(Protocol):

@@ -1,11 +1,12 @@
 """What becomes of an experiment: its state, and its end with that of its last trial."""
 
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import func, select
 
-from zeroserver.orchestrator.desk import World, find, save, touch
-from zeroserver.orchestrator.retention import apply_to_experiment
+from zeroserver.orchestrator.checkpoints.retention import apply_to_experiment
+from zeroserver.orchestrator.desk import Fields, World, find, save, touch
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_MOVES,
@@ -18,11 +19,29 @@ from zeroserver.states import (
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, trials
 
-__all__ = ["move_experiment", "settle_experiment"]
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
+
+__all__ = ["move_experiment", "resource_columns", "settle_experiment"]
+
+
+def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
+    """Return the columns that the scheduler reads."""
+    resources, searcher = config.resources, config.searcher
+    return {
+        "slots": resources.slots_per_trial,
+        "priority": resources.priority,
+        "weight": resources.weight,
+        "max_slots": resources.max_slots,
+        "max_nodes": resources.max_nodes,
+        "pool": resources.resource_pool,
+        "queue_time": resources.queue_time,
+        "concurrent_trials": 0 if searcher.has_one_trial else searcher.max_concurrent_trials,
+    }
 
 
 def move_experiment(
-    transaction: Transaction, experiment: RowMapping, state: ExperimentState, **values: Any
+    transaction: Transaction, experiment: Fields, state: ExperimentState, **values: Any
 ) -> None:
     """Change an experiment's state, and other columns with it.
 
@@ -53,31 +72,38 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
     if not (stopping or experiment["searcher_done"]):
         return
     apply_to_experiment(world, transaction, experiment_id)
-    now = world.clock()
-    if experiment["state"] in {ExperimentState.STOPPING_CANCELED, ExperimentState.STOPPING_KILLED}:
-        move_experiment(transaction, experiment, ExperimentState.CANCELED, ended_at=now)
-    elif experiment["state"] == ExperimentState.STOPPING_ERROR:
-        move_experiment(transaction, experiment, ExperimentState.ERROR, ended_at=now)
-    elif set(counts) == {TrialState.ERROR}:
-        move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR)
-        error = _last_error(transaction, experiment_id)
-        stopped = find(transaction, experiments, experiment_id)
-        move_experiment(transaction, stopped, ExperimentState.ERROR, ended_at=now, error=error)
-    elif set(counts) == {TrialState.CANCELED}:
-        move_experiment(transaction, experiment, ExperimentState.STOPPING_CANCELED)
-        stopped = find(transaction, experiments, experiment_id)
-        move_experiment(transaction, stopped, ExperimentState.CANCELED, ended_at=now)
-    else:
-        if experiment["state"] != ExperimentState.STOPPING_COMPLETED:
-            move_experiment(transaction, experiment, ExperimentState.STOPPING_COMPLETED)
-        stopped = find(transaction, experiments, experiment_id)
-        fruitless = stopped["best_validation"] is None
-        move_experiment(
-            transaction, stopped, ExperimentState.COMPLETED, ended_at=now, progress=1.0,
-            error=_last_error(transaction, experiment_id) if fruitless else None,
-        )  # fmt: skip
+    through = experiment["state"] if stopping else _stopping_state(counts.keys())
+    if not stopping:
+        move_experiment(transaction, experiment, ExperimentState(through))
+    end = _ENDS_AS[through]
+    values: dict[str, Any] = {"ended_at": world.clock()}
+    if end == ExperimentState.COMPLETED:
+        values["progress"] = 1.0
+        fruitless = experiment["best_validation"] is None
+        values["error"] = _last_error(transaction, experiment_id) if fruitless else None
+    elif not stopping and end == ExperimentState.ERROR:
+        values["error"] = _last_error(transaction, experiment_id)
+    move_experiment(transaction, {**experiment, "state": through}, end, **values)
     world.searchers.pop(experiment_id, None)
     world.configs.pop(experiment_id, None)
+    world.drop_jobs([experiment_id])
+
+
+_ENDS_AS = {
+    ExperimentState.STOPPING_CANCELED: ExperimentState.CANCELED,
+    ExperimentState.STOPPING_KILLED: ExperimentState.CANCELED,
+    ExperimentState.STOPPING_ERROR: ExperimentState.ERROR,
+    ExperimentState.STOPPING_COMPLETED: ExperimentState.COMPLETED,
+}
+
+
+def _stopping_state(states: Collection[str]) -> ExperimentState:
+    """How an experiment stops whose trials have all ended in these states."""
+    if set(states) == {TrialState.ERROR}:
+        return ExperimentState.STOPPING_ERROR
+    if set(states) == {TrialState.CANCELED}:
+        return ExperimentState.STOPPING_CANCELED
+    return ExperimentState.STOPPING_COMPLETED
 
 
 def _last_error(transaction: Transaction, experiment_id: int) -> str | None:

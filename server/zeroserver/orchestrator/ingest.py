@@ -21,20 +21,23 @@ from zerolab.contract.wire import (
     wire_number,
 )
 from zerolab.errors import ConfigError
+from zeroserver.orchestrator.checkpoints.retention import apply_after_report
 from zeroserver.orchestrator.desk import (
     Fields,
     World,
-    checkpoint_root,
     find,
     log_line,
     save,
+    storage_of,
     touch,
 )
 from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.retention import apply_after_report
-from zeroserver.orchestrator.runs import current_run
+from zeroserver.orchestrator.nodes import next_log, save_next_log
+from zeroserver.orchestrator.runs import current_run, no_metric_at
+from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.trials import direct_run, fail_experiment, tell_searcher
+from zeroserver.orchestrator.trials import direct_run, stop_trial, tell_searcher
+from zeroserver.orchestrator.warm_start import settle_sources
 from zeroserver.states import TRIAL_ENDED, ExperimentState, RunState
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point, store_points
@@ -75,7 +78,8 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
         _follow_only_trial(world, transaction, run["experiment_id"], told.changes["progress"])
     last = stored + len(fresh)
     transaction.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
-    _consequences(world, transaction, run, told.notable)
+    if _consequences(world, transaction, run, told.notable):
+        schedule(world, transaction)
     _announce(world, transaction, run, fresh)
     return last
 
@@ -219,23 +223,30 @@ def _consequences(
     transaction: Transaction,
     run: _Reporting,
     notable: list[MetricsRecord | CheckpointRecord],
-) -> None:
-    """Let validations and checkpoints have their effects, in the order of the records."""
+) -> bool:
+    """Let validations and checkpoints have their effects, in the order of the records.
+
+    Returns:
+        Whether trials may start now that could not before.
+    """
+    more = False
     for record in notable:
         experiment = find(transaction, experiments, run["experiment_id"])
         if isinstance(record, CheckpointRecord):
             steps = record.steps_completed
-            _checkpoint(world, transaction, run, record)
+            more |= _checkpoint(world, transaction, run, record)
         else:
             steps = record.steps
-            _validated(world, transaction, run, record)
+            more |= _validated(world, transaction, run, record)
         _choose_best_checkpoint(world, transaction, experiment, run["trial_id"])
         apply_after_report(world, transaction, run["trial_id"], steps)
+    return more
 
 
 def _validated(
     world: World, transaction: Transaction, run: _Reporting, record: MetricsRecord
-) -> None:
+) -> bool:
+    """Store what a validation says of its trial, and tell the searcher; return whether it acts."""
     experiment = find(transaction, experiments, run["experiment_id"])
     trial = find(transaction, trials, run["trial_id"])
     metric = experiment["metric"]
@@ -256,38 +267,56 @@ def _validated(
     done = trial["stop"] is not None or trial["state"] in TRIAL_ENDED
     again = record.steps <= trial["searcher_steps"]  # a restarted trial repeats itself
     if done or again or experiment["state"] not in _SEARCHING:
-        return
-    if metric not in record.values and trial["searcher_steps"] < 0:
-        error = _missing(metric, record)
-        log_line(world, transaction, run, error, "ERROR")
-        fail_experiment(world, transaction, experiment["id"], trial["id"], error)
-        return
-    save(transaction, trials, trial["id"], searcher_steps=record.steps)
+        return False
     length = _length(world, transaction, experiment, record)
+    if metric not in record.values or isinstance(length, str):
+        problem = length if isinstance(length, str) else _missing(metric, record)
+        compared = length in world.config(transaction, experiment["id"]).searcher.validate_at()
+        if compared and not isinstance(length, str):
+            problem = f"{no_metric_at(length, metric)}; {_there_are(record)}"
+        # Any other one is left out, if there was one before: the searcher waits for the next.
+        if compared or trial["searcher_steps"] < 0:
+            log_line(world, transaction, run, problem, "ERROR")
+            save(transaction, trials, trial["id"], error=problem)
+            stop_trial(world, transaction, trial, "error")
+        return False
+    save(transaction, trials, trial["id"], searcher_steps=record.steps)
     event = Event("validated", trial["request_id"], value, length)
-    tell_searcher(world, transaction, experiment["id"], event)
-    told = find(transaction, trials, trial["id"])
-    if told["stop"] is None and told["until"] is not None and length >= told["until"]:
+    acts = tell_searcher(world, transaction, experiment["id"], event)
+    _pause_if_due(transaction, world, run, length)
+    return acts
+
+
+def _pause_if_due(transaction: Transaction, world: World, run: _Reporting, length: float) -> None:
+    """Have a trial that the searcher has let go no further give its slots back."""
+    trial = find(transaction, trials, run["trial_id"])
+    if trial["stop"] is None and trial["until"] is not None and length >= trial["until"]:
         save(transaction, trials, trial["id"], waits=1)
         direct_run(world, transaction, run["id"], "preempt")
 
 
 def _missing(metric: str, record: MetricsRecord) -> str:
+    there = _there_are(record)
+    return f"searcher.metric: must be one of the validation metrics, got {metric!r}; {there}"
+
+
+def _there_are(record: MetricsRecord) -> str:
     names = ", ".join(sorted(set(record.values) - {"batches", "epochs"})) or "none"
-    return (
-        f"searcher.metric: must be one of the validation metrics, got {metric!r}; "
-        f"there are: {names}"
-    )[:2000]
+    return f"there are: {names}"[:1800]
 
 
 def _length(
     world: World, transaction: Transaction, experiment: RowMapping, record: MetricsRecord
-) -> float:
-    """How far the trial is, in the searcher's unit."""
-    length = world.config(transaction, experiment["id"]).searcher.max_length
-    if length is not None and length.unit == "epochs" and "epochs" in record.values:
+) -> float | str:
+    """How far the trial is, in the searcher's unit; what is wrong where nobody can say."""
+    searcher = world.config(transaction, experiment["id"]).searcher
+    if searcher.unit != "epochs":
+        return float(record.steps)
+    if "epochs" in record.values:
         return _number("epochs", record.values["epochs"]) or 0.0
-    return float(record.steps)
+    if not searcher.validate_at():
+        return 0.0  # nothing depends on it but progress
+    return "epochs: must be among the validation metrics, for the searcher counts in them"
 
 
 def best_of(
@@ -308,11 +337,12 @@ def _better(experiment: Fields, value: float, best: float | None) -> bool:
 
 def _checkpoint(
     world: World, transaction: Transaction, run: _Reporting, record: CheckpointRecord
-) -> None:
+) -> bool:
+    """Note a checkpoint; return whether a trial has waited for it."""
     known = select(checkpoints.c.id).where(checkpoints.c.uuid == record.uuid)
     if transaction.connection.scalar(known) is not None:
-        return
-    root = checkpoint_root(world, transaction, run["experiment_id"])
+        return False
+    address = storage_of(world, transaction, run["experiment_id"])
     row = {
         "uuid": record.uuid,
         "trial_id": run["trial_id"],
@@ -323,12 +353,13 @@ def _checkpoint(
         "size_bytes": sum(record.resources.values()),
         "resources": msgspec.json.encode(record.resources).decode(),
         "metadata": msgspec.json.encode(record.metadata).decode(),
-        "path": str(root / record.uuid),
+        "path": address.at(record.uuid),
         "created_at": record.time,
     }
     transaction.connection.execute(checkpoints.insert().values(row))
     save(transaction, trials, run["trial_id"], latest_checkpoint=record.uuid)
     touch(transaction, "checkpoint", run["experiment_id"], record.uuid)
+    return settle_sources(transaction, run["trial_id"])
 
 
 def _choose_best_checkpoint(
@@ -401,7 +432,7 @@ def store_logs(
         NotFoundError: If there is no such run.
     """
     run = find(transaction, runs, run_id)
-    wanted = int(run["next_log"])
+    wanted = next_log(transaction.connection, run, batch.node)
     if batch.first > wanted or batch.first < 0:
         return wanted
     fresh = batch.entries[wanted - batch.first :]
@@ -416,7 +447,7 @@ def store_logs(
         f"INSERT INTO logs ({names}) VALUES ({marks})",  # noqa: S608 - our own column names
         [tuple(row.values()) for row in rows],
     )
-    save(transaction, runs, run_id, next_log=wanted + len(fresh))
+    save_next_log(transaction, run_id, batch.node, wanted + len(fresh))
     skipped = len(batch.entries) - len(fresh)
     apply_matches(transaction, run, [each for each in matches if each.last >= skipped])
     if world.journal.followed(run["experiment_id"]):

@@ -1,6 +1,6 @@
 """What becomes of runs: assigned, started, ended; and of a trial whose run has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,19 +10,31 @@ from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
+    EXIT_REACHED,
     EXIT_USER_ERROR,
     CheckpointRef,
+    FitSpec,
     RunSpec,
 )
 from zerolab.contract.wire import RunExit
 from zerolab.errors import StaleRunError
-from zeroserver.orchestrator.desk import World, checkpoint_root, find, log_line, save, touch
+from zeroserver.orchestrator.desk import (
+    World,
+    agents_changed,
+    find,
+    log_line,
+    owner_of,
+    save,
+    storage_of,
+    touch,
+)
 from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.trials import end_trial, move_trial
+from zeroserver.orchestrator.nodes import all_ended, spread
+from zeroserver.orchestrator.trials import end_trial, move_trial, resting_state
+from zeroserver.orchestrator.warm_start import reference
 from zeroserver.states import (
     RUN_MOVES,
     TRIAL_ENDED,
-    ExperimentState,
     RunState,
     TrialState,
     check_move,
@@ -31,7 +43,7 @@ from zeroserver.store.database import Change, Transaction
 from zeroserver.store.points import forget_after
 from zeroserver.store.schema import checkpoints, experiments, runs, trials
 
-__all__ = ["assign", "current_run", "exited", "started"]
+__all__ = ["assign", "current_run", "exited", "no_metric_at", "started"]
 
 
 def current_run(transaction: Transaction, run_id: int) -> tuple[RowMapping, RowMapping]:
@@ -50,16 +62,19 @@ def current_run(transaction: Transaction, run_id: int) -> tuple[RowMapping, RowM
 
 
 def assign(
-    world: World, transaction: Transaction, trial: RowMapping, agent_id: int, slot_ids: list[int]
+    world: World, transaction: Transaction, trial: RowMapping, slots: Mapping[int, Sequence[int]]
 ) -> int:
-    """Begin a new run of a trial on some slots of an agent; return its id.
+    """Begin a new run of a trial on some slots of one agent or of several; return its id.
 
     Points after the checkpoint that it starts from are forgotten, for it reports them again.
     """
     experiment = find(transaction, experiments, trial["experiment_id"])
-    checkpoint = _latest_checkpoint(transaction, trial)
+    checkpoint = _latest_checkpoint(world, transaction, trial)
+    storage = storage_of(world, transaction, experiment["id"])
     steps = checkpoint.steps_completed if checkpoint else 0
-    forget_after(transaction, trial["id"], steps if checkpoint else -1)
+    own = checkpoint is not None and not checkpoint.warm_start
+    forget_after(transaction, trial["id"], steps if own else -1)
+    (agent_id, slot_ids), *others = slots.items()
     now = world.clock()
     row: dict[str, Any] = {
         "trial_id": trial["id"],
@@ -74,18 +89,23 @@ def assign(
 
     made = transaction.connection.execute(runs.insert().values(row).returning(runs.c.id))
     run_id = int(made.scalar_one())
+    sections = sections_of(world.config(transaction, experiment["id"]))
+    sections["fit"] = msgspec.structs.replace(sections["fit"], until=_bound(sections["fit"], trial))
     spec = RunSpec(
         experiment_id=experiment["id"],
         trial_id=trial["id"],
         run_id=run_id,
-        **sections_of(world.config(transaction, experiment["id"])),
+        **sections,
         config=msgspec.json.decode(experiment["config"]),
         hparams=msgspec.json.decode(trial["hparams"]),
         trial_seed=trial["seed"],
-        slots=len(slot_ids),
+        slots=sum(map(len, slots.values())),
+        nodes=spread(transaction, run_id, slots) if others else None,
         model_dir="",
         run_dir="",
-        checkpoint_dir=str(checkpoint_root(world, transaction, experiment["id"])),
+        checkpoint_dir=storage.root,
+        storage_options=storage.options,
+        storage_owner=owner_of(world, trial["id"]),
         latest_checkpoint=checkpoint,
         restarts=trial["restarts"],
         test_mode=bool(experiment["test_mode"]),
@@ -99,8 +119,15 @@ def assign(
     touch(transaction, "trial", experiment["id"], trial["id"])
     if experiment["started_at"] is None:
         save(transaction, experiments, experiment["id"], started_at=now)
-    transaction.changes.append(Change("agents"))
+    transaction.changes.append(agents_changed())
     return run_id
+
+
+def _bound(fit: FitSpec, trial: RowMapping) -> int | None:
+    """Where the run pauses: at what the searcher said, unless that is the end of the trial."""
+    whole = fit.max_length.count if fit.max_length is not None else None
+    until: int | None = trial["until"]
+    return until if until is not None and whole is not None and until < whole else None
 
 
 def started(transaction: Transaction, run_id: int, now: float) -> None:
@@ -127,6 +154,8 @@ def exited(
 ) -> None:
     """End a run and decide what becomes of its trial; saying it again changes nothing.
 
+    A run on several agents ends when all of them have told how their ranks did.
+
     Args:
         world: The orchestrator's memory.
         transaction: Of the writer.
@@ -141,13 +170,17 @@ def exited(
     if run["state"] == RunState.EXITED:
         return
     check_move(RUN_MOVES, f"run {run_id}", run["state"], RunState.EXITED)
+    merged = all_ended(world, transaction, run, end, matches)
+    if merged is None:
+        return
+    end = merged
     now = world.clock()
     end = msgspec.structs.replace(end, reason=_line(end.reason))
     save(
         transaction, runs, run_id, state=RunState.EXITED, ended_at=now,
         exit_code=end.exit_code, reason=end.reason,
     )  # fmt: skip
-    transaction.changes += [Change(f"run:{run_id}"), Change("agents")]
+    transaction.changes += [Change(f"run:{run_id}"), agents_changed()]
     trial = find(transaction, trials, run["trial_id"])
     if trial["run_id"] != run_id or trial["state"] in TRIAL_ENDED:
         return
@@ -175,6 +208,8 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
         end_trial(world, transaction, trial, TrialState.COMPLETED)
     elif code == EXIT_PREEMPTED or forced:
         _wait_again(transaction, trial)
+    elif code == EXIT_REACHED:
+        _reached(world, transaction, run, trial)
     elif code == EXIT_USER_ERROR:
         error = end.reason or "the trial cannot work as it is written or configured"
         log_line(world, transaction, run, f"run {run['id']}: {error}; no restart", "ERROR")
@@ -183,6 +218,8 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
         error = end.reason or "the trial declared its hyperparameters invalid"
         log_line(world, transaction, run, f"run {run['id']}: {error}", "WARNING")
         end_trial(world, transaction, trial, TrialState.COMPLETED, error=error, reason="invalid_hp")
+    elif trial["waits"]:  # it failed after its validation: it begins there again if it goes on
+        _wait_again(transaction, trial)
     elif code == EXIT_INFRASTRUCTURE and not run["no_retry"]:
         _stood_on_nothing(world, transaction, run, trial, end)
     else:
@@ -192,9 +229,28 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
 def _wait_again(transaction: Transaction, trial: RowMapping) -> None:
     """Queue a trial that gave its slots back, unless something has it wait."""
     experiment = find(transaction, experiments, trial["experiment_id"])
-    active = experiment["state"] == ExperimentState.ACTIVE
-    state = TrialState.QUEUED if active and not trial["waits"] else TrialState.PAUSED
-    move_trial(transaction, trial, state)
+    move_trial(transaction, trial, resting_state(experiment["state"], trial))
+
+
+def _reached(world: World, transaction: Transaction, run: RowMapping, trial: RowMapping) -> None:
+    """Pause a trial at its rung, or queue it if the searcher has let it go on meanwhile."""
+    bound = msgspec.json.decode(run["spec"], type=RunSpec).fit
+    went_on = bound is not None and bound.until is not None and trial["until"] != bound.until
+    if trial["waits"] or went_on:
+        _wait_again(transaction, trial)
+        return
+    metric = find(transaction, experiments, trial["experiment_id"])["metric"]
+    error = no_metric_at(trial["until"], metric)
+    log_line(world, transaction, run, f"run {run['id']}: {error}; no restart", "ERROR")
+    end_trial(world, transaction, trial, TrialState.ERROR, error=error)
+
+
+def no_metric_at(length: float, metric: str) -> str:
+    """Say that a trial has not told its searcher what it is compared by."""
+    return (
+        f"searcher.metric: must be reported by a validation at length {length:g}, where the "
+        f"searcher compares trials, got no {metric!r} there"
+    )
 
 
 def _failed(
@@ -247,16 +303,28 @@ def _restart_later(world: World, transaction: Transaction, trial: RowMapping, nu
     wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
     save(transaction, trials, trial["id"], restart_at=world.steady() + wait)
     experiment = find(transaction, experiments, trial["experiment_id"])
-    active = experiment["state"] == ExperimentState.ACTIVE
-    move_trial(transaction, trial, TrialState.QUEUED if active else TrialState.PAUSED)
+    move_trial(transaction, trial, resting_state(experiment["state"], trial))
     return wait
 
 
-def _latest_checkpoint(transaction: Transaction, trial: RowMapping) -> CheckpointRef | None:
+def _latest_checkpoint(
+    world: World, transaction: Transaction, trial: RowMapping
+) -> CheckpointRef | None:
     if trial["latest_checkpoint"] is None:
-        return None
+        found = reference(transaction, trial)
+        return found and _with_options(world, transaction, found)
     query = select(checkpoints.c.uuid, checkpoints.c.steps_completed).where(
         checkpoints.c.uuid == trial["latest_checkpoint"]
     )
     row = transaction.connection.execute(query).one()
     return CheckpointRef(row.uuid, row.steps_completed)
+
+
+def _with_options(
+    world: World, transaction: Transaction, reference: CheckpointRef
+) -> CheckpointRef:
+    """Say how to open the storage of another experiment, in which a checkpoint lies."""
+    query = select(checkpoints.c.experiment_id).where(checkpoints.c.uuid == reference.uuid)
+    experiment_id = transaction.connection.execute(query).scalar_one()
+    options = storage_of(world, transaction, experiment_id).options
+    return msgspec.structs.replace(reference, options=options)

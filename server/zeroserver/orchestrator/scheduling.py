@@ -4,43 +4,123 @@ import msgspec
 from sqlalchemy import RowMapping, func, select, update
 
 from zerolab import scheduler
-from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
-from zerolab.contract.wire import RunExit
-from zerolab.scheduler import AgentSlots, Allocation, Decision, Request
-from zeroserver.orchestrator.desk import World, find, log_line, save, touch
-from zeroserver.orchestrator.runs import assign, exited
-from zeroserver.orchestrator.trials import direct_run, kill_run
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE
+from zerolab.contract.wire import Extension
+from zerolab.scheduler import Decision, Request, Start
+from zeroserver.orchestrator.cluster.agents import lose_silent
+from zeroserver.orchestrator.cluster.patience import end_long_waits
+from zeroserver.orchestrator.cluster.reading import (
+    OPEN_RUNS,
+    held_by_run,
+    next_trials,
+    read_cluster,
+    read_queue,
+)
+from zeroserver.orchestrator.desk import Fields, World, find, log_line, save, touch
+from zeroserver.orchestrator.runs import assign, current_run
+from zeroserver.orchestrator.trials import direct_run, end_trial, kill_run
 from zeroserver.orchestrator.waiting import Waiting, changed_reasons
-from zeroserver.states import ExperimentState, RunState, TrialState
+from zeroserver.orchestrator.warm_start import source_problem, waiting_for_weights
+from zeroserver.states import TrialState
 from zeroserver.store.database import Transaction
-from zeroserver.store.schema import agents, experiments, runs, trials
+from zeroserver.store.schema import experiments, runs, trials
 
-__all__ = ["bound_deadlines", "schedule", "tick"]
+__all__ = ["bound_deadlines", "extend", "schedule", "tick"]
 
 
 def schedule(world: World, transaction: Transaction) -> None:
     """Give free slots to the trials that wait; ask runs to leave for those that go first."""
-    waiting = _waiting(world, transaction)
-    restarting = _restarting(world, transaction)
-    if not waiting:
-        _keep_reasons(world, transaction, Waiting.after(Decision(), [], set(), restarting))
+    waiting = read_queue(world, transaction)
+    restarting = _restarting(world, transaction) | waiting_for_weights(transaction)
+    held = held_by_run(world, transaction)
+    running = {run.job.job_id for run in held.values()}
+    decision = Decision()
+    if waiting:
+        cluster = read_cluster(world, transaction)
+        decision = scheduler.schedule(cluster, waiting, list(held.values()))
+        _start(world, transaction, decision, waiting)
+        for run_id in decision.preempt:
+            direct_run(world, transaction, run_id, "preempt")
+        running.update(start.request.job.job_id for start in decision.start)
+    now = Waiting.after(decision, waiting, running, restarting)
+    _keep_reasons(world, transaction, now)
+
+
+def extend(world: World, transaction: Transaction, run_id: int, until: int) -> Extension:
+    """Say whether a run that has come to its bound goes on, rather than leave and start again.
+
+    It does when its trial has been let go further meanwhile, and would be given slots again at
+    once: nobody goes first. Nothing is changed by the answer.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        run_id: A run that trains.
+        until: Its bound.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        StaleRunError: If it has ended, or another run has taken over.
+    """
+    run, trial = current_run(transaction, run_id)
+    further = trial["until"] is not None and trial["until"] > until and not trial["waits"]
+    asked_to_leave = run["directive"] != "train" or bool(run["killed"])
+    if not further or asked_to_leave or not _goes_first(world, transaction, run, trial):
+        return Extension(goes_on=False)
+    whole = world.config(transaction, trial["experiment_id"]).searcher.length
+    text = f"run {run_id} goes on at once: the searcher lets trial {trial['id']} go further"
+    log_line(world, transaction, run, text)
+    return Extension(goes_on=True, until=trial["until"] if trial["until"] < whole else None)
+
+
+def _goes_first(world: World, transaction: Transaction, run: Fields, trial: Fields) -> bool:
+    """Whether a trial would be given slots at once if its run gave back those that it holds."""
+    held = held_by_run(world, transaction)
+    job = held.pop(run["id"]).job
+    cluster = read_cluster(world, transaction)
+    if any(one.closed for one in cluster.agents if one.agent_id == run["agent_id"]):
+        return False
+    excluded = frozenset(msgspec.json.decode(trial["excluded"], type=list[int]))
+    again = Request(trial["id"], job, 1, excluded)
+    waiting = [again, *read_queue(world, transaction)]
+    decision = scheduler.schedule(cluster, waiting, list(held.values()))
+    return run["agent_id"] not in excluded and any(one.request is again for one in decision.start)
+
+
+def _start(
+    world: World, transaction: Transaction, decision: Decision, waiting: list[Request]
+) -> None:
+    """Start the first trials of each request, and name the next one as the one that waits."""
+    starts: dict[int, list[Start]] = {}
+    for start in decision.start:
+        starts.setdefault(start.request.trial_id, []).append(start)
+    for mine in starts.values():
+        request = mine[0].request
+        ids = next_trials(world, transaction, request, len(mine) + 1)
+        for trial_id, start in zip(ids, mine, strict=False):
+            _assign(world, transaction, trial_id, start)
+        if request.trial_id in decision.waiting:
+            waiting.append(request._replace(trial_id=ids[-1]))
+            decision.waiting[ids[-1]] = decision.waiting.pop(request.trial_id)
+
+
+def _assign(world: World, transaction: Transaction, trial_id: int, start: Start) -> None:
+    trial = find(transaction, trials, trial_id)
+    problem = source_problem(transaction, trial)
+    if problem is not None:
+        end_trial(world, transaction, trial, TrialState.ERROR, error=problem)
         return
-    held = _held(transaction)
-    decision = scheduler.schedule(_living(transaction), waiting, list(held.values()))
-    for allocation in decision.start:
-        trial = find(transaction, trials, allocation.request.trial_id)
-        (agent_id, slot_ids), *_ = allocation.slots.items()
-        assign(world, transaction, trial, agent_id, list(slot_ids))
-    if decision.preempt:
-        by_trial = {each.request.trial_id: run_id for run_id, each in held.items()}
-        for trial_id in decision.preempt:
-            direct_run(world, transaction, by_trial[trial_id], "preempt")
-    running = {each.request.experiment_id for each in [*held.values(), *decision.start]}
-    _keep_reasons(world, transaction, Waiting.after(decision, waiting, running, restarting))
+    run_id = assign(world, transaction, trial, start.slots)
+    if start.before is not None and start.before != trial["experiment_id"]:
+        run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": run_id}
+        text = f"starts before experiment {start.before}, which waits and is not delayed by it"
+        log_line(world, transaction, run, f"run {run_id} {text}")
 
 
 def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, str]]:
     """Return the trials that failed a moment ago, with their experiment and the reason."""
+    if not transaction.raw(_ANY_RESTARTING, (world.steady(),)):
+        return {}
     of_trial = select(func.max(runs.c.id)).where(runs.c.trial_id == trials.c.id)
     last = of_trial.correlate(trials).scalar_subquery()
     query = (
@@ -78,93 +158,15 @@ def _keep_reasons(world: World, transaction: Transaction, now: Waiting) -> None:
     transaction.undo.append(lambda: setattr(world, "waiting", before))
 
 
-def _living(transaction: Transaction) -> list[AgentSlots]:
-    query = select(agents.c.id, agents.c.slots).where(agents.c.alive == 1)
-    found = []
-    for agent_id, text in transaction.connection.execute(query):
-        slots = msgspec.json.decode(text)
-        cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
-        ids = tuple(int(slot["id"]) for slot in slots)
-        found.append(AgentSlots(agent_id, ids, "cuda" if cuda else "cpu"))
-    return found
-
-
 _MOST_RESTARTING = 1000
-_NEXT_TRIALS = 64
-"""Trials of one experiment that are looked at in one round; its others come in the next."""
-
-_REQUEST = (
-    trials.c.id,
-    trials.c.experiment_id,
-    trials.c.excluded,
-    experiments.c.slots,
-    experiments.c.max_slots,
-    experiments.c.priority,
-    experiments.c.weight,
-)
-
-
-def _request(row: RowMapping) -> Request:
-    return Request(
-        trial_id=row["id"],
-        experiment_id=row["experiment_id"],
-        slots=row["slots"],
-        order=row["id"],
-        priority=row["priority"],
-        weight=row["weight"],
-        max_slots=row["max_slots"],
-        single_agent=True,  # an agent starts all ranks of a run
-        excluded=frozenset(msgspec.json.decode(row["excluded"])),
-    )
-
-
-def _waiting(world: World, transaction: Transaction) -> list[Request]:
-    turn = func.row_number().over(partition_by=trials.c.experiment_id, order_by=trials.c.id)
-    found = (
-        select(*_REQUEST, turn.label("turn"))
-        .join(experiments, experiments.c.id == trials.c.experiment_id)
-        .where(
-            trials.c.state == TrialState.QUEUED,
-            trials.c.run_id.is_(None),
-            experiments.c.state == ExperimentState.ACTIVE,
-            (trials.c.restart_at.is_(None)) | (trials.c.restart_at <= world.steady()),
-        )
-        .subquery()
-    )
-    query = select(found).where(found.c.turn <= _NEXT_TRIALS)
-    return [_request(row) for row in transaction.connection.execute(query).mappings()]
-
-
-def _held(transaction: Transaction) -> dict[int, Allocation]:
-    """Return what every run holds."""
-    query = (
-        select(
-            runs.c.id.label("run_id"),
-            runs.c.agent_id,
-            runs.c.slot_ids,
-            runs.c.directive,
-            runs.c.killed,
-            *_REQUEST,
-        )
-        .join(trials, trials.c.id == runs.c.trial_id)
-        .join(experiments, experiments.c.id == runs.c.experiment_id)
-        .where(runs.c.state != RunState.EXITED)
-        .order_by(runs.c.id)
-    )
-    return {
-        row["run_id"]: Allocation(
-            _request(row),
-            {row["agent_id"]: tuple(msgspec.json.decode(row["slot_ids"]))},
-            stopping=row["directive"] != "train" or bool(row["killed"]),
-        )
-        for row in transaction.connection.execute(query).mappings()
-    }
+_ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 
 def tick(world: World, transaction: Transaction) -> None:
     """Look after deadlines, dead agents and waits that are over; then schedule."""
-    _lose_silent_agents(world, transaction)
+    lose_silent(world, transaction)
     _kill_late_runs(world, transaction)
+    end_long_waits(world, transaction)
     schedule(world, transaction)
 
 
@@ -177,29 +179,14 @@ def bound_deadlines(world: World, transaction: Transaction) -> None:
     latest = now + world.settings.timings.backoff_most_s
     waiting = update(trials).where(trials.c.restart_at > latest)
     transaction.connection.execute(waiting.values(restart_at=latest))
+    waiting_long = update(experiments).where(experiments.c.waits_since > now)
+    transaction.connection.execute(waiting_long.values(waits_since=now))
     leaving = select(runs.c.id, runs.c.experiment_id, runs.c.deadline_at).where(
-        runs.c.state != RunState.EXITED, runs.c.deadline_at.is_not(None)
+        runs.c.state.in_(OPEN_RUNS), runs.c.deadline_at.is_not(None)
     )
     for run_id, experiment_id, deadline in transaction.connection.execute(leaving).all():
         patience = world.config(transaction, experiment_id).preemption_timeout
         save(transaction, runs, run_id, deadline_at=min(deadline, now + patience))
-
-
-def _lose_silent_agents(world: World, transaction: Transaction) -> None:
-    patience = world.settings.timings.agent_dead_s
-    living = transaction.connection.execute(
-        select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
-    ).all()
-    for agent_id, name in living:
-        if world.silence_s(agent_id) <= patience:
-            continue
-        save(transaction, agents, agent_id, alive=0)
-        query = select(runs).where(runs.c.agent_id == agent_id, runs.c.state != RunState.EXITED)
-        for run in transaction.connection.execute(query).mappings().all():
-            reason = f"agent {name} has not been heard of for {patience:g} s"
-            # A run that never began is no failure of its trial.
-            code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
-            exited(world, transaction, run["id"], RunExit(code, reason))
 
 
 def _kill_late_runs(world: World, transaction: Transaction) -> None:
@@ -207,7 +194,7 @@ def _kill_late_runs(world: World, transaction: Transaction) -> None:
     now = world.steady()
     late = transaction.connection.execute(
         select(runs).where(
-            runs.c.state != RunState.EXITED, runs.c.killed == 0, runs.c.deadline_at < now
+            runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
         )
     )
     for run in late.mappings().all():

@@ -1,7 +1,7 @@
 """What becomes of trials: made, stopped, ended."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,10 +9,15 @@ from sqlalchemy import RowMapping, select, update
 
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.checkpoints.retention import (
+    apply_to_experiment,
+    apply_to_trial,
+    discard_unfinished,
+)
+from zeroserver.orchestrator.desk import World, agents_changed, find, save, touch
 from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
-from zeroserver.orchestrator.retention import apply_to_experiment, apply_to_trial
 from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.warm_start import settle_sources, source_of_trial
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_STOPPING,
@@ -30,9 +35,10 @@ __all__ = [
     "carry_out",
     "direct_run",
     "end_trial",
-    "fail_experiment",
+    "give_up_experiment",
     "kill_run",
     "move_trial",
+    "resting_state",
     "stop_trial",
     "tell_searcher",
 ]
@@ -52,12 +58,26 @@ def move_trial(
         check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], state)
     save(transaction, trials, trial["id"], state=state, **values)
     touch(transaction, "trial", trial["experiment_id"], trial["id"])
+    if state in TRIAL_ENDED or state == TrialState.PAUSED:
+        settle_sources(transaction, trial["id"])
 
 
-def tell_searcher(world: World, transaction: Transaction, experiment_id: int, event: Event) -> None:
-    """Tell the searcher an event and carry out what it then wants."""
+def resting_state(experiment_state: str, trial: Mapping[str, Any] | RowMapping) -> TrialState:
+    """Where a trial without a run belongs that has not ended: in the queue, unless it must wait.
+
+    It waits while its experiment is not active, while a user has paused it, and while it stands
+    where the searcher wanted it to stop and wait.
+    """
+    active = experiment_state == ExperimentState.ACTIVE
+    waits = trial["waits"] or trial["held"]
+    return TrialState.QUEUED if active and not waits else TrialState.PAUSED
+
+
+def tell_searcher(world: World, transaction: Transaction, experiment_id: int, event: Event) -> bool:
+    """Tell the searcher an event and carry out what it then wants; return whether it did."""
     operations = searching.tell(world, transaction, experiment_id, event)
     carry_out(world, transaction, experiment_id, operations)
+    return bool(operations)
 
 
 def carry_out(
@@ -91,8 +111,8 @@ def carry_out(
 
 
 def _create(world: World, transaction: Transaction, experiment_id: int, operation: Create) -> None:
-    query = "SELECT state FROM experiments WHERE id = ?"
-    ((experiment_state,),) = transaction.raw(query, (experiment_id,))
+    query = "SELECT state, source_checkpoint FROM experiments WHERE id = ?"
+    ((experiment_state, source),) = transaction.raw(query, (experiment_id,))
     paused = experiment_state == ExperimentState.PAUSED
     row = {
         "experiment_id": experiment_id,
@@ -101,6 +121,8 @@ def _create(world: World, transaction: Transaction, experiment_id: int, operatio
         "hparams": msgspec.json.encode(operation.hparams).decode(),
         "seed": operation.trial_seed,
         "created_at": world.clock(),
+        "source_checkpoint": source,
+        **source_of_trial(transaction, experiment_id, operation),
     }
     made = transaction.connection.execute(_INSERT_TRIAL, row)
     touch(transaction, "trial", experiment_id, made.scalar_one())
@@ -117,9 +139,9 @@ def _continue(transaction: Transaction, experiment_id: int, operation: Continue)
     trial = _requested(transaction, experiment_id, operation.trial_id)
     save(transaction, trials, trial["id"], until=operation.until, waits=0)
     experiment = find(transaction, experiments, experiment_id)
-    active = experiment["state"] == ExperimentState.ACTIVE
-    if active and trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
-        move_trial(transaction, trial, TrialState.QUEUED)
+    if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
+        free = {**trial, "waits": 0}
+        move_trial(transaction, trial, resting_state(experiment["state"], free))
 
 
 def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: str) -> None:
@@ -144,27 +166,21 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         direct_run(world, transaction, trial["run_id"], "stop")
 
 
-def fail_experiment(
-    world: World, transaction: Transaction, experiment_id: int, trial_id: int, error: str
+def give_up_experiment(
+    world: World, transaction: Transaction, experiment_id: int, error: str
 ) -> None:
-    """End an experiment that can come to nothing, as one of its trials has shown.
+    """End an experiment of which nothing runs, with an error of its own.
 
     Args:
         world: Of the orchestrator.
         transaction: Of the writer.
         experiment_id: One that searches.
-        trial_id: The trial; it has a run.
         error: One line for the user.
     """
     experiment = find(transaction, experiments, experiment_id)
     move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR, error=error)
-    save(transaction, trials, trial_id, error=error)
     cancel_idle_trials(world, transaction, experiment_id, "kill")
-    running = select(trials).where(
-        trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
-    )
-    for trial in transaction.connection.execute(running.order_by(trials.c.id)).mappings().all():
-        stop_trial(world, transaction, trial, "error" if trial["id"] == trial_id else "kill")
+    settle_experiment(world, transaction, experiment_id)
 
 
 def cancel_idle_trials(
@@ -206,7 +222,7 @@ def kill_run(world: World, transaction: Transaction, run_id: int) -> None:
     run = find(transaction, runs, run_id)
     if not run["killed"]:
         save(transaction, runs, run_id, killed=1, killed_at=world.clock())
-    transaction.changes.append(Change("agents"))
+    transaction.changes.append(agents_changed())
 
 
 def end_trial(
@@ -234,8 +250,11 @@ def end_trial(
         values["progress"] = 1.0
     move_trial(transaction, trial, state, **values)
     apply_to_trial(world, transaction, trial["id"])
+    if state != TrialState.COMPLETED and trial["started_at"] is not None:
+        discard_unfinished(world, transaction, trial)
     experiment = find(transaction, experiments, trial["experiment_id"])
-    if experiment["state"] not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
+    over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+    if not over and not experiment["searcher_done"]:
         if state == TrialState.COMPLETED and reason is None:
             event = Event("exited", trial["request_id"])
         else:

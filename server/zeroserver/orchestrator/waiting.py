@@ -1,7 +1,8 @@
 """Why trials and experiments wait, as the scheduler said last; kept in memory, never stored."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from zerolab.scheduler import Decision, Request
 from zeroserver.states import ExperimentState, TrialState
@@ -9,6 +10,8 @@ from zeroserver.states import ExperimentState, TrialState
 __all__ = ["Waiting", "changed_reasons"]
 
 _LATER = "earlier trials of its experiment go first"
+_MOST_TOLD = 200
+"""Changes of one round that those who watch are told; others are seen where they are read."""
 
 
 @dataclass(frozen=True)
@@ -16,39 +19,38 @@ class Waiting:
     """The reasons of one round; a new round makes a new one, so that any thread may read it."""
 
     trials: Mapping[int, str] = field(default_factory=dict)
-    """Trial to its reason."""
-    experiments: Mapping[int, str] = field(default_factory=dict)
-    """Experiment of which nothing runs to the reason of its first trial."""
+    """Trial to its reason, the first to start first; of trials that are alike, the first."""
     homes: Mapping[int, int] = field(default_factory=dict)
     """Trial to its experiment."""
-    queued: frozenset[int] = frozenset()
-    """Experiments of which trials wait."""
+    jobs: Mapping[int, str] = field(default_factory=dict)
+    """Experiment of which trials wait to the reason of the first of them."""
+    running: frozenset[int] = frozenset()
+    """Experiments that hold slots."""
 
     @classmethod
     def after(
         cls,
         decision: Decision,
-        waiting: list[Request],
-        running: set[int],
+        waiting: Iterable[Request],
+        running: Iterable[int],
         restarting: Mapping[int, tuple[int, str]],
     ) -> "Waiting":
         """Collect the reasons of a round.
 
         Args:
             decision: What the scheduler said.
-            waiting: What it was asked, the first to run first within an experiment.
+            waiting: What it was asked.
             running: Experiments that hold slots now.
             restarting: Trial to its experiment and the reason, where it is not its turn because
                 it failed a moment ago.
         """
-        told = {trial: text for trial, (_, text) in restarting.items()} | decision.waiting
-        homes = {trial: home for trial, (home, _) in restarting.items()}
-        homes |= {request.trial_id: request.experiment_id for request in waiting}
-        experiments: dict[int, str] = {}
-        for trial in sorted(told):
-            if homes[trial] not in running:
-                experiments.setdefault(homes[trial], told[trial])
-        return cls(told, experiments, homes, frozenset(homes.values()))
+        homes = {request.trial_id: request.job.job_id for request in waiting}
+        homes |= {trial: home for trial, (home, _) in restarting.items()}
+        told = decision.waiting | {trial: text for trial, (_, text) in restarting.items()}
+        jobs: dict[int, str] = {}
+        for trial, text in told.items():
+            jobs.setdefault(homes[trial], text)
+        return cls(told, homes, jobs, frozenset(running))
 
     def of_trial(
         self, trial_id: int, experiment_id: int, state: str, run_id: int | None
@@ -56,28 +58,32 @@ class Waiting:
         """Why a trial waits; None when it does not, is starting, or nobody has looked yet."""
         if state != TrialState.QUEUED or run_id is not None:
             return None
-        looked_at = experiment_id in self.queued  # a round looks at the first trials of each
-        return self.trials.get(trial_id, _LATER if looked_at else None)
+        return self.trials.get(trial_id, _LATER if experiment_id in self.jobs else None)
 
     def of_experiment(self, experiment_id: int, state: str) -> str | None:
         """Why nothing of an experiment runs; None when something does."""
-        if state != ExperimentState.ACTIVE:
+        if state != ExperimentState.ACTIVE or experiment_id in self.running:
             return None
-        return self.experiments.get(experiment_id)
+        return self.jobs.get(experiment_id)
+
+    def of_job(self, experiment_id: int, state: str) -> str | None:
+        """Why an experiment's next trial waits, whether or not others run."""
+        return self.jobs.get(experiment_id) if state == ExperimentState.ACTIVE else None
 
 
 def changed_reasons(before: Waiting, now: Waiting) -> tuple[dict[int, int], set[int]]:
-    """Find what must be told to those who watch.
+    """Find what must be told to those who watch: the first changes, in the order of the queue.
 
     Returns:
         Trials whose reason is another one now, each with its experiment; and such experiments.
     """
+    gone = (trial for trial in before.trials if trial not in now.trials)
+    other = (trial for trial, text in now.trials.items() if before.trials.get(trial) != text)
     homes = {**before.homes, **now.homes}
     trials = {
-        trial: homes[trial]
-        for trial in before.trials.keys() | now.trials.keys()
-        if before.trials.get(trial) != now.trials.get(trial)
+        trial: homes[trial] for trial in (*islice(other, _MOST_TOLD), *islice(gone, _MOST_TOLD))
     }
-    ids = before.experiments.keys() | now.experiments.keys()
-    told = {one for one in ids if before.experiments.get(one) != now.experiments.get(one)}
-    return trials, told
+    over = (one for one in before.jobs if one not in now.jobs)
+    told = (one for one, text in now.jobs.items() if before.jobs.get(one) != text)
+    moved = before.running ^ now.running
+    return trials, {*islice(told, _MOST_TOLD), *islice(over, _MOST_TOLD), *moved}

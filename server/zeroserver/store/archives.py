@@ -22,6 +22,7 @@ __all__ = [
     "remove_archive",
     "store_archive",
     "sweep_archives",
+    "unpack_archive",
 ]
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,18 @@ def archive_path(directory: Path, digest: str | None) -> Path:
         msg = "this experiment has no model directory on the server"
         raise NotFoundError(msg)
     return _path(directory, digest)
+
+
+def unpack_archive(path: Path, into: Path) -> None:
+    """Unpack an archive into an empty directory.
+
+    Raises:
+        ConfigError: If the archive is damaged, too large or dishonest.
+    """
+    # The client's HTTP library comes with it, which a server that only starts can do without.
+    from zerolab.client.archive import unpack
+
+    unpack(path.read_bytes(), into)
 
 
 @dataclass(frozen=True)

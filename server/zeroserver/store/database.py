@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ T = TypeVar("T")
 _GROUP = 256
 _PATIENCE_S = 10.0
 """A change that could not begin within it is refused, so that its sender may try again."""
+_SAY_S = 60.0
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
 _POSTGRESQL_LOCKED = "55P03"
 
@@ -148,10 +149,16 @@ class Database:
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_loop, name="writer", daemon=True)
+        self._damage_next = 0.0
         self._closed = False
         self._ending = False
         self.groups = 0
         self.jobs = 0
+
+    @property
+    def name(self) -> str:
+        """Its address, for people."""
+        return self.url.render_as_string(hide_password=True)
 
     @property
     def writer_engine(self) -> Engine:
@@ -162,6 +169,11 @@ class Database:
     def waiting(self) -> int:
         """How many jobs wait for the writer."""
         return self._queue.qsize()
+
+    @property
+    def started(self) -> bool:
+        """Whether the writer has been started."""
+        return self._thread.ident is not None
 
     def start(self) -> None:
         """Start the writer."""
@@ -195,7 +207,7 @@ class Database:
             with engine.begin() as connection:
                 yield connection
         except Exception as error:
-            told = self._told(error)
+            told = self.told(error)
             if told is error:
                 raise
             raise told from error
@@ -220,11 +232,22 @@ class Database:
             StorageError: If it could not begin soon; it has not run then, and will not.
         """
         future = self.submit(job)
-        answer = asyncio.wrap_future(future)
-        await asyncio.wait((answer,), timeout=_PATIENCE_S)
-        if not answer.done() and future.cancel():
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[None] = loop.create_future()
+
+        def wake(_done: "Future[T]") -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_set, answered)
+
+        future.add_done_callback(wake)
+        late = loop.call_later(_PATIENCE_S, future.cancel)  # no more than a wish once it has begun
+        try:
+            await answered  # whoever gives up here leaves the job as it is
+        finally:
+            late.cancel()
+        if future.cancelled():
             raise _busy()
-        return await asyncio.shield(answer)
+        return future.result()
 
     def write_now(self, job: Job[T]) -> T:
         """Run a job and wait for its commit, on a thread that may block."""
@@ -279,7 +302,7 @@ class Database:
             if not alone:
                 return False
             if group[0].begin():
-                group[0].future.set_exception(self._told(error))
+                group[0].future.set_exception(self.told(error))
             return True
         self.groups += 1
         self.jobs += len(answers)
@@ -299,7 +322,7 @@ class Database:
         if changes:
             self._on_commit(changes)
 
-    def _told(self, error: BaseException) -> BaseException:
+    def told(self, error: BaseException) -> BaseException:
         """Turn an error of the database into one for the one who asked."""
         found = error.orig if isinstance(error, DBAPIError) else error
         told = error
@@ -310,13 +333,19 @@ class Database:
             logger.warning("the database failed: %s", found)
             told = StorageError.of(str(found))
         elif isinstance(found, self._driver.InternalError) or type(found) is damaged:
-            logger.error("the database is damaged: %s", found)
+            self._tell_damage(str(found))
             told = StorageError.of_damage(str(found))
         elif isinstance(found, self._driver.DataError | OverflowError):
             told = ConfigError("request", [f"a value cannot be stored: {found}"])
         if told is not error:
             told.__cause__ = error
         return told
+
+    def _tell_damage(self, text: str) -> None:
+        """Write it into the log, once a minute: whoever asks is told each time."""
+        if time.monotonic() >= self._damage_next:
+            self._damage_next = time.monotonic() + _SAY_S
+            logger.error("the database is damaged: %s", text)
 
     def _run(
         self,
@@ -348,6 +377,11 @@ class Database:
         connection.exec_driver_sql("RELEASE SAVEPOINT job")
         undo_group.extend(transaction.undo)
         return pending, result, None
+
+
+def _set(answered: "asyncio.Future[None]") -> None:
+    if not answered.done():
+        answered.set_result(None)
 
 
 class _LockedError(Exception):

@@ -1,79 +1,169 @@
-"""Removes directories without anyone waiting for it, and none is forgotten before it is gone.
+"""Removes checkpoints without anyone waiting for it, and none is forgotten before it is gone.
 
-A directory is marked in the transaction that lets go of it, removed after the commit, and its mark
-last of all. So whatever dies in between, the next start finds what is left.
+A chore is written down in the transaction that lets go of the files, done after the commit, and
+crossed out last of all. So whatever dies in between, the next start finds what is left. What fails
+is tried again later: a bucket that nobody reaches holds up neither directories nor the server.
 """
 
 import logging
 import queue
-import shutil
 import threading
+import time
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, delete, select
+import msgspec
+from sqlalchemy import delete, select
 
+from zerolab.contract.storage import StorageAddress
+from zerolab.errors import ZerolabError
 from zeroserver.errors import StorageError
 from zeroserver.store.database import Database, Transaction
-from zeroserver.store.schema import discarded
+from zeroserver.store.schema import chores
 
-__all__ = ["Janitor"]
+if TYPE_CHECKING:  # fsspec and what it needs, loaded when there is something to do
+    from zerolab.storage.store import CheckpointStore
+
+__all__ = ["Chore", "Janitor"]
 
 logger = logging.getLogger(__name__)
 
+_AGAIN_S = 300.0
+_CLOSE_S = 5.0
+_MOST_OPEN = 8
+"""Storages that are kept open: each has connections."""
+
+
+class Chore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something to remove from a storage."""
+
+    storage: StorageAddress
+    name: str = ""
+    """A checkpoint's uuid."""
+    files: list[str] = []
+    """Of the checkpoint; all of it when empty."""
+    owner: str = ""
+    """Or: whose unfinished checkpoints."""
+
+    def __str__(self) -> str:
+        """Say what it is about, without credentials."""
+        if self.owner:
+            return f"unfinished checkpoints of {self.owner} in {self.storage.root}"
+        files = f"{len(self.files)} files of " if self.files else ""
+        return f"{files}{self.storage.at(self.name)}"
+
 
 class Janitor:
-    """Removes checkpoint directories on a thread of its own."""
+    """Removes checkpoints on threads of its own: one for directories, one for object stores."""
 
     def __init__(self) -> None:
-        self._paths: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._database: Database | None = None
-        self._thread = threading.Thread(target=self._work, name="janitor", daemon=True)
+        self._rooms = {
+            remote: _Room("buckets" if remote else "directories", self._forget)
+            for remote in (False, True)
+        }
 
     def start(self, database: Database) -> None:
         """Begin, with what an earlier server has left."""
         self._database = database
         with database.read() as connection:
-            for path in _marked(connection):
-                self._paths.put(path)
-        self._thread.start()
+            left = connection.execute(select(chores).order_by(chores.c.id)).all()
+        for row in left:
+            self._put(row.id, msgspec.json.decode(row.chore, type=Chore))
+        for room in self._rooms.values():
+            room.start()
 
-    def discard(self, transaction: Transaction, path: str) -> None:
-        """Have a directory removed after the commit; nothing may name it any more."""
-        transaction.run("INSERT INTO discarded (path) VALUES (?)", (path,))
-        transaction.then.append(partial(self._paths.put, path))
+    def discard(self, transaction: Transaction, chore: Chore) -> None:
+        """Have something removed after the commit; nothing may name it any more."""
+        text = msgspec.json.encode(chore).decode()
+        made = transaction.connection.execute(
+            chores.insert().values(chore=text).returning(chores.c.id)
+        )
+        transaction.then.append(partial(self._put, made.scalar_one(), chore))
 
     def close(self) -> None:
-        """Remove what is waiting, then end."""
-        if self._thread.is_alive():
-            self._paths.put(None)
-            self._thread.join()
+        """Remove what is waiting in directories, then end; object stores wait for the next."""
+        for room in self._rooms.values():
+            room.close()
 
-    def _work(self) -> None:
-        while (path := self._paths.get()) is not None:
-            try:
-                _remove(path)
-            except OSError as error:
-                logger.warning(
-                    "%s could not be removed: %s; the next start tries again", path, error
-                )
-            else:
-                self._forget(path)
+    def _put(self, number: int, chore: Chore) -> None:
+        self._rooms[chore.storage.is_remote].chores.put((number, chore))
 
-    def _forget(self, path: str) -> None:
+    def _forget(self, number: int) -> None:
         assert self._database is not None
-        gone = delete(discarded).where(discarded.c.path == path)
+        gone = delete(chores).where(chores.c.id == number)
         try:
             self._database.write_now(lambda transaction: transaction.connection.execute(gone))
-        except StorageError as error:  # its mark stays, and does no harm
-            logger.info("%s is gone, and still marked: %s", path, error)
+        except StorageError as error:  # it is done again, which does no harm
+            logger.info("chore %d is done, and still written down: %s", number, error)
 
 
-def _marked(connection: Connection) -> list[str]:
-    return list(connection.scalars(select(discarded.c.path)))
+class _Room:
+    """A queue of chores and the thread that does them."""
 
+    def __init__(self, name: str, forget: Callable[[int], None]) -> None:
+        self.chores: queue.SimpleQueue[tuple[int, Chore] | None] = queue.SimpleQueue()
+        self._forget = forget
+        self._remote = name == "buckets"
+        self._closing = threading.Event()
+        self._later: list[tuple[float, int, Chore]] = []
+        self._stores: dict[bytes, CheckpointStore] = {}
+        self._thread = threading.Thread(target=self._work, name=f"janitor {name}", daemon=True)
 
-def _remove(path: str) -> None:
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._closing.set()
+            self.chores.put(None)
+            self._thread.join(_CLOSE_S if self._remote else None)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                found = self.chores.get(timeout=_AGAIN_S / 10 if self._later else None)
+            except queue.Empty:
+                self._try_again()
+                continue
+            if found is None or (self._remote and self._closing.is_set()):
+                return
+            self._try(*found)
+
+    def _try_again(self) -> None:
+        now = time.monotonic()
+        due = [each for each in self._later if each[0] <= now]
+        self._later = [each for each in self._later if each[0] > now]
+        for _, number, chore in due:
+            self._try(number, chore)
+
+    def _try(self, number: int, chore: Chore) -> None:
+        try:
+            self._do(chore)
+        except (ZerolabError, OSError) as error:
+            logger.warning("%s cannot be removed now: %s; it is tried again", chore, error)
+            self._later.append((time.monotonic() + _AGAIN_S, number, chore))
+        except Exception:  # the thread's boundary; the next start tries again
+            logger.exception("%s could not be removed", chore)
+        else:
+            self._forget(number)
+
+    def _do(self, chore: Chore) -> None:
+        store = self._store(chore.storage)
+        if chore.owner:
+            store.sweep(chore.owner)
+        elif chore.files:
+            store.remove_files(chore.name, chore.files)
+        else:
+            store.delete(chore.name)
+
+    def _store(self, address: StorageAddress) -> "CheckpointStore":
+        from zerolab.storage.store import CheckpointStore
+
+        key = msgspec.json.encode(address)
+        if key not in self._stores:
+            while len(self._stores) >= _MOST_OPEN:
+                del self._stores[next(iter(self._stores))]
+            self._stores[key] = CheckpointStore(address, owner="server")
+        return self._stores[key]

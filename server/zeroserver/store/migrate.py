@@ -5,11 +5,15 @@ from pathlib import Path
 from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from zerolab.errors import ConfigError, ConflictError
+from zerolab.errors import ConfigError, ConflictError, ZerolabError
+from zeroserver.errors import StorageError
 from zeroserver.store.database import Database
-from zeroserver.store.schema import HEAD, metadata
+from zeroserver.store.schema import HEAD, logs, metadata, points, rollups
 
 __all__ = ["migrate", "upgrade"]
+
+_OF_RUNS = (points, rollups, logs)
+"""What runs have told: where it is damaged, all the rest is there still."""
 
 _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 """Where Alembic keeps the revision."""
@@ -21,6 +25,7 @@ def migrate(database: Database) -> None:
     Raises:
         ConflictError: If a newer version of the server, or another program, has written it.
         ConfigError: If the database cannot be opened.
+        StorageError: If it is damaged, or its disk is full.
     """
     try:
         with database.writer_engine.begin() as connection:
@@ -32,8 +37,14 @@ def migrate(database: Database) -> None:
                 upgrade(connection)
             _check_columns(connection)
     except DBAPIError as error:
-        where = database.url.render_as_string(hide_password=True)
-        raise ConfigError(f"database {where}", [f"cannot be opened: {error.orig}"]) from error
+        raise _unopened(database, error) from error
+
+
+def _unopened(database: Database, error: DBAPIError) -> ZerolabError:
+    told = database.told(error)
+    if isinstance(told, StorageError) and (told.damaged or told.disk_full):
+        return told
+    return ConfigError(f"database {database.name}", [f"cannot be opened: {error.orig}"])
 
 
 def _revision(connection: Connection) -> str | None:
@@ -64,8 +75,7 @@ def _check_columns(connection: Connection) -> None:
     Raises:
         ConflictError: If a column is missing.
     """
-    found = inspect(connection).get_multi_columns(filter_names=list(metadata.tables))
-    there = {name: {column["name"] for column in columns} for (_, name), columns in found.items()}
+    there = _columns(connection)
     for table in metadata.tables.values():
         missing = sorted({column.name for column in table.c} - there.get(table.name, set()))
         if missing:
@@ -74,6 +84,26 @@ def _check_columns(connection: Connection) -> None:
                 f"no column {', '.join(missing)}; name another one with --database"
             )
             raise ConflictError(msg)
+        if connection.dialect.name == "sqlite" and table not in _OF_RUNS:
+            # Read now what each question would fail at.
+            connection.execute(text(f"SELECT 1 FROM {table.name} NOT INDEXED LIMIT 1"))  # noqa: S608 - our own names
+
+
+def _columns(connection: Connection) -> dict[str, set[str]]:
+    """Return the names of the columns of our tables that are there, by table."""
+    there: dict[str, set[str]] = {}
+    if connection.dialect.name == "sqlite":  # with one query in place of thirty: 10 ms of a start
+        query = text(
+            "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
+            "WHERE m.type = 'table'"
+        )
+        for table, column in connection.execute(query):
+            there.setdefault(table, set()).add(column)
+        return there
+    found = inspect(connection).get_multi_columns(filter_names=list(metadata.tables))
+    for (_, table), columns in found.items():
+        there[table] = {column["name"] for column in columns}
+    return there
 
 
 def _create(connection: Connection) -> None:

@@ -8,7 +8,7 @@ then the roll-ups around it are made anew from the points.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = [
     "MetricKeys",
     "Point",
     "forget_after",
+    "point_times",
     "read_curve",
     "store_points",
 ]
@@ -265,10 +266,11 @@ _READ_POINTS = (
     "SELECT step, value FROM points WHERE trial_id = ? AND key_id = ? "
     "AND step BETWEEN ? AND ? ORDER BY step"
 )
+_TIMES = "SELECT step, time FROM points WHERE trial_id = ? AND key_id = ?"
 _OF_BUCKETS = "WHERE trial_id = ? AND shift = ? AND key_id = ? AND bucket BETWEEN ? AND ?"
 _READ_EXTENT = f"SELECT min(bucket), max(last_step), sum(count) FROM rollups {_OF_BUCKETS}"  # noqa: S608 - our own words
 _READ_ROLLUPS = (
-    "SELECT least, most, total, finite, count, last_step "  # noqa: S608 - our own words
+    "SELECT last_step, least, most, total, finite "  # noqa: S608 - our own words
     f"FROM rollups {_OF_BUCKETS} ORDER BY bucket"
 )
 
@@ -310,12 +312,25 @@ def read_curve(
         raw = raw_rows(connection, _READ_POINTS, (trial_id, key_id, *within))
         if len(raw) <= max_points:
             return Curve(group, name, [[step, _json(value)] for step, value in raw], None)
-        sums = [_Sums.of([row]) for row in raw]
+        band = [_band_of_points(part) for part in _parts(raw, max_points)]
     else:
-        sums = _rolled(connection, trial_id, key_id, _level(span, max_points), within)
-    merged = _squeeze(sums, max_points)
-    band = [[each.last_step, _json(each.least), _json(each.most), _mean(each)] for each in merged]
+        shift = _level(span, max_points)
+        buckets = (within[0] >> shift, within[1] >> shift)
+        rows = raw_rows(connection, _READ_ROLLUPS, (trial_id, shift, key_id, *buckets))
+        band = [_band_of_rollups(part) for part in _parts(rows, max_points)]
     return Curve(group, name, [[row[0], row[3]] for row in band], band)
+
+
+def point_times(
+    connection: Connection, trial_id: int, key_id: int, steps: Sequence[int]
+) -> list[float]:
+    """Return when the points of some steps of a metric were reported, in seconds since 1970."""
+    if not steps:
+        return []
+    marks = ", ".join("?" * len(steps))
+    wanted = f"{_TIMES} AND step IN ({marks})"
+    found = dict(raw_rows(connection, wanted, (trial_id, key_id, *steps)))
+    return [found.get(step, 0.0) for step in steps]
 
 
 def _extent(
@@ -335,29 +350,35 @@ def _level(span: int, max_points: int) -> int:
     return next((s for s in SHIFTS if span >> s <= 4 * max_points), SHIFTS[-1])
 
 
-def _rolled(
-    connection: Connection, trial_id: int, key_id: int, shift: int, within: tuple[int, int]
-) -> list[_Sums]:
-    buckets = (within[0] >> shift, within[1] >> shift)
-    rows = raw_rows(connection, _READ_ROLLUPS, (trial_id, shift, key_id, *buckets))
-    return [_Sums(*row) for row in rows]
+def _parts(rows: list[tuple[Any, ...]], most: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Cut rows into at most so many parts of neighbours."""
+    each = -(-len(rows) // most)
+    return (rows[start : start + each] for start in range(0, len(rows), each))
 
 
-def _squeeze(sums: list[_Sums], max_points: int) -> list[_Sums]:
-    """Merge neighbours until at most ``max_points`` are left."""
-    each = -(-len(sums) // max_points)
-    merged = []
-    for start in range(0, len(sums), each):
-        one = sums[start]
-        for other in sums[start + 1 : start + each]:
-            one.merge(other)
-        merged.append(one)
-    return merged
+def _band_of_points(part: list[tuple[Any, ...]]) -> list[Any]:
+    numbers = [value for _, value in part if value is not None]
+    least, most = min(numbers, default=None), max(numbers, default=None)
+    if least == -math.inf or most == math.inf:
+        numbers = [number for number in numbers if math.isfinite(number)]
+    return _band(part[-1][0], least, most, sum(numbers), len(numbers))
+
+
+def _band_of_rollups(part: list[tuple[Any, ...]]) -> list[Any]:
+    if len(part) == 1:
+        return _band(*part[0])
+    least = min([row[1] for row in part if row[1] is not None], default=None)
+    most = max([row[2] for row in part if row[2] is not None], default=None)
+    total, finite = sum([row[3] for row in part]), sum([row[4] for row in part])
+    return _band(part[-1][0], least, most, total, finite)
+
+
+def _band(
+    step: int, least: float | None, most: float | None, total: float, finite: int
+) -> list[Any]:
+    mean = total / finite if finite else least
+    return [step, _json(least), _json(most), _json(mean)]
 
 
 def _json(value: float | None) -> float | str:
     return "NaN" if value is None else wire_number(value)
-
-
-def _mean(sums: _Sums) -> float | str:
-    return wire_number(sums.total / sums.finite) if sums.finite else _json(sums.least)

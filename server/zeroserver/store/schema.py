@@ -6,9 +6,12 @@ a report that arrives twice count once. NULL stands for NaN, since SQLite cannot
 load Alembic.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     Double,
     ForeignKey,
     Index,
@@ -19,25 +22,41 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
+    text,
 )
 
 __all__ = [
     "HEAD",
+    "WAITING",
+    "WEIGHTS_MISSING",
     "agents",
     "checkpoints",
-    "discarded",
+    "chores",
     "experiments",
     "logs",
     "metadata",
     "metric_keys",
     "points",
+    "pools",
+    "quotas",
     "rollups",
+    "run_nodes",
     "runs",
     "searcher_events",
     "trials",
 ]
 
-HEAD = "0002"
+HEAD = "0007"
+
+WAITING = (
+    "state = 'QUEUED' AND run_id IS NULL "
+    "AND (source_trial_id IS NULL OR source_checkpoint IS NOT NULL)"
+)
+"""Which trials wait for slots, and for nothing else."""
+
+WEIGHTS_MISSING = "source_trial_id IS NOT NULL AND source_checkpoint IS NULL"
+"""Which trials wait for a checkpoint of another."""
 
 metadata = MetaData(
     naming_convention={
@@ -66,6 +85,7 @@ experiments = Table(
     Column("archived", Integer, nullable=False, default=0),
     Column("test_mode", Integer, nullable=False, default=0),
     Column("forked_from", Id, nullable=True),
+    Column("source_checkpoint", String(36), nullable=True),  # weights that its trials begin with
     Column("searcher_name", Text, nullable=False),
     Column("metric", Text, nullable=False),
     Column("smaller_is_better", Integer, nullable=False),
@@ -74,6 +94,12 @@ experiments = Table(
     Column("priority", Integer, nullable=False),
     Column("weight", Double, nullable=False, default=1.0),
     Column("max_slots", Integer, nullable=True),
+    Column("pool", Text, nullable=False, server_default="default"),
+    Column("position", Double, nullable=False, server_default="0"),  # place in the queue
+    Column("queue_time", Integer, nullable=True),  # seconds
+    Column("concurrent_trials", Integer, nullable=False, server_default="0"),  # 0: any number
+    Column("max_nodes", Integer, nullable=False, server_default="1"),
+    Column("waits_since", Double, nullable=True),  # for slots, with none held; if it has a limit
     Column("searcher_done", Integer, nullable=False, default=0),
     Column("progress", Double, nullable=False, default=0.0),
     Column("num_trials", Integer, nullable=False, default=0),
@@ -84,6 +110,7 @@ experiments = Table(
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
     Index("ix_experiments_state", "state", "id"),
+    Index("ix_experiments_place", "pool", "position"),
     sqlite_autoincrement=True,
 )
 
@@ -110,6 +137,10 @@ trials = Table(
     Column("latest_validation", Double, nullable=True),
     Column("latest_checkpoint", String(36), nullable=True),
     Column("best_checkpoint", String(36), nullable=True),
+    Column("source_trial_id", Id, nullable=True),  # whose weights it begins with, or None of them
+    Column("source_steps", BigInteger, nullable=True),  # how far that one was, told the searcher
+    Column("source_checkpoint", String(36), nullable=True),  # NULL: not known yet, "": none
+    Column("held", Integer, nullable=False, server_default="0"),  # a user has paused it alone
     Column("activity", Text, nullable=True),
     Column("excluded", Text, nullable=False, default="[]"),  # agents, by log policies
     Column("labels", Text, nullable=False, default="[]"),  # names of log policies that matched
@@ -124,16 +155,70 @@ trials = Table(
     sqlite_autoincrement=True,
 )
 
+# What the scheduler reads in every round, of the trials that wait alone.
+Index(
+    "ix_trials_waiting",
+    trials.c.experiment_id,
+    trials.c.excluded,
+    trials.c.restart_at,
+    trials.c.id,
+    trials.c.state,  # with what the condition names, SQLite need not look into the table
+    trials.c.run_id,
+    trials.c.source_trial_id,
+    trials.c.source_checkpoint,
+    sqlite_where=text(WAITING),
+)
+Index("ix_trials_restart", trials.c.restart_at)
+Index(
+    "ix_trials_source",
+    trials.c.source_trial_id,
+    sqlite_where=text(WEIGHTS_MISSING),
+)
+
+
+@event.listens_for(metadata, "before_create")
+def _partial_on_postgresql(_target: object, connection: Connection, **_options: Any) -> None:
+    """Say the conditions of the indexes in PostgreSQL's words too.
+
+    Where an index is declared, that would load its dialect with every start on SQLite.
+    """
+    if connection.dialect.name == "postgresql":
+        for index in trials.indexes:
+            options = index.dialect_options
+            options["postgresql"]["where"] = options["sqlite"]["where"]
+
+
 agents = Table(
     "agents",
     metadata,
     Column("id", Id, primary_key=True),
     Column("name", Text, nullable=False, unique=True),
     Column("host", Text, nullable=False),
+    Column("pool", Text, nullable=False, server_default="default"),
+    Column("identity", Text, nullable=False, server_default=""),  # of its data directory
     Column("slots", Text, nullable=False),
     Column("alive", Integer, nullable=False, default=1),
+    Column("enabled", Integer, nullable=False, server_default="1"),
+    Column(
+        "leaving", Integer, nullable=False, server_default="0"
+    ),  # it stops, as soon as its runs have
+    Column("disabled_slots", Text, nullable=False, server_default="[]"),
     Column("registered_at", Double, nullable=False),
     sqlite_autoincrement=True,
+)
+
+pools = Table(  # those that have a policy of their own; others are there with their agents
+    "pools",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("policy", String(16), nullable=False),
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    Column("group_name", Text, primary_key=True),  # pool:NAME, label:NAME
+    Column("max_slots", Integer, nullable=False),
 )
 
 runs = Table(
@@ -161,6 +246,22 @@ runs = Table(
     Index("ix_runs_trial", "trial_id", "id"),
     Index("ix_runs_state", "state", "agent_id"),
     sqlite_autoincrement=True,
+)
+
+run_nodes = Table(  # of runs on several agents: one row for each, that of the run itself too
+    "run_nodes",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("node_rank", Integer, primary_key=True, autoincrement=False),
+    Column("agent_id", Id, nullable=True),
+    Column("slot_ids", Text, nullable=False),
+    Column("address", Text, nullable=True),  # host:port, of the first: where the ranks meet
+    Column("next_log", BigInteger, nullable=False, default=0),
+    Column("ended_at", Double, nullable=True),
+    Column("exit_code", Integer, nullable=True),
+    Column("reason", Text, nullable=True),
+    Column("told", Integer, nullable=False, default=0),  # it was stopped, and did not fail
+    sqlite_with_rowid=False,
 )
 
 metric_keys = Table(
@@ -236,10 +337,12 @@ checkpoints = Table(
     sqlite_autoincrement=True,
 )
 
-discarded = Table(  # directories that nothing names any more; a row goes when its files have gone
-    "discarded",
+chores = Table(  # what nothing names any more; a row goes when its files have gone
+    "chores",
     metadata,
-    Column("path", Text, primary_key=True),
+    Column("id", Id, primary_key=True),
+    Column("chore", Text, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 searcher_events = Table(

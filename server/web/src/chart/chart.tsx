@@ -5,6 +5,8 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
 import { number } from "../format";
+import { useDark } from "../plot/canvas";
+import { type Along, type Timed, told } from "./along";
 import { banded, type Curve, draw, type Drawing, type Style, type Zoom } from "./curve";
 import { options } from "./options";
 
@@ -25,26 +27,18 @@ export interface ChartProps {
   heat: (trial: number | null) => void;
   large: boolean;
   enlarge: () => void;
+  along: Along;
+  /** The range of values that was asked for; null for what there is. */
+  fixed: [number, number] | null;
+  fix: (range: [number, number] | null) => void;
 }
 
 /** What a drawing shows, in words. */
-function words(title: string, curves: Curve[]): string {
+function words(title: string, curves: Curve[], along: Along): string {
   const last = Math.max(...curves.map(({ series }) => series.points[series.points.length - 1]?.[0] ?? 0));
   const points = curves.reduce((sum, { series }) => sum + series.points.length, 0);
   const several = curves.length === 1 ? "" : `${curves.length} curves, `;
-  return `${title}: ${several}${points} points to batch ${last}`;
-}
-
-/** Whether the system asks for a dark page; changes redraw. */
-function useDark(): boolean {
-  const [dark, setDark] = useState(() => window.matchMedia("(prefers-color-scheme: dark)").matches);
-  useEffect(() => {
-    const media = window.matchMedia("(prefers-color-scheme: dark)");
-    const changed = () => setDark(media.matches);
-    media.addEventListener("change", changed);
-    return () => media.removeEventListener("change", changed);
-  }, []);
-  return dark;
+  return `${title}: ${several}${points} points to ${along === "batch" ? `batch ${last}` : told(last, along)}`;
 }
 
 function nearest(plot: uPlot, { columns }: Drawing): number | null {
@@ -59,7 +53,8 @@ function nearest(plot: uPlot, { columns }: Drawing): number | null {
 }
 
 export function Chart(props: ChartProps) {
-  const { title, curves, range, hot, large } = props;
+  const { title, curves, range, hot, large, along, fixed } = props;
+  const [ranging, setRanging] = useState(false);
   const host = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const { log, smooth } = props.style;
@@ -69,7 +64,7 @@ export function Chart(props: ChartProps) {
   const [at, setAt] = useState<(number | null)[] | null>(null);
   const dark = useDark();
   const height = large ? LARGE : HEIGHT;
-  const shape = [...curves.map((c) => `${c.trial} ${c.label} ${banded(c.series)}`), drawing.log, props.tight, dark, height].join("|");
+  const shape = [...curves.map((c) => `${c.trial} ${c.label} ${banded(c.series)}`), drawing.log, props.tight, dark, height, along, fixed].join("|");
 
   useEffect(() => {
     const element = host.current!;
@@ -82,7 +77,7 @@ export function Chart(props: ChartProps) {
       now.current.heat(index === null ? null : now.current.curves[index]!.trial);
     };
     const tight = props.tight ? drawing.columns : null;
-    const wishes = { log: drawing.log, tight, height, width: width(), style: getComputedStyle(element), moved };
+    const wishes = { log: drawing.log, tight, fixed, along, height, width: width(), style: getComputedStyle(element), moved };
     const made = new uPlot(options(curves, { ...wishes, zoom: (zoom) => now.current.zoom(zoom) }), drawing.data, element);
     plot.current = made;
     show(made, drawing, range);
@@ -108,18 +103,108 @@ export function Chart(props: ChartProps) {
     now.current.hovered = hovered;
     if (!hovered) props.heat(null);
   };
+  const key = (event: KeyboardEvent) => plot.current && steer(event, plot.current, { ...props, drawing, hot });
   return (
-    <figure class={large ? "chart large" : "chart"} aria-label={words(title, curves)}>
+    <figure class={large ? "chart large" : "chart"} aria-label={words(title, curves, along)}>
       <figcaption>
         <span>{title}</span> <Notes {...props} drawing={drawing} />
         {curves.length === 1 && <output>{number(curves[0]!.series.points.at(-1)?.[1])}</output>}
+        <button type="button" class="bare range" aria-expanded={ranging} aria-label={`range of values of ${title}`} onClick={() => setRanging(!ranging)}>
+          y
+        </button>
         <button type="button" class="bare" aria-pressed={large} aria-label={`enlarge ${title}`} onClick={props.enlarge}>
           {large ? "−" : "+"}
         </button>
       </figcaption>
-      <div ref={host} onMouseEnter={() => hovering(true)} onMouseLeave={() => hovering(false)} />
-      <Readout plot={plot.current} at={at} curves={curves} hot={hot} drawing={drawing} />
+      {(ranging || fixed) && <Range title={title} fixed={fixed} fix={props.fix} now={plot.current?.scales.y} />}
+      <div
+        ref={host}
+        tabIndex={0}
+        role="application"
+        aria-label={`curves of ${title}: left and right go along, up and down to another curve, + and - zoom, Escape shows all`}
+        onMouseEnter={() => hovering(true)}
+        onMouseLeave={() => hovering(false)}
+        onKeyDown={key}
+        onBlur={() => setAt(null)}
+      />
+      <Readout plot={plot.current} at={at} curves={curves} hot={hot} drawing={drawing} along={along} />
     </figure>
+  );
+}
+
+interface Steered extends ChartProps {
+  drawing: Drawing;
+}
+
+/** What a key does in a chart. */
+function steer(event: KeyboardEvent, plot: uPlot, { curves, drawing, hot, heat, range, zoom }: Steered): void {
+  const along = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const other = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  const closer = { "+": 0.5, "=": 0.5, "-": 2 }[event.key];
+  const curve = Math.max(0, curves.findIndex((one) => one.trial === hot));
+  if (along) {
+    if (curves.length > 1 && hot === null) heat(curves[curve]!.trial);
+    move(plot, drawing.columns[curve]!, along * (event.shiftKey ? 10 : 1));
+  } else if (other && curves.length > 1) {
+    heat(curves[(hot === null ? 0 : curve + other + curves.length) % curves.length]!.trial);
+  } else if (closer) {
+    const middle = plot.cursor.left != null && plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : (range[0] + range[1]) / 2;
+    const half = (closer * (range[1] - range[0])) / 2;
+    const first = Math.max(0, Math.floor(middle - half));
+    zoom([first, Math.max(first + 1, Math.ceil(middle + half))]);
+  } else if (event.key === "Escape") zoom(null);
+  else return;
+  event.preventDefault();
+}
+
+/** Put the cursor on the next points of a column that are in sight. */
+function move(plot: uPlot, column: number, by: number): void {
+  const [places, values] = [plot.data[0], plot.data[column]!];
+  const { min = -Infinity, max = Infinity } = plot.scales.x!;
+  const rows = [...places.keys()].filter((row) => values[row] != null && places[row]! >= min && places[row]! <= max);
+  if (rows.length === 0) return;
+  const now = plot.cursor.idxs?.[column] ?? null;
+  const outside = now === null || (plot.cursor.left ?? -1) < 0;
+  const at = outside ? (by > 0 ? -by : rows.length - 1 - by) : rows.findIndex((row) => row >= now);
+  const row = rows[Math.min(rows.length - 1, Math.max(0, at + by))]!;
+  plot.setCursor({ left: plot.valToPos(places[row]!, "x"), top: plot.valToPos(values[row]!, "y") });
+}
+
+interface RangeProps {
+  title: string;
+  fixed: [number, number] | null;
+  fix: (range: [number, number] | null) => void;
+  now: uPlot.Scale | undefined;
+}
+
+/** From where to where the axis of values goes. */
+function Range({ title, fixed, fix, now }: RangeProps) {
+  const shown = (value: number | undefined) => (value === undefined ? "" : String(Number(value.toPrecision(4))));
+  const [low, setLow] = useState(shown(fixed?.[0] ?? now?.min ?? undefined));
+  const [high, setHigh] = useState(shown(fixed?.[1] ?? now?.max ?? undefined));
+  const wrong = low.trim() === "" || high.trim() === "" || !(Number(low) < Number(high));
+  const submit = (event: Event) => {
+    event.preventDefault();
+    if (!wrong) fix([Number(low), Number(high)]);
+  };
+  return (
+    <form class="choice" onSubmit={submit}>
+      <label>
+        from <input aria-label={`least value of ${title}`} inputMode="decimal" size={8} value={low} onInput={(e) => setLow(e.currentTarget.value)} />
+      </label>
+      <label>
+        to <input aria-label={`greatest value of ${title}`} inputMode="decimal" size={8} value={high} onInput={(e) => setHigh(e.currentTarget.value)} />
+      </label>
+      <button type="submit" disabled={wrong}>
+        set
+      </button>
+      {fixed && (
+        <button type="button" onClick={() => fix(null)}>
+          as the values are
+        </button>
+      )}
+      {wrong && <small class="warn">two numbers, the first the smaller</small>}
+    </form>
   );
 }
 
@@ -143,6 +228,8 @@ function Notes({ drawing, style: { log } }: ChartProps & { drawing: Drawing }) {
   );
 }
 
+const AXES: Record<Along, string> = { batch: "batch", time: "time since the first report", clock: "clock" };
+
 interface Reading {
   plot: uPlot | null;
   /** The row of each column that is nearest to the mouse. */
@@ -150,22 +237,26 @@ interface Reading {
   curves: Curve[];
   hot: number | null;
   drawing: Drawing;
+  along: Along;
 }
 
 /** The values under the mouse: of the only curve, or of the one that is nearest. */
-function Readout({ plot, at, curves, hot, drawing }: Reading) {
+function Readout({ plot, at, curves, hot, drawing, along }: Reading) {
   const index = curves.length === 1 ? 0 : curves.findIndex((curve) => curve.trial === hot);
   const column = drawing.columns[index];
   const row = column === undefined ? null : at?.[column];
   const drawn = plot && row != null ? plot.data[column!]?.[row] : null;
-  if (row == null || drawn == null) return <p class="readout axis">batch</p>;
+  if (row == null || drawn == null) return <p class="readout axis">{AXES[along]}</p>;
   const curve = curves[index]!;
   const step = plot!.data[0]![row]!;
-  const value = curve.series.points.find((point) => point[0] === step)?.[1]; // not the smoothed one
+  const point = curve.series.points.findIndex((one) => one[0] === step);
+  const value = curve.series.points[point]?.[1]; // not the smoothed one
+  const batch = (curve.series as Timed).steps?.[point];
   const band = curve.series.band?.find((one) => one[0] === step);
   return (
-    <p class="readout">
-      batch {number(step)}
+    <p class="readout" aria-live="polite">
+      {told(step, along)}
+      {batch !== undefined && ` · batch ${number(batch)}`}
       {curves.length > 1 && (
         <>
           {" · "}

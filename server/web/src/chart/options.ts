@@ -4,12 +4,17 @@ import uPlot from "uplot";
 
 import { tick } from "../format";
 import { banded, type Curve, type Zoom } from "./curve";
+import { type Along, across } from "./along";
 import { linear, logarithmic, logTicks, type Range, withoutOutliers } from "./scales";
 
 export interface Wishes {
   log: boolean;
   /** Columns whose outliers may lie beyond the edge; null when all is shown. */
   tight: number[] | null;
+  /** The range of the axis of values that was asked for; null for what there is. */
+  fixed: Range | null;
+  /** What the other axis counts. */
+  along: Along;
   height: number;
   width: number;
   /** Of the page: colours of the axes. */
@@ -29,7 +34,8 @@ export function options(curves: Curve[], wishes: Wishes): uPlot.Options {
     width,
     height,
     padding: [8, 26, 0, 0],
-    scales: { x: { time: false, auto: false }, y: values(wishes) },
+    ms: 1,
+    scales: { x: { time: wishes.along === "clock", auto: false }, y: values(wishes) },
     axes: axes(wishes),
     focus: { alpha: 0.2 },
     cursor: {
@@ -45,7 +51,11 @@ export function options(curves: Curve[], wishes: Wishes): uPlot.Options {
 }
 
 /** The axis of values. */
-function values({ log, tight }: Wishes): uPlot.Scale {
+function values({ log, tight, fixed }: Wishes): uPlot.Scale {
+  if (fixed) {
+    const range = (_: uPlot, min: number | null): Range => (log && fixed[0] <= 0 ? [Math.min(min ?? fixed[1] / 10, fixed[1] / 10), fixed[1]] : fixed);
+    return log ? { distr: 3, range } : { range };
+  }
   const form = log ? logarithmic : linear;
   const range = (plot: uPlot, min: number | null, max: number | null) =>
     form(...(tight === null ? ([min, max] as const) : withoutOutliers(plot, tight)));
@@ -67,7 +77,7 @@ function lines(curves: Curve[]): { series: uPlot.Series[]; bands: uPlot.Band[] }
   return { series, bands };
 }
 
-function axes({ log, height, style }: Wishes): uPlot.Axis[] {
+function axes({ log, height, style, along }: Wishes): uPlot.Axis[] {
   const line = style.getPropertyValue("--line");
   const axis: uPlot.Axis = {
     stroke: style.getPropertyValue("--muted"),
@@ -78,7 +88,8 @@ function axes({ log, height, style }: Wishes): uPlot.Axis[] {
   };
   const round = (_: uPlot, __: number, min: number, max: number) => logTicks([min, max] as Range, height / PIXELS_A_TICK);
   const filter = (_: uPlot, ticks: number[]) => ticks;
-  return [{ ...axis, size: 30 }, { ...axis, size: 58, ...(log && { splits: round, filter }) }];
+  const time: uPlot.Axis = along === "batch" ? axis : { ...axis, values: along === "clock" ? undefined : (_, ticks) => ticks.map(across) };
+  return [{ ...time, size: along === "clock" ? 42 : 30 }, { ...axis, size: 58, ...(log && { splits: round, filter }) }];
 }
 
 /** A part was marked with the mouse. */

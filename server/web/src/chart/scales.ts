@@ -48,7 +48,7 @@ export function logTicks([min, max]: Range, wanted: number): number[] {
 }
 
 /** Round numbers at equal distances: what a logarithmic axis shows of less than half a decade. */
-function linearTicks([min, max]: Range, wanted: number): number[] {
+export function linearTicks([min, max]: Range, wanted: number): number[] {
   const rough = (max - min) / Math.max(1, wanted);
   const size = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * size).find((each) => each >= rough)!;

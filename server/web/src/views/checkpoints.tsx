@@ -1,7 +1,7 @@
 /** The checkpoints of an experiment, the newest first, with what lies in each. */
 
-import { all } from "../api";
-import type { Checkpoint, Trial } from "../resources";
+import { all, get } from "../api";
+import type { Checkpoint, Trial, TrialPage } from "../resources";
 import { useChoice } from "../route";
 import { bytes, clock, number } from "../format";
 import { useLoaded } from "../live";
@@ -9,11 +9,12 @@ import { Badge, Cell, Problem, Table } from "../parts";
 
 const MOST_ROWS = 500;
 
-export function Checkpoints(props: { path: string; tick: number; trials: Trial[]; chosen: number[] }) {
-  const { path, tick, trials, chosen } = props;
+export function Checkpoints(props: { path: string; tick: number; chosen: number[] }) {
+  const { path, tick, chosen } = props;
   const [shown, setShown] = useChoice("deleted");
   const deleted = shown !== "";
   const list = useLoaded(path, () => all<Checkpoint>(`${path}/checkpoints`, "checkpoints"), tick);
+  const owners = useOwners(path, list.value, tick);
   if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
   const mine = list.value.filter((c) => chosen.length === 0 || chosen.includes(c.trial_id));
   const kept = mine.filter((c) => c.state !== "DELETED");
@@ -42,12 +43,21 @@ export function Checkpoints(props: { path: string; tick: number; trials: Trial[]
           ))}
         >
           {rows.slice(0, MOST_ROWS).map((c) => (
-            <Line key={c.uuid} checkpoint={c} trial={trials.find((t) => t.id === c.trial_id)} />
+            <Line key={c.uuid} checkpoint={c} trial={owners.get(c.trial_id)} />
           ))}
         </Table>
       )}
     </section>
   );
+}
+
+/** The trials of the newest checkpoints. */
+function useOwners(path: string, list: Checkpoint[] | null, tick: number): Map<number, Trial> {
+  const ids = [...new Set((list ?? []).slice(-MOST_ROWS).map((c) => c.trial_id))];
+  const where = encodeURIComponent(JSON.stringify([["id", "in", ids]]));
+  const load = () => (ids.length === 0 ? Promise.resolve([]) : get<TrialPage>(`${path}/trials?limit=1000&where=${where}`).then((page) => page.trials));
+  const found = useLoaded(`${path} ${ids.length}`, load, tick);
+  return new Map((found.value ?? []).map((trial) => [trial.id, trial]));
 }
 
 function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial | undefined }) {
@@ -61,6 +71,7 @@ function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial |
             <code>{c.uuid}</code>
             {trial?.best_checkpoint === c.uuid && <small class="label">best</small>}
             {trial?.latest_checkpoint === c.uuid && <small class="label">latest</small>}
+            {c.state === "PARTIAL" && <small class="label">some files were removed</small>}
           </summary>
           <p class="path">{c.path}</p>
           <ul class="files">

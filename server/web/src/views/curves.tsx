@@ -2,15 +2,17 @@
 
 import { useMemo, useState } from "preact/hooks";
 
+import { ALONG, type Along, told } from "../chart/along";
 import { Chart } from "../chart/chart";
 import { type Curve, extent, type Style, type Zoom } from "../chart/curve";
-import { look, places } from "../chart/looks";
+import { look } from "../chart/looks";
+import { type Seen, varying } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { ENDED, Problem, Select } from "../parts";
-import type { Experiment, Trial } from "../resources";
+import type { Experiment } from "../resources";
 import { address, useChoice } from "../route";
-import { charts, counter, differences, drawn, MOST_TRIALS, type Titled, useReader } from "./drawn";
+import { charts, counter, difference, drawn, MOST_TRIALS, type Titled, useReader } from "./drawn";
 
 const SHOWN: Record<string, string[]> = {
   "training and validation": ["training", "validation"],
@@ -28,26 +30,37 @@ const MOST_CHARTS = 12;
 /** Charts that need no search. */
 const FEW = 6;
 
-export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[]; tick: number }) {
-  const { row, trials, chosen, tick } = props;
+interface CurvesProps {
+  row: Experiment;
+  trials: Seen[];
+  /** The place of each trial among all. */
+  at: Map<number, number>;
+  chosen: Seen[];
+  tick: number;
+}
+
+export function Curves(props: CurvesProps) {
+  const { row, trials, at, chosen, tick } = props;
   const [wanted, setShown] = useChoice("group", USUAL);
   const shown = wanted in SHOWN ? wanted : USUAL;
   const [log, setLog] = useChoice("log");
   const [smooth, setSmooth] = useChoice("smooth");
   const [tight, setTight] = useChoice("tight");
   const [find, setFind] = useChoice("metric");
-  const [part, setPart] = useChoice("batches");
+  const [wish, setWish] = useChoice("along", "batch");
+  const along = (ALONG.some(([name]) => name === wish) ? wish : "batch") as Along;
+  const [part, setPart] = useChoice(along === "batch" ? "batches" : along);
   const zoom = zoomed(part);
   const some = useMemo(() => drawn(row, trials, chosen), [row, trials, chosen.map((t) => t.id).join()]);
-  const read = useReader(some.length);
-  const at = useMemo(() => places(trials), [trials]);
-  const told = useMemo(() => differences(trials), [trials]);
+  const read = useReader(some.length, along);
+  const names = useMemo(() => varying(trials), [trials]);
+  const labels = useMemo(() => new Map(some.map((trial) => [trial.id, difference(trial, names)])), [some, names]);
   const ids = some.map((t) => t.id).join(",");
   // What is drawn stays while other trials are read, so that nothing flickers as trials come and go.
-  const load = () => Promise.all(some.map((trial) => read(trial, SHOWN[shown]!, zoom)));
-  const loaded = useLoaded(shown, load, `${tick} ${ids} ${part}`);
+  const load = () => Promise.all(some.map((trial) => read(trial, SHOWN[shown]!, along === "batch" ? zoom : null)));
+  const loaded = useLoaded(`${shown} ${along}`, load, `${tick} ${ids} ${part}`);
   const found = useMemo(() => {
-    const label = (trial: number, name: string) => (trials.length > 1 ? `trial ${trial}${within(told.get(trial))}` : name);
+    const label = (trial: number, name: string) => (trials.length > 1 ? `trial ${trial}${within(labels.get(trial))}` : name);
     return charts(loaded.value ?? [], row, label, at);
   }, [loaded.value, trials.length > 1]);
   const setZoom = (next: Zoom | null) => setPart(next === null ? "" : next.join("-"));
@@ -67,6 +80,7 @@ export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[
           <input type="checkbox" checked={tight !== ""} onChange={(e) => setTight(e.currentTarget.checked ? "1" : "")} /> without
           outliers
         </label>
+        <Select name="along" value={along} options={ALONG} choose={setWish} />
         <Select name="smooth" value={smooth} options={SMOOTH} choose={setSmooth} />
         {(found.length > FEW || find !== "") && (
           <input
@@ -81,7 +95,7 @@ export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[
           found.length > 0 && <span class="muted wide-only">drag in a chart to zoom</span>
         ) : (
           <button type="button" class="reset" onClick={() => setZoom(null)}>
-            batches {number(zoom[0])} to {number(zoom[1])} ✕ <span class="muted">show all</span>
+            {along === "batch" ? `batches ${number(zoom[0])} to ${number(zoom[1])}` : `${told(zoom[0], along)} to ${told(zoom[1], along)}`} ✕ <span class="muted">show all</span>
           </button>
         )}
         <LeftOut row={row} trials={trials} chosen={chosen} some={some} />
@@ -97,8 +111,9 @@ export function Curves(props: { row: Experiment; trials: Trial[]; chosen: Trial[
           tight={tight !== ""}
           some={some}
           row={row}
-          told={told}
+          told={labels}
           at={at}
+          along={along}
         />
       )}
     </section>
@@ -123,7 +138,7 @@ function Empty({ row, reading }: { row: Experiment; reading: boolean }) {
 }
 
 /** Which trials are not drawn. */
-function LeftOut({ row, trials, chosen, some }: { row: Experiment; trials: Trial[]; chosen: Trial[]; some: Trial[] }) {
+function LeftOut({ row, trials, chosen, some }: { row: Experiment; trials: Seen[]; chosen: Seen[]; some: Seen[] }) {
   if (chosen.length > some.length) {
     return (
       <span class="warn">
@@ -145,13 +160,34 @@ interface Drawn {
   setZoom: (zoom: Zoom | null) => void;
   style: Style;
   tight: boolean;
-  some: Trial[];
+  some: Seen[];
   row: Experiment;
   told: Map<number, string>;
   at: Map<number, number>;
+  along: Along;
 }
 
-function Charts({ found, zoom, setZoom, style, tight, some, row, told, at }: Drawn) {
+type Ranges = Record<string, [number, number]>;
+
+/** The ranges of values that the address tells, by the titles of their charts. */
+function ranges(text: string): Ranges {
+  try {
+    const found = Object.entries(JSON.parse(text || "{}") as Record<string, unknown>);
+    const good = (pair: unknown) => Array.isArray(pair) && pair.length === 2 && pair.every(Number.isFinite) && pair[0] < pair[1];
+    return Object.fromEntries(found.filter(([, pair]) => good(pair))) as Ranges;
+  } catch {
+    return {};
+  }
+}
+
+function Charts({ found, zoom, setZoom, style, tight, some, row, told, at, along }: Drawn) {
+  const [texts, setTexts] = useChoice("y");
+  const fixed = ranges(texts);
+  const fix = (title: string, range: [number, number] | null) => {
+    const { [title]: _, ...others } = fixed;
+    const next = range === null ? others : { ...others, [title]: range };
+    setTexts(Object.keys(next).length === 0 ? "" : JSON.stringify(next));
+  };
   const [large, setLarge] = useChoice("large");
   const [open, setOpen] = useChoice("counters");
   const [hot, setHot] = useState<number | null>(null);
@@ -173,6 +209,9 @@ function Charts({ found, zoom, setZoom, style, tight, some, row, told, at }: Dra
           hot={hot}
           heat={setHot}
           large={large === title}
+          along={along}
+          fixed={fixed[title] ?? null}
+          fix={(range) => fix(title, range)}
           enlarge={() => setLarge(large === title ? "" : title)}
         />
       ))}
@@ -210,7 +249,7 @@ function latest([title, curves]: [string, Curve[]]): string {
 }
 
 interface LegendProps {
-  some: Trial[];
+  some: Seen[];
   row: Experiment;
   told: Map<number, string>;
   at: Map<number, number>;

@@ -3,11 +3,13 @@
 import { useRef } from "preact/hooks";
 
 import { get } from "../api";
+import { type Along, timed } from "../chart/along";
 import { type Curve, refine, type Zoom } from "../chart/curve";
 import { look } from "../chart/looks";
-import { hparams } from "../format";
+import { type Seen } from "../columns";
 import { ENDED } from "../parts";
-import type { Curve as Series, Experiment, Metrics, Trial } from "../resources";
+import { written } from "../plot/axis";
+import type { Curve as Series, Experiment, Metrics } from "../resources";
 import { ranked } from "../sorting";
 
 /** Trials that are drawn where none was chosen: the best. */
@@ -27,28 +29,17 @@ export interface Read {
 }
 
 /** All trials that were chosen, as far as there is room, else the best ones; in the order of ids. */
-export function drawn(row: Experiment, trials: Trial[], chosen: Trial[]): Trial[] {
+export function drawn(row: Experiment, trials: Seen[], chosen: Seen[]): Seen[] {
   const [from, most] = chosen.length > 0 ? [chosen, MOST_TRIALS] : [trials, USUAL_TRIALS];
   return ranked(from, row.smaller_is_better).slice(0, most).sort((a, b) => a.id - b.id);
 }
 
-/** What trials were started with, where that differs between them, by trial. */
-export function differences(trials: Trial[]): Map<number, string> {
-  const leaves = new Map(trials.map((trial) => [trial.id, hparams(trial.hparams)]));
-  const values = new Map<string, Set<string>>();
-  for (const all of leaves.values()) {
-    for (const [name, value] of all) values.set(name, (values.get(name) ?? new Set()).add(value));
-  }
-  const short = (name: string) => name.slice(name.lastIndexOf(".") + 1);
-  return new Map(
-    [...leaves].map(([id, all]) => [
-      id,
-      all
-        .filter(([name]) => values.get(name)!.size > 1)
-        .map(([name, value]) => `${short(name)} ${value}`)
-        .join(", "),
-    ]),
-  );
+/** What a trial was started with, where that differs between trials. */
+export function difference(trial: Seen, names: string[]): string {
+  return names
+    .filter((name) => name in trial.hparams)
+    .map((name) => `${name.slice(name.lastIndexOf(".") + 1)} ${written(trial.hparams[name]!)}`)
+    .join(", ");
 }
 
 /** Where a metric stands: the searcher's first, then losses, accuracies, others, counters. */
@@ -90,14 +81,14 @@ export function counter([, curves]: Titled): boolean {
 }
 
 /** Reads the curves of a trial, a part of them in detail; what cannot change is read once. */
-export function useReader(trials: number): (trial: Trial, groups: string[], zoom: Zoom | null) => Promise<Read> {
+export function useReader(trials: number, along: Along): (trial: Seen, groups: string[], zoom: Zoom | null) => Promise<Read> {
   const most = Math.round(Math.min(MOST_POINTS, Math.max(LEAST_POINTS, ALL_POINTS / trials)));
   const kept = useRef(new Map<string, Series[]>());
-  const read = async (trial: Trial, group: string, part: string) => {
-    const key = `${trial.id} ${group} ${most} ${part} ${trial.state} ${trial.ended_at}`;
+  const read = async (trial: Seen, group: string, part: string) => {
+    const key = `${trial.id} ${group} ${along !== "batch"} ${most} ${part} ${trial.state} ${trial.steps_completed} ${trial.restarts}`;
     const known = kept.current.get(key);
     if (known) return known;
-    const path = `/trials/${trial.id}/metrics?group=${group}&max_points=${most}${part}`;
+    const path = `/trials/${trial.id}/metrics?group=${group}&max_points=${most}${part}${along === "batch" ? "" : "&times=true"}`;
     const series = (await get<Metrics>(path)).metrics;
     if (ENDED.includes(trial.state)) kept.current.set(key, series);
     return series;
@@ -110,6 +101,6 @@ export function useReader(trials: number): (trial: Trial, groups: string[], zoom
         return refine(whole, await read(trial, group, `&first=${zoom[0]}&last=${zoom[1]}`), zoom);
       }),
     );
-    return { trial: trial.id, series: series.flat() };
+    return { trial: trial.id, series: timed(series.flat(), along) };
   };
 }

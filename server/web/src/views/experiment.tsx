@@ -1,9 +1,11 @@
 /** One experiment: curves of its trials, the trials, the checkpoints, the logs, the configuration. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { all, get } from "../api";
-import type { Experiment as Row, Trial } from "../resources";
+import { get } from "../api";
+import { places } from "../chart/looks";
+import { type Seen, seen, seenTrial } from "../columns";
+import type { Experiment as Row, Trial, TrialColumns } from "../resources";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { Action, Badge, ENDED, Facts, Problem, Progress } from "../parts";
@@ -11,20 +13,28 @@ import { address, type Route, type Tab, TABS } from "../route";
 import { Checkpoints } from "./checkpoints";
 import { Configuration } from "./configuration";
 import { Curves } from "./curves";
+import { Hyperparameters } from "./hyperparameters";
 import { Logs } from "./logs";
+import { Search } from "./search";
 import { Trials } from "./trials";
 
 export function Experiment({ id, route }: { id: number; route: Route }) {
   const path = `/experiments/${id}`;
-  const [ticks, setTicks] = useState({ metric: 0, checkpoint: 0, log: 0 });
+  const [ticks, setTicks] = useState({ trial: 0, metric: 0, checkpoint: 0, log: 0 });
   const row = useLoaded(path, () => get<{ experiment: Row }>(path).then((answer) => answer.experiment));
-  const trials = useLoaded(`${path}/trials`, () => all<Trial>(`${path}/trials`, "trials"));
+  const trials = useLoaded(`${path}/columns`, () => get<TrialColumns>(`${path}/columns`).then(seen));
+  const changed = useRef(new Map<number, Trial | null>());
   const connected = useEvents(`${path}/events`, (changes) => {
     const now = changes.experiments.get(id);
     if (now) row.update(() => now);
     else if (now === null || changes.reload) row.reload();
-    trials.update((old) => merge(old, changes.trials));
+    if (changes.reload) trials.reload();
+    if (changes.trials.size > 0) {
+      changed.current = changes.trials;
+      trials.update((old) => merge(old, new Map([...changes.trials].map(([key, trial]) => [key, trial && seenTrial(trial)]))));
+    }
     setTicks((t) => ({
+      trial: t.trial + Number(changes.trials.size > 0),
       metric: t.metric + Number(changes.kinds.has("metric")),
       checkpoint: t.checkpoint + Number(changes.kinds.has("checkpoint")),
       log: t.log + Number(changes.kinds.has("log")),
@@ -37,6 +47,7 @@ export function Experiment({ id, route }: { id: number; route: Route }) {
       document.title = "Zerolab";
     };
   }, [e?.name]);
+  const at = useMemo(() => places(trials.value ?? []), [trials.value]);
   const problem = row.error ?? trials.error;
   if (e === null || trials.value === null) return problem ? <Problem text={problem} /> : <p class="muted">Reading…</p>;
   const tab = route.tab ?? first(e, trials.value);
@@ -60,11 +71,21 @@ export function Experiment({ id, route }: { id: number; route: Route }) {
           </span>
         )}
       </nav>
-      {tab === "curves" && <Curves row={e} trials={trials.value} chosen={chosen} tick={ticks.metric} />}
-      {tab === "trials" && <Trials row={e} trials={trials.value} chosen={route.trials} refresh={trials.reload} />}
-      {tab === "checkpoints" && (
-        <Checkpoints path={path} tick={ticks.checkpoint} trials={trials.value} chosen={route.trials} />
+      {tab === "curves" && <Curves row={e} trials={trials.value} at={at} chosen={chosen} tick={ticks.metric} />}
+      {tab === "trials" && (
+        <Trials
+          row={e}
+          trials={trials.value}
+          at={at}
+          chosen={route.trials}
+          changed={changed.current}
+          tick={ticks.trial}
+          refresh={trials.reload}
+        />
       )}
+      {tab === "search" && <Search row={e} trials={trials.value} at={at} tick={ticks.trial} />}
+      {tab === "hyperparameters" && <Hyperparameters row={e} trials={trials.value} at={at} tick={ticks.trial} />}
+      {tab === "checkpoints" && <Checkpoints path={path} tick={ticks.checkpoint} chosen={route.trials} />}
       {tab === "logs" && (
         <Logs
           path={chosen.length === 1 ? `/trials/${chosen[0]!.id}` : path}
@@ -79,7 +100,7 @@ export function Experiment({ id, route }: { id: number; route: Route }) {
 }
 
 /** What is shown where the address names no view: curves, or the log of what never trained. */
-function first(row: Row, trials: Trial[]): Tab {
+function first(row: Row, trials: Seen[]): Tab {
   const trained = trials.some((trial) => trial.steps_completed > 0);
   return row.state === "ERROR" && !trained ? "logs" : "curves";
 }
@@ -91,10 +112,10 @@ function slots(row: Row): number {
 }
 
 /** What is wrong with an experiment, or why nothing of it runs. */
-function Noticed({ row, trials }: { row: Row; trials: Trial[] }) {
+function Noticed({ row, trials }: { row: Row; trials: Seen[] }) {
   const problem = (row.result_problem ?? row.error)?.trim();
   if (!problem) return row.waiting_reason ? <Problem text={`Nothing runs yet: ${row.waiting_reason}`} kind="warned" /> : null;
-  const failed = trials.find((trial) => trial.error);
+  const failed = trials.find((trial) => trial.state === "ERROR");
   const rank = /\brank (\d+)/.exec(problem)?.[1];
   const log = `${address(row.id, "logs", failed ? [failed.id] : []).split("?")[0]}${rank ? `?rank=${rank}` : ""}`;
   return (
@@ -102,6 +123,14 @@ function Noticed({ row, trials }: { row: Row; trials: Trial[] }) {
       <a href={log}>its log{rank && `, rank ${rank}`}</a>
     </Problem>
   );
+}
+
+const GO_ON = "Go on from the checkpoints, with these changes (JSON); {} tries again what failed or was stopped:";
+
+/** The change by which an experiment trains on: its length, which is to be made greater. */
+function longer(row: Row): string {
+  const length = (row.config.searcher as { max_length?: unknown } | undefined)?.max_length;
+  return row.state === "COMPLETED" && length ? JSON.stringify({ searcher: { max_length: length } }) : "{}";
 }
 
 function Head({ row, connected, refresh }: { row: Row; connected: boolean; refresh: () => void }) {
@@ -137,6 +166,14 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
             </>
           )}
           {ended && (
+            <Action path={`${path}/continue`} done={refresh} ask={GO_ON} changes={longer(row)}>
+              continue
+            </Action>
+          )}
+          <Action path={`${path}/fork`} done={refresh} ask="Submit it again as a new experiment, with these changes (JSON):" changes="{}">
+            fork
+          </Action>
+          {ended && (
             <Action path={`${path}/${row.archived ? "unarchive" : "archive"}`} done={refresh}>
               {row.archived ? "unarchive" : "archive"}
             </Action>
@@ -148,7 +185,7 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
   );
 }
 
-function Overview({ row, trials }: { row: Row; trials: Trial[] }) {
+function Overview({ row, trials }: { row: Row; trials: Seen[] }) {
   const best = row.best_trial_id;
   const restarts = trials.reduce((sum, trial) => sum + trial.restarts, 0);
   const running = trials.filter((trial) => trial.state === "RUNNING");
@@ -188,6 +225,6 @@ function Overview({ row, trials }: { row: Row; trials: Trial[] }) {
   );
 }
 
-function sumSteps(trials: Trial[]): number {
+function sumSteps(trials: Seen[]): number {
   return trials.reduce((sum, trial) => sum + trial.steps_completed, 0);
 }

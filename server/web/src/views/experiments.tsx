@@ -1,6 +1,9 @@
 /** The list of experiments, newest first. */
 
+import { useState } from "preact/hooks";
+
 import { all, get } from "../api";
+import { Bulk, type Deed } from "../bulk";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
 import { Badge, Cell, ENDED, Problem, Progress, Select, Table, Trouble } from "../parts";
@@ -33,12 +36,38 @@ const COLUMNS: Column<Experiment>[] = [
   { name: "took", value: (e) => (e.started_at === null ? null : (seconds(e.ended_at) ?? Date.now()) - seconds(e.started_at)!), falling: true },
 ];
 
+const DEEDS: Deed[] = [
+  { name: "pause", ask: "Their runs checkpoint and give their slots back." },
+  { name: "activate", ask: "They go on as soon as there are slots." },
+  { name: "cancel", ask: "Their trials stop at their next checkpoint, for good." },
+  { name: "kill", ask: "Their trials stop now, without a checkpoint.", final: true },
+  { name: "archive", ask: "They leave the list; their data stays." },
+  { name: "unarchive", ask: "They come back into the list." },
+  { name: "delete", ask: "Their metrics, logs and checkpoints are deleted. This cannot be undone.", final: true },
+];
+
+/** Whether a deed means something for an experiment as it stands. */
+function fits(deed: string, e: Experiment): boolean {
+  const ended = ENDED.includes(e.state);
+  if (deed === "pause") return e.state === "ACTIVE";
+  if (deed === "activate") return e.state === "PAUSED";
+  if (deed === "archive") return ended && !e.archived;
+  if (deed === "unarchive") return e.archived;
+  return deed === "delete" ? ended : !ended;
+}
+
 export function Experiments() {
   const [text, setText] = useChoice("find");
   const [state, setState] = useChoice("state");
   const [archived, setArchived] = useChoice("archived");
   const [order, sort] = useOrder(COLUMNS, { name: "id", falling: true });
   const list = useLoaded("experiments", () => all<Experiment>("/experiments", "experiments"));
+  const [ticked, setTicked] = useState(new Set<number>());
+  const toggle = (id: number) => {
+    const next = new Set(ticked);
+    if (!next.delete(id)) next.add(id);
+    setTicked(next);
+  };
   const info = useLoaded("info", () => get<Info>("/info"));
   useEvents("/events", (changes) => {
     list.update((old) => merge(old, changes.experiments));
@@ -57,6 +86,10 @@ export function Experiments() {
     });
   const hidden = list.value.filter((e) => e.archived).length;
   const rows = sorted(found, COLUMNS, order);
+  const shown = rows.slice(0, MOST_ROWS);
+  const byId = new Map(list.value.map((e) => [e.id, e]));
+  const chosen = [...ticked].filter((id) => byId.has(id));
+  const allTicked = shown.length > 0 && shown.every((e) => ticked.has(e.id));
   return (
     <>
       {list.error && <Problem text={list.error} />}
@@ -85,14 +118,24 @@ export function Experiments() {
                 archived too ({hidden})
               </label>
             )}
+            <Bulk noun="experiment" ids={chosen} deeds={DEEDS} fits={(deed, id) => fits(deed, byId.get(id)!)} done={list.reload} />
             {rows.length > MOST_ROWS && <span class="muted">the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>
           {rows.length === 0 ? (
             <p class="muted">None matches.</p>
           ) : (
-            <Table head={<Heads columns={COLUMNS} order={order} sort={sort} />}>
-              {rows.slice(0, MOST_ROWS).map((e) => (
-                <Line key={e.id} row={e} />
+            <Table
+              head={
+                <>
+                  <th>
+                    <input type="checkbox" aria-label="all of the list" checked={allTicked} onChange={() => setTicked(new Set(allTicked ? [] : shown.map((e) => e.id)))} />
+                  </th>
+                  <Heads columns={COLUMNS} order={order} sort={sort} />
+                </>
+              }
+            >
+              {shown.map((e) => (
+                <Line key={e.id} row={e} ticked={ticked.has(e.id)} toggle={() => toggle(e.id)} />
               ))}
             </Table>
           )}
@@ -112,9 +155,12 @@ function Cluster({ info }: { info: Info }) {
   );
 }
 
-function Line({ row: e }: { row: Experiment }) {
+function Line({ row: e, ticked, toggle }: { row: Experiment; ticked: boolean; toggle: () => void }) {
   return (
     <tr>
+      <Cell>
+        <input type="checkbox" checked={ticked} aria-label={`experiment ${e.id}`} onChange={toggle} />
+      </Cell>
       <Cell name="id" kind="figure">
         {e.id}
       </Cell>

@@ -1,160 +1,295 @@
-/** The trials of an experiment: sorted by any column, chosen for the other views. */
+/** The trials of an experiment: sorted and filtered by any column, chosen for the other views. */
 
-import { useMemo, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 
-import { duration, hparams, number } from "../format";
-import { Action, Badge, Cell, ENDED, Progress, Select, Table, Trouble } from "../parts";
+import { Bulk, type Deed } from "../bulk";
+import { type Condition, PREFIX, type Seen, type Value, seenTrial, varying } from "../columns";
+import { duration, number, seconds } from "../format";
+import { Action, Badge, Cell, ENDED, Problem, Progress, Select, Trouble } from "../parts";
+import { look } from "../chart/looks";
+import { written } from "../plot/axis";
 import type { Experiment, Trial } from "../resources";
 import { address, useChoice } from "../route";
-import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
 import { MOST_TRIALS } from "./drawn";
+import { Filters, useConditions } from "./filters";
+import { usePages } from "./pages";
 
-const PAGE = 200;
-/** Hyperparameters that have a column of their own; the others stand in one cell. */
-const MOST_COLUMNS = 5;
+/** Rows that are drawn all at once; of more, those that are in sight. */
+const ALL_ROWS = 150;
+const ROW = 36; // pixels of a row, as the style sheet says
+const AROUND = 20;
+const AHEAD = 200;
 
-const STATES: [string, string, (trial: Trial) => boolean][] = [
-  ["", "every state", () => true],
-  ["running", "running", (t) => ["RUNNING", "STOPPING"].includes(t.state)],
-  ["waiting", "waiting", (t) => ["QUEUED", "PAUSED"].includes(t.state)],
-  ["completed", "completed with a result", (t) => t.state === "COMPLETED" && !t.result_problem],
-  ["problem", "ended without a result", (t) => Boolean(t.result_problem)],
-  ["canceled", "canceled", (t) => t.state === "CANCELED"],
+const STATES: [string, string, Condition[]][] = [
+  ["", "every state", []],
+  ["running", "running", [["state", "in", ["RUNNING", "STOPPING"]]]],
+  ["waiting", "waiting", [["state", "in", ["QUEUED", "PAUSED"]]]],
+  ["completed", "completed with a result", [["result", "=", "yes"]]],
+  ["problem", "ended without a result", [["result", "=", "no"]]],
+  ["canceled", "canceled", [["state", "=", "CANCELED"]]],
 ];
 
-function columns(row: Experiment, varied: string[]): Column<Trial>[] {
-  const best = !row.smaller_is_better;
+const DEEDS: Deed[] = [
+  { name: "pause", ask: "They checkpoint and give their slots back, until they are activated." },
+  { name: "activate", ask: "They go on as soon as there are slots." },
+  { name: "cancel", ask: "They checkpoint and end." },
+  { name: "continue", ask: "Those that failed or were stopped go on from their checkpoints." },
+  { name: "kill", ask: "They are stopped now, without a checkpoint.", final: true },
+];
+
+interface Column {
+  name: string;
+  /** As the server names it; null for what it does not sort by. */
+  sort: string | null;
+  /** The largest comes first when the head is clicked once. */
+  falling?: boolean;
+}
+
+function columns(row: Experiment, varied: string[]): Column[] {
+  const falling = !row.smaller_is_better;
   return [
-    { name: "trial", value: (t) => t.id },
-    { name: "state", value: (t) => t.state },
-    { name: "batches", value: (t) => t.steps_completed, falling: true },
-    { name: "best validation", value: (t) => measured(t.best_validation), falling: best },
-    { name: "latest", value: (t) => measured(t.latest_validation), falling: best },
-    { name: "restarts", value: (t) => t.restarts, falling: true },
-    ...varied.map((name): Column<Trial> => ({ name, value: (t) => leaf(t.hparams, name) })),
+    { name: "trial", sort: "id" },
+    { name: "state", sort: "state" },
+    { name: "batches", sort: "steps_completed", falling: true },
+    { name: "best validation", sort: "best_validation", falling },
+    { name: "latest", sort: "latest_validation", falling },
+    { name: "restarts", sort: "restarts", falling: true },
+    ...varied.map((name): Column => ({ name, sort: PREFIX + name })),
+    { name: "slot time", sort: "slot_seconds", falling: true },
+    { name: "took", sort: null },
   ];
 }
 
-/** The names of the hyperparameters that differ between trials, the first few. */
-function varying(trials: Trial[]): string[] {
-  const values = new Map<string, Set<string>>();
-  for (const trial of trials) {
-    for (const [name, value] of hparams(trial.hparams)) values.set(name, (values.get(name) ?? new Set()).add(value));
-  }
-  return [...values].filter(([, all]) => all.size > 1).map(([name]) => name).slice(0, MOST_COLUMNS);
+interface TrialsProps {
+  row: Experiment;
+  trials: Seen[];
+  at: Map<number, number>;
+  chosen: number[];
+  changed: Map<number, Trial | null>;
+  tick: number;
+  refresh: () => void;
 }
 
-/** A hyperparameter by its dotted name, so that it can be compared. */
-function leaf(tree: Record<string, unknown>, name: string): number | string | null {
-  const value = name.split(".").reduce<unknown>((node, key) => (node as Record<string, unknown> | null)?.[key], tree);
-  if (value === undefined || value === null) return null;
-  return typeof value === "number" || typeof value === "string" ? value : JSON.stringify(value);
-}
-
-export function Trials(props: { row: Experiment; trials: Trial[]; chosen: number[]; refresh: () => void }) {
-  const { row, trials, chosen, refresh } = props;
+export function Trials({ row, trials, at, chosen, changed, tick, refresh }: TrialsProps) {
   const varied = useMemo(() => varying(trials), [trials]);
-  const heads = columns(row, varied);
-  const [order, sort] = useOrder(heads, { name: "trial", falling: false });
   const [state, setState] = useChoice("state");
-  const [most, setMost] = useState(PAGE);
+  const [where] = useConditions();
+  const [sort, setSort] = useChoice("sort", "id");
+  const all = [...where, ...(STATES.find(([name]) => name === state)?.[2] ?? [])];
+  const query = `&sort=${encodeURIComponent(sort)}${all.length === 0 ? "" : `&where=${encodeURIComponent(JSON.stringify(all))}`}`;
+  const pages = usePages(`/experiments/${row.id}`, query, changed, tick);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
   const several = trials.length > 1;
-  const inState = STATES.find(([name]) => name === state)?.[2] ?? (() => true);
-  const rows = sorted(trials.filter(inState), heads, order);
-  const tick = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));
-  const toggle = (id: number) => tick(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
-  const fixed = hparams(trials[0]!.hparams).length > varied.length;
+  const tickAll = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));
+  const toggle = (id: number) => tickAll(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
+  const stateOf = new Map(trials.map((trial) => [trial.id, trial.state]));
+  const fits = (deed: string, id: number) => {
+    const now = stateOf.get(id) ?? "";
+    if (deed === "continue") return now === "CANCELED" || now === "ERROR";
+    return deed === "activate" ? ENDED.includes(now) ? false : now === "PAUSED" : !ENDED.includes(now) && !(deed === "pause" && now === "PAUSED");
+  };
+  const first = Math.min(10, pages.rows.length);
   return (
     <section>
+      {pages.error && <Problem text={pages.error} />}
       {several && (
-        <div class="choice">
-          <Select name="state" value={state} options={STATES.map(([name, told]) => [name, told])} choose={setState} />
-          <button type="button" onClick={() => tick(rows.slice(0, 10).map((trial) => trial.id))}>
-            tick the first {Math.min(10, rows.length)}
-          </button>
-          {chosen.length > 0 && (
-            <>
-              <a href={address(row.id, "curves", chosen)}>curves of {chosen.length}</a>
-              <button type="button" onClick={() => tick([])}>
-                untick
-              </button>
-            </>
-          )}
-          <span class="muted">
-            Ticked trials alone are shown in the other views, at most {MOST_TRIALS} of them in charts; heads of columns sort.
-          </span>
-        </div>
-      )}
-      {rows.length === 0 && <p class="muted">None matches.</p>}
-      <Table
-        head={
-          <>
-            {several && <th aria-label="chosen" />}
-            <Heads columns={heads} order={order} sort={sort} />
-            {fixed && <th>hyperparameters</th>}
-            <th>took</th>
-            <th aria-label="actions" />
-          </>
-        }
-      >
-        {rows.slice(0, most).map((trial) => (
-          <Line
-            key={trial.id}
-            row={row}
-            trial={trial}
-            varied={varied}
-            fixed={fixed}
-            chosen={several ? chosen.includes(trial.id) : null}
-            toggle={toggle}
-            refresh={refresh}
+        <>
+          <Filters
+            names={varied}
+            metric={row.metric}
+            count={pages.total === null ? "" : all.length === 0 ? `${number(pages.total)} trials` : `${number(pages.total)} of ${number(trials.length)} trials`}
           />
-        ))}
-      </Table>
-      {rows.length > most && (
-        <p>
-          <button type="button" onClick={() => setMost(most + PAGE)}>
-            show more of {number(rows.length)}
-          </button>
-        </p>
+          <div class="choice">
+            <Select name="state" value={state} options={STATES.map(([name, told]) => [name, told])} choose={setState} />
+            {first > 0 && (
+              <button type="button" onClick={() => tickAll(pages.rows.slice(0, 10).map((trial) => trial.id))}>
+                tick the first {first}
+              </button>
+            )}
+            {chosen.length > 0 && (
+              <>
+                <a href={address(row.id, "curves", chosen)}>curves of {chosen.length}</a>
+                <button type="button" onClick={() => tickAll([])}>
+                  untick
+                </button>
+                <Bulk noun="trial" ids={chosen} deeds={DEEDS} fits={fits} done={refresh} />
+              </>
+            )}
+            {pages.stale && (
+              <button type="button" class="reset" onClick={pages.again}>
+                trials have changed: read again
+              </button>
+            )}
+            <span class="muted">
+              Ticked trials alone are shown in the other views, at most {MOST_TRIALS} of them in charts; heads of columns sort.
+            </span>
+          </div>
+        </>
+      )}
+      <Fixed trial={trials[0]!} varied={varied} />
+      {pages.total === 0 && <p class="muted">None matches.</p>}
+      {pages.total === null && !pages.error && <p class="muted">Reading…</p>}
+      {(pages.total ?? 0) > 0 && (
+        <Rows
+          row={row}
+          heads={columns(row, varied)}
+          varied={varied}
+          rows={pages.rows}
+          total={pages.total!}
+          reach={pages.reach}
+          sort={sort}
+          setSort={setSort}
+          at={at}
+          chosen={several ? chosen : null}
+          toggle={toggle}
+        />
       )}
     </section>
   );
 }
 
+/** What all trials were started with. */
+function Fixed({ trial, varied }: { trial: Seen; varied: string[] }) {
+  const fixed = Object.entries(trial.hparams).filter(([name]) => !varied.includes(name));
+  if (fixed.length === 0) return null;
+  return (
+    <p class="muted hparams fixed">
+      {varied.length > 0 ? "All trials: " : "Hyperparameters: "}
+      {fixed.map(([name, value]) => (
+        <span key={name}>
+          <i>{name}</i> {written(value)}
+        </span>
+      ))}
+    </p>
+  );
+}
+
+interface RowsProps {
+  row: Experiment;
+  heads: Column[];
+  varied: string[];
+  rows: Trial[];
+  total: number;
+  reach: (count: number) => void;
+  sort: string;
+  setSort: (sort: string) => void;
+  at: Map<number, number>;
+  /** Null where there is nothing to choose from. */
+  chosen: number[] | null;
+  toggle: (id: number) => void;
+}
+
+/** The table; of a long one only the rows in sight are drawn, and read as far as one has looked. */
+function Rows({ row, heads, varied, rows, total, reach, sort, setSort, at, chosen, toggle }: RowsProps) {
+  const box = useRef<HTMLDivElement>(null);
+  const [top, setTop] = useState(0);
+  const [most, setMost] = useState(ALL_ROWS);
+  const narrow = window.matchMedia("(max-width: 700px)").matches; // rows are cards there, each of its height
+  const virtual = total > ALL_ROWS && !narrow;
+  const height = box.current?.clientHeight ?? 700;
+  const first = virtual ? Math.max(0, Math.floor(top / ROW) - AROUND) : 0;
+  const last = virtual ? Math.min(total, Math.ceil((top + height) / ROW) + AROUND) : Math.min(most, rows.length);
+  const scrolled = () => {
+    const now = box.current?.scrollTop ?? 0;
+    setTop(now);
+    reach(Math.min(total, Math.ceil((now + height) / ROW) + AHEAD));
+  };
+  const width = heads.length + Number(chosen !== null) + 1;
+  const shown = Array.from({ length: Math.max(0, last - first) }, (_, i) => rows[first + i]);
+  return (
+    <>
+      <div class={virtual ? "table long" : "table"} ref={box} onScroll={virtual ? scrolled : undefined} tabIndex={virtual ? 0 : undefined} aria-label="trials">
+        <table class="rows" aria-rowcount={total + 1}>
+          <thead>
+            <tr>
+              {chosen !== null && <th aria-label="chosen" />}
+              {heads.map((head) => (
+                <Head key={head.name} head={head} sort={sort} setSort={setSort} />
+              ))}
+              <th aria-label="actions" />
+            </tr>
+          </thead>
+          <tbody>
+            {first > 0 && (
+              <tr aria-hidden="true" style={{ height: `${first * ROW}px` }}>
+                <td colSpan={width} />
+              </tr>
+            )}
+            {shown.map((trial, i) =>
+              trial ? (
+                <Line key={trial.id} index={first + i} row={row} trial={trial} varied={varied} place={at.get(trial.id) ?? 0} chosen={chosen && chosen.includes(trial.id)} toggle={toggle} virtual={virtual} />
+              ) : (
+                <tr key={`reading ${first + i}`}>
+                  <td colSpan={width} class="muted">
+                    reading…
+                  </td>
+                </tr>
+              ),
+            )}
+            {virtual && last < total && (
+              <tr aria-hidden="true" style={{ height: `${(total - last) * ROW}px` }}>
+                <td colSpan={width} />
+              </tr>
+            )}
+          </tbody>
+        </table>
+      </div>
+      {!virtual && total > last && (
+        <p>
+          <button type="button" onClick={() => (setMost(most + ALL_ROWS), reach(most + ALL_ROWS))}>
+            show more of {number(total)}
+          </button>
+        </p>
+      )}
+    </>
+  );
+}
+
+function Head({ head, sort, setSort }: { head: Column; sort: string; setSort: (sort: string) => void }) {
+  if (head.sort === null) return <th>{head.name}</th>;
+  const now = sort.replace(/^-/, "") === head.sort;
+  const falling = sort.startsWith("-");
+  const click = () => setSort(`${(now ? !falling : head.falling) ? "-" : ""}${head.sort}`);
+  return (
+    <th aria-sort={!now ? "none" : falling ? "descending" : "ascending"}>
+      <button type="button" onClick={click}>
+        {head.name}
+      </button>
+    </th>
+  );
+}
+
 interface LineProps {
+  index: number;
   row: Experiment;
   trial: Trial;
   /** Hyperparameters with a column. */
   varied: string[];
-  /** Whether there are others. */
-  fixed: boolean;
-  /** Null where there is nothing to choose from. */
+  place: number;
   chosen: boolean | null;
   toggle: (id: number) => void;
-  refresh: () => void;
+  virtual: boolean;
 }
 
-function Line({ row, trial, varied, fixed, chosen, toggle, refresh }: LineProps) {
-  const leaves = hparams(trial.hparams);
+function Line({ index, row, trial, varied, place, chosen, toggle, virtual }: LineProps) {
+  const { hparams } = seenTrial(trial);
   return (
-    <tr class={trial.id === row.best_trial_id ? "best" : ""}>
+    <tr class={trial.id === row.best_trial_id ? "best" : ""} aria-rowindex={index + 2}>
       {chosen !== null && (
         <Cell>
           <input type="checkbox" checked={chosen} aria-label={`trial ${trial.id}`} onChange={() => toggle(trial.id)} />
         </Cell>
       )}
       <Cell name="trial" kind="figure">
-        <a href={address(row.id, "curves", [trial.id])}>{trial.id}</a>{" "}
+        <i class="swatch" style={{ background: look(place).color }} /> <a href={address(row.id, "curves", [trial.id])}>{trial.id}</a>{" "}
         {trial.id === row.best_trial_id && row.num_trials > 1 && <small class="label">best</small>}
       </Cell>
-      <State trial={trial} />
+      <State trial={trial} virtual={virtual} />
       <Cell name="batches" kind="figure">
         {number(trial.steps_completed)}
       </Cell>
       <Cell name="best validation" kind="figure">
-        {number(trial.best_validation)}{" "}
-        {trial.best_steps !== null && <small class="muted">at batch {number(trial.best_steps)}</small>}
+        {number(trial.best_validation)} {trial.best_steps !== null && <small class="muted">at batch {number(trial.best_steps)}</small>}
       </Cell>
       <Cell name="latest" kind="figure">
         {number(trial.latest_validation)}
@@ -164,28 +299,25 @@ function Line({ row, trial, varied, fixed, chosen, toggle, refresh }: LineProps)
       </Cell>
       {varied.map((name) => (
         <Cell key={name} name={name} kind="figure">
-          {leaves.find(([one]) => one === name)?.[1] ?? "–"}
+          {name in hparams ? <Written value={hparams[name]!} /> : <span class="muted">–</span>}
         </Cell>
       ))}
-      {fixed && (
-        <Cell kind="hparams">
-          {leaves
-            .filter(([name]) => !varied.includes(name))
-            .map(([name, value]) => (
-              <span key={name}>
-                <i>{name}</i> {value}
-              </span>
-            ))}
-        </Cell>
-      )}
+      <Cell name="slot time" kind="figure">
+        {seconds(trial.slot_seconds)}
+      </Cell>
       <Cell name="took" kind="figure">
         {duration(trial.started_at, trial.ended_at)}
       </Cell>
       <Cell kind="acts">
         <a href={address(row.id, "logs", [trial.id])}>logs</a>{" "}
-        {!ENDED.includes(trial.state) && row.num_trials > 1 && (
-          <Action path={`/trials/${trial.id}/kill`} done={refresh} ask={`Stop trial ${trial.id} now?`}>
-            kill
+        {trial.latest_checkpoint && (
+          <Action
+            path={`/trials/${trial.id}/fork`}
+            done={() => undefined}
+            ask={`A new experiment that begins with the weights of trial ${trial.id}, with these changes (JSON):`}
+            changes="{}"
+          >
+            fork
           </Action>
         )}
       </Cell>
@@ -193,18 +325,23 @@ function Line({ row, trial, varied, fixed, chosen, toggle, refresh }: LineProps)
   );
 }
 
+function Written({ value }: { value: Value }) {
+  const short = written(value);
+  return short.endsWith("…") ? <span title={String(value)}>{short}</span> : <>{short}</>;
+}
+
 /** Where a trial stands; why it waits, or what went wrong, in one line. */
-function State({ trial }: { trial: Trial }) {
+function State({ trial, virtual }: { trial: Trial; virtual: boolean }) {
+  const problem = trial.result_problem ?? trial.error ?? trial.waiting_reason;
   return (
     <Cell kind="state">
-      <Badge of={trial} />{" "}
-      {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
+      <Badge of={trial} /> {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
       {trial.labels.map((label) => (
         <small class="label" key={label}>
           {label}
         </small>
       ))}
-      <Trouble of={trial} />
+      {virtual ? problem && <small class="muted cut" title={problem}>{problem}</small> : <Trouble of={trial} />}
     </Cell>
   );
 }

@@ -1,4 +1,4 @@
-"""What this server is, what there is to run on, what waits; health and numbers."""
+"""What this server is, who may use it; health and numbers."""
 
 from typing import Annotated, Any
 
@@ -9,17 +9,16 @@ from sqlalchemy import func, select
 from zerolab import __version__
 from zerolab.errors import ForbiddenError
 from zeroserver.access.principal import PrincipalDep
-from zeroserver.api import queries
+from zeroserver.api.cluster.reading import pool_list
 from zeroserver.api.common import answer
+from zeroserver.api.reading import ReadingRoute
+from zeroserver.api.resources import Cluster as ClusterInfo
 from zeroserver.api.resources import (
-    AgentPage,
     Health,
     Info,
-    JobPage,
     LoginLink,
     Token,
 )
-from zeroserver.api.resources import Cluster as ClusterInfo
 from zeroserver.api.rows import iso, respond
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.states import RunState
@@ -27,35 +26,24 @@ from zeroserver.store.schema import agents, experiments, runs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["server"])
+router = APIRouter(tags=["server"], route_class=ReadingRoute)
 
 
 @router.get("/api/v1/info", responses=answer(Info))
 def get_info(services: ServicesDep, connection: ReadDep) -> Response:
     """Read the server's version, data directory, start and cluster."""
-    found = [agent for agent in queries.agent_list(connection) if agent.alive]
-    slots = [slot for agent in found for slot in agent.slots]
-    free = sum(slot.run_id is None for slot in slots)
+    found = pool_list(services.world, connection)
+    agents_there, slots, free = (
+        sum(getattr(pool, name) for pool in found) for name in ("agents", "slots", "free_slots")
+    )
     info = Info(
         version=__version__,
         home=str(services.world.home.path),
         database="sqlite" if services.database.sqlite else "postgresql",
         started_at=iso(services.started_at) or "",
-        cluster=ClusterInfo(agents=len(found), slots=len(slots), free_slots=free),
+        cluster=ClusterInfo(agents=agents_there, slots=slots, free_slots=free),
     )
     return respond(info)
-
-
-@router.get("/api/v1/agents", responses=answer(AgentPage))
-def list_agents(connection: ReadDep) -> Response:
-    """List the agents, and what runs on their slots."""
-    return respond(AgentPage(agents=queries.agent_list(connection)))
-
-
-@router.get("/api/v1/jobs", responses=answer(JobPage))
-def list_jobs(services: ServicesDep, connection: ReadDep) -> Response:
-    """List the experiments that have not ended, the first to run first."""
-    return respond(JobPage(jobs=queries.jobs(connection, services.world.waiting)))
 
 
 @router.post("/api/v1/login-links", status_code=201, responses=answer(LoginLink, 201))

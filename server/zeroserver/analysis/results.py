@@ -1,9 +1,16 @@
 """Why something that has ended has no result that its user could go on with."""
 
-from zeroserver.orchestrator.desk import Fields
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import RowMapping
+
 from zeroserver.states import ExperimentState, TrialState
 
-__all__ = ["experiment_problem", "trial_problem"]
+Fields = Mapping[str, Any] | RowMapping
+"""A row of a table."""
+
+__all__ = ["experiment_problem", "has_result", "trial_problem"]
 
 
 def experiment_problem(row: Fields) -> str | None:
@@ -17,6 +24,13 @@ def experiment_problem(row: Fields) -> str | None:
         return None
     what = f"no trial reported a number for the searcher's metric {row['metric']!r}"
     return f"{what}: {row['error']}" if row["error"] else what
+
+
+def has_result(row: Fields) -> str | None:
+    """Whether a trial that has ended has a result, in words; None while it goes on, or canceled."""
+    if row["state"] not in {TrialState.COMPLETED, TrialState.ERROR}:
+        return None
+    return "yes" if trial_problem(row) is None else "no"
 
 
 def trial_problem(row: Fields) -> str | None:

@@ -8,6 +8,9 @@ the experiment: then one of any other trial, ended or not, may have lost its pla
 The files go after the commit (:mod:`zeroserver.store.janitor`).
 """
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from sqlalchemy import (
     ColumnElement,
     RowMapping,
@@ -19,58 +22,80 @@ from sqlalchemy import (
     update,
 )
 
-from zeroserver.orchestrator.desk import World, find, touch
+from zeroserver.orchestrator.desk import Fields, World, find, owner_of, storage_of, touch
+from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.database import Transaction
+from zeroserver.store.janitor import Chore
 from zeroserver.store.schema import checkpoints, experiments, metric_keys, points, trials
 
-__all__ = ["apply_after_report", "apply_to_experiment", "apply_to_trial"]
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config.experiment.storage import CheckpointStorageConfig
+
+__all__ = [
+    "apply_after_report",
+    "apply_to_experiment",
+    "apply_to_trial",
+    "discard_unfinished",
+    "forget_names",
+    "let_go",
+    "not_kept",
+]
 
 
 def apply_to_trial(world: World, transaction: Transaction, trial_id: int) -> None:
     """Delete the checkpoints of a trial that the experiment's policy does not keep."""
     trial = find(transaction, trials, trial_id)
-    experiment = find(transaction, experiments, trial["experiment_id"])
-    best = _best(world, transaction, experiment)
-    _apply(world, transaction, experiment, checkpoints.c.trial_id == trial_id, best)
+    _apply(world, transaction, trial["experiment_id"], checkpoints.c.trial_id == trial_id)
 
 
 def apply_to_experiment(world: World, transaction: Transaction, experiment_id: int) -> None:
     """Delete the checkpoints of all trials that the experiment's policy does not keep."""
-    experiment = find(transaction, experiments, experiment_id)
-    best = _best(world, transaction, experiment)
-    _apply(world, transaction, experiment, checkpoints.c.experiment_id == experiment_id, best)
+    _apply(world, transaction, experiment_id, checkpoints.c.experiment_id == experiment_id)
 
 
 def apply_after_report(world: World, transaction: Transaction, trial_id: int, steps: int) -> None:
     """Apply the policy as far as a checkpoint, or a validation, at ``steps`` changes anything."""
     trial = find(transaction, trials, trial_id)
     experiment = find(transaction, experiments, trial["experiment_id"])
-    best = _best(world, transaction, experiment)
+    policy = world.config(transaction, experiment["id"]).checkpoint_storage
+    best = _best(transaction, experiment, policy)
     entered = any((row["trial_id"], row["steps_completed"]) == (trial_id, steps) for row in best)
     everyone = checkpoints.c.experiment_id == experiment["id"]
     mine = checkpoints.c.trial_id == trial_id
-    _apply(world, transaction, experiment, everyone if entered else mine, best)
+    _apply(world, transaction, experiment["id"], everyone if entered else mine)
+
+
+def discard_unfinished(world: World, transaction: Transaction, trial: Fields) -> None:
+    """Have what a trial's runs died over while saving removed: no run of it will come."""
+    storage = storage_of(world, transaction, trial["experiment_id"])
+    chore = Chore(storage=storage, owner=owner_of(world, trial["id"]))
+    world.janitor.discard(transaction, chore)
 
 
 def _apply(
-    world: World,
+    world: World, transaction: Transaction, experiment_id: int, where: ColumnElement[bool]
+) -> None:
+    experiment = find(transaction, experiments, experiment_id)
+    policy = world.config(transaction, experiment_id).checkpoint_storage
+    let_go(world, transaction, experiment_id, not_kept(transaction, experiment, policy, where))
+
+
+def not_kept(
     transaction: Transaction,
     experiment: RowMapping,
+    policy: "CheckpointStorageConfig",
     where: ColumnElement[bool],
-    best: list[RowMapping],
-) -> None:
-    """Delete what is not kept.
+) -> list[str]:
+    """Return the uuids of checkpoints that a policy does not keep, and that nothing needs.
 
     Args:
-        world: Of the orchestrator.
         transaction: Of the writer.
-        experiment: Whose policy it is.
+        experiment: Whose they are.
+        policy: How many are kept.
         where: Which checkpoints are looked at; of a trial all or none.
-        best: Those of the experiment that are kept as its best.
     """
-    policy = world.config(transaction, experiment["id"]).checkpoint_storage
-    kept = {row["uuid"] for row in best}
+    kept = {row["uuid"] for row in _best(transaction, experiment, policy)}
     gone = []
     for row in transaction.connection.execute(_ranked(experiment, where)):
         running = row.trial_state not in TRIAL_ENDED
@@ -80,18 +105,27 @@ def _apply(
             and (row.value is None or row.rank > policy.save_trial_best)
             and not (running and (row.age == 1 or row.uuid == row.latest_checkpoint))
         ):
-            gone.append(row)
-    if not gone:
+            gone.append(row.uuid)
+    if gone:
+        needed = set(transaction.connection.scalars(needed_for_warm_start()))
+        gone = [uuid for uuid in gone if uuid not in needed]
+    return gone
+
+
+def let_go(
+    world: World, transaction: Transaction, experiment_id: int, uuids: Sequence[str]
+) -> None:
+    """Delete checkpoints of an experiment; their files go after the commit."""
+    if not uuids:
         return
     transaction.connection.execute(
-        update(checkpoints)
-        .where(checkpoints.c.id.in_([row.id for row in gone]))
-        .values(state="DELETED")
+        update(checkpoints).where(checkpoints.c.uuid.in_(uuids)).values(state="DELETED")
     )
-    for row in gone:
-        touch(transaction, "checkpoint", experiment["id"], row.uuid)
-        world.janitor.discard(transaction, row.path)
-    _forget_names(transaction, experiment["id"], [row.uuid for row in gone])
+    storage = storage_of(world, transaction, experiment_id)
+    for uuid in uuids:
+        touch(transaction, "checkpoint", experiment_id, uuid)
+        world.janitor.discard(transaction, Chore(storage=storage, name=uuid))
+    forget_names(transaction, experiment_id, uuids)
 
 
 def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[tuple[object, ...]]":
@@ -111,7 +145,6 @@ def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[tuple
         select(
             columns.id,
             columns.uuid,
-            columns.path,
             trials.c.state.label("trial_state"),
             trials.c.latest_checkpoint,
             points.c.value,
@@ -126,9 +159,11 @@ def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[tuple
     )
 
 
-def _best(world: World, transaction: Transaction, experiment: RowMapping) -> list[RowMapping]:
+def _best(
+    transaction: Transaction, experiment: RowMapping, policy: "CheckpointStorageConfig"
+) -> list[RowMapping]:
     """Return the checkpoints that are kept as the experiment's best."""
-    count = world.config(transaction, experiment["id"]).checkpoint_storage.save_experiment_best
+    count = policy.save_experiment_best
     if count == 0:
         return []
     value = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
@@ -164,7 +199,7 @@ def _key(metric: str) -> "ScalarSelect[int]":
     )
 
 
-def _forget_names(transaction: Transaction, experiment_id: int, gone: list[str]) -> None:
+def forget_names(transaction: Transaction, experiment_id: int, gone: Sequence[str]) -> None:
     """Let trials not name checkpoints that are gone."""
     for column in (trials.c.latest_checkpoint, trials.c.best_checkpoint):
         transaction.connection.execute(

@@ -1,0 +1,123 @@
+/** Every trial of an experiment in short: what it was started with, and how it did. */
+
+import { finite } from "./api";
+import type { Num, Trial, TrialColumns } from "./resources";
+
+export type Value = number | string | boolean | null;
+
+export interface Seen {
+  id: number;
+  state: string;
+  best_validation: Num | null;
+  latest_validation: Num | null;
+  best_steps: number | null;
+  steps_completed: number;
+  progress: number;
+  restarts: number;
+  slot_seconds: number;
+  activity: string | null;
+  /** Leaves by their dotted names. */
+  hparams: Record<string, Value>;
+}
+
+export const PREFIX = "hparams.";
+export const METRICS = ["best_validation", "latest_validation", "slot_seconds", "steps_completed", "restarts"];
+
+/** Columns to rows. */
+export function seen({ columns }: TrialColumns): Seen[] {
+  const plain = Object.entries(columns).filter(([name]) => !name.startsWith(PREFIX));
+  const leaves = Object.entries(columns).filter(([name]) => name.startsWith(PREFIX));
+  return (columns.id ?? []).map((_, at) => {
+    const row = Object.fromEntries(plain.map(([name, cells]) => [name, cells[at]]));
+    const there = leaves.filter(([, cells]) => cells[at] !== null);
+    const hparams = Object.fromEntries(there.map(([name, cells]) => [name.slice(PREFIX.length), cells[at] as Value]));
+    return { ...row, hparams } as unknown as Seen;
+  });
+}
+
+/** What an event tells of a trial. */
+export function seenTrial(trial: Trial): Seen {
+  const hparams: Record<string, Value> = {};
+  collect(hparams, "", trial.hparams);
+  return { ...trial, hparams };
+}
+
+/** As the server takes hyperparameters apart: lists of plain values are one leaf. */
+function collect(found: Record<string, Value>, path: string, tree: unknown): void {
+  const nested = (each: unknown) => each !== null && typeof each === "object";
+  const parts = Array.isArray(tree) ? (tree.some(nested) ? Object.entries(tree) : []) : nested(tree) ? Object.entries(tree as object) : [];
+  for (const [key, value] of parts) collect(found, path ? `${path}.${key}` : key, value);
+  if (path && parts.length === 0 && tree !== null) found[path] = nested(tree) ? JSON.stringify(tree) : (tree as Value);
+}
+
+/** What stands in a column; a measure that is not finite is none. */
+export function cell(row: Seen, column: string): Value {
+  if (column.startsWith(PREFIX)) return row.hparams[column.slice(PREFIX.length)] ?? null;
+  const value = row[column as keyof Seen] as Value;
+  return column.endsWith("_validation") ? finite(value as Num | null) : (value ?? null);
+}
+
+/** Names of the hyperparameters that differ between trials. */
+export function varying(rows: Seen[]): string[] {
+  const first = new Map<string, Value>();
+  const differ = new Set<string>();
+  const names = new Set<string>();
+  for (const row of rows) for (const name in row.hparams) names.add(name);
+  for (const row of rows) {
+    for (const name of names) {
+      const value = row.hparams[name] ?? null;
+      if (!first.has(name)) first.set(name, value);
+      else if (first.get(name) !== value) differ.add(name);
+    }
+  }
+  return [...names].filter((name) => differ.has(name));
+}
+
+/** The kind of space that the configuration gives a hyperparameter: `log`, `double`, ...; null for none. */
+export function spaceOf(config: Record<string, unknown>, name: string): string | null {
+  let node: unknown = config.hyperparameters;
+  for (const part of name.split(".")) node = (node as Record<string, unknown> | null | undefined)?.[part];
+  const kind = (node as { type?: unknown } | null | undefined)?.type;
+  return typeof kind === "string" ? kind : null;
+}
+
+/** A column in words. */
+export function titled(column: string, metric: string): string {
+  if (column.startsWith(PREFIX)) return column.slice(PREFIX.length);
+  const words: Record<string, string> = {
+    best_validation: `best ${metric}`,
+    latest_validation: `latest ${metric}`,
+    slot_seconds: "slot time",
+    steps_completed: "batches",
+  };
+  return words[column] ?? column;
+}
+
+/** Column, operator and value: as the server takes them. */
+export type Condition = [string, string, unknown];
+
+/** Conditions of the address; null where it holds none that can be read. */
+export function conditions(text: string): Condition[] | null {
+  if (text === "") return [];
+  try {
+    const found: unknown = JSON.parse(text);
+    const good = (each: unknown) => Array.isArray(each) && each.length === 3 && typeof each[0] === "string" && typeof each[1] === "string";
+    return Array.isArray(found) && found.every(good) ? (found as Condition[]) : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Whether a trial fulfils a condition, by the rules of the server. */
+export function holds(row: Seen, [column, sign, wanted]: Condition): boolean {
+  const raw = column.endsWith("_validation") ? (row[column as keyof Seen] as Num | null) : cell(row, column);
+  const value = raw === "Infinity" && column.endsWith("_validation") ? Infinity : raw === "-Infinity" && column.endsWith("_validation") ? -Infinity : raw;
+  if (sign === "=") return value === wanted;
+  if (sign === "!=") return value !== wanted;
+  if (sign === "in") return (wanted as unknown[]).includes(value);
+  if (value === null) return false;
+  if (sign === "contains") return String(value).toLowerCase().includes(String(wanted).toLowerCase());
+  if ((typeof value === "string") !== (typeof wanted === "string")) return false;
+  const [a, b] = [value as number, wanted as number];
+  return sign === "<" ? a < b : sign === "<=" ? a <= b : sign === ">" ? a > b : a >= b;
+}

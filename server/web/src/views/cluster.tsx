@@ -1,0 +1,279 @@
+/** The cluster: what waits, in its order and why, and the machines that could run it. */
+
+import { useEffect, useState } from "preact/hooks";
+
+import { get, patch, post, remove } from "../api";
+import { clock, number, seconds } from "../format";
+import { useEvents, useLoaded } from "../live";
+import { Badge, Cell, Problem, Table, Trouble } from "../parts";
+import type { Agent, AgentPage, Job, JobPage, Pool, PoolPage, Slot } from "../resources";
+import { address } from "../route";
+
+/** Between two looks at what tells no event: an agent that has fallen silent. */
+const LOOK_MS = 10_000;
+
+const POLICIES: Record<Pool["policy"], string> = {
+  fair_share: "fair share: by priority, then who holds the least for its weight",
+  priority: "by priority, then one job after the other",
+  fifo: "first come, first served",
+};
+
+interface Read {
+  jobs: Job[];
+  agents: Agent[];
+  pools: Pool[];
+}
+
+async function read(): Promise<Read> {
+  const [{ jobs }, { agents }, { pools }] = await Promise.all([get<JobPage>("/jobs"), get<AgentPage>("/agents"), get<PoolPage>("/pools")]);
+  return { jobs, agents, pools };
+}
+
+type Do = (doing: Promise<unknown>) => void;
+
+export function Cluster() {
+  const found = useLoaded("cluster", read);
+  const [problem, setProblem] = useState("");
+  useEvents("/events", found.reload, 1000);
+  useEffect(() => {
+    const looking = window.setInterval(() => document.hidden || found.reload(), LOOK_MS);
+    return () => window.clearInterval(looking);
+  }, []);
+  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Reading…</p>;
+  const act: Do = (doing) => {
+    setProblem("");
+    doing.catch((failed: Error) => setProblem(failed.message)).finally(found.reload);
+  };
+  const { jobs, agents, pools } = found.value;
+  const there = agents.filter((agent) => agent.state !== "gone");
+  const free = pools.reduce((sum, pool) => sum + pool.free_slots, 0);
+  const slots = pools.reduce((sum, pool) => sum + pool.slots, 0);
+  return (
+    <>
+      {found.error && <Problem text={found.error} />}
+      {problem && <Problem text={problem} />}
+      <header class="title">
+        <h1>Cluster</h1>
+        <span class="muted">
+          {number(free)} of {number(slots)} slots free on {number(there.length)} {there.length === 1 ? "agent" : "agents"}
+        </span>
+      </header>
+      {pools.map((pool) => (
+        <Queue key={pool.name} pool={pool} alone={pools.length === 1} jobs={jobs.filter((job) => job.pool === pool.name)} act={act} />
+      ))}
+      <h2>Agents</h2>
+      {agents.length === 0 ? (
+        <div class="notice">
+          No agent: what is submitted waits. Start one: <code>zerolab agent start</code>
+        </div>
+      ) : (
+        <Agents agents={agents} pooled={pools.length > 1} act={act} />
+      )}
+    </>
+  );
+}
+
+interface QueueProps {
+  pool: Pool;
+  /** Whether there is no other pool. */
+  alone: boolean;
+  /** In the order in which they start. */
+  jobs: Job[];
+  act: Do;
+}
+
+function Queue({ pool, alone, jobs, act }: QueueProps) {
+  return (
+    <section class="queue" aria-label={`queue of pool ${pool.name}`}>
+      <h2>
+        Queue{alone ? "" : ` of ${pool.name}`}{" "}
+        <small class="muted">
+          {POLICIES[pool.policy]}; {number(pool.free_slots)} of {number(pool.slots)} slots free
+          {pool.max_slots !== null && `, at most ${number(pool.max_slots)} at a time`}
+        </small>
+      </h2>
+      {jobs.length === 0 ? (
+        <p class="muted">Nothing waits or runs.</p>
+      ) : (
+        <Table
+          head={["place", "experiment", "state", "trials", "slots", "priority", "weight", "submitted"].map((name) => (
+            <th key={name}>{name}</th>
+          ))}
+        >
+          {jobs.map((job, at) => (
+            <Line key={job.experiment_id} job={job} above={jobs[at - 1]} below={jobs[at + 1]} first={jobs[0]!} act={act} />
+          ))}
+        </Table>
+      )}
+    </section>
+  );
+}
+
+interface LineProps {
+  job: Job;
+  above: Job | undefined;
+  below: Job | undefined;
+  first: Job;
+  act: Do;
+}
+
+function Line({ job, above, below, first, act }: LineProps) {
+  const path = `/jobs/${job.experiment_id}`;
+  const move = (to: object) => act(post(`${path}/move`, to));
+  const most = job.max_slots === null ? "" : `, at most ${number(job.max_slots)}`;
+  return (
+    <tr>
+      <Cell name="place" kind="figure">
+        {job.place}{" "}
+        <span class="moves" role="group" aria-label={`move ${job.name}`}>
+          <button type="button" title="to the first place" aria-label="first" disabled={!above} onClick={() => move({ ahead_of: first.experiment_id })}>
+            ⤒
+          </button>
+          <button type="button" title="ahead of the one above, at its priority" aria-label="up" disabled={!above} onClick={() => move({ ahead_of: above!.experiment_id })}>
+            ↑
+          </button>
+          <button type="button" title="behind the one below, at its priority" aria-label="down" disabled={!below} onClick={() => move({ behind: below!.experiment_id })}>
+            ↓
+          </button>
+        </span>
+      </Cell>
+      <Cell kind="name">
+        <a href={address(job.experiment_id)}>{job.name}</a> <small class="muted">{job.experiment_id}</small>
+        {job.labels.map((label) => (
+          <span class="label" key={label}>
+            {label}
+          </span>
+        ))}
+        <Trouble of={{ ...job, error: null }} />
+      </Cell>
+      <Cell>
+        <Badge of={job.running_trials > 0 ? { state: job.state } : job} />
+      </Cell>
+      <Cell name="trials" kind="figure">
+        {number(job.running_trials)} running, {number(job.queued_trials)} waiting
+      </Cell>
+      <Cell name="slots" kind="figure">
+        {number(job.held_slots)} held, {number(job.slots_per_trial)} a trial{most}
+      </Cell>
+      <Cell name="priority">
+        <Figure name={`priority of ${job.name}`} value={job.priority} least={1} most={99} step="1" set={(priority) => act(patch(path, { priority }))} />
+      </Cell>
+      <Cell name="weight">
+        <Figure name={`weight of ${job.name}`} value={job.weight} least={0} most={1_000_000} step="any" set={(weight) => act(patch(path, { weight }))} />
+      </Cell>
+      <Cell name="submitted" kind="figure">
+        {clock(job.created_at).slice(0, 16)}
+      </Cell>
+    </tr>
+  );
+}
+
+interface FigureProps {
+  name: string;
+  value: number;
+  least: number;
+  most: number;
+  step: string;
+  set: (value: number) => void;
+}
+
+/** A number that may be changed; it is sent when the field is left, or with Enter. */
+function Figure({ name, value, least, most, step, set }: FigureProps) {
+  return (
+    <input
+      type="number"
+      aria-label={name}
+      value={value}
+      min={least}
+      max={most}
+      step={step}
+      required
+      onChange={(event) => {
+        const field = event.currentTarget;
+        if (!field.reportValidity()) return;
+        if (Number(field.value) !== value) set(Number(field.value));
+      }}
+    />
+  );
+}
+
+function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act: Do }) {
+  const heads = ["agent", ...(pooled ? ["pool"] : []), "state", "slots", "heard of", "actions"];
+  return (
+    <Table head={heads.map((name) => <th key={name}>{name}</th>)}>
+      {agents.map((agent) => (
+        <tr key={agent.id} class={agent.state === "gone" ? "gone" : ""}>
+          <Cell kind="name">
+            {agent.name} {agent.host !== agent.name && <small class="muted">{agent.host}</small>}
+          </Cell>
+          {pooled && <Cell name="pool">{agent.pool}</Cell>}
+          <Cell>
+            <span class={`badge agent-${agent.state}`}>{agent.state}</span>
+          </Cell>
+          <Cell name="slots">
+            <span class="slots">
+              {agent.slots.map((slot) => (
+                <OneSlot key={slot.id} agent={agent} slot={slot} act={act} />
+              ))}
+            </span>
+          </Cell>
+          <Cell name="heard of" kind="figure">
+            {agent.silent_s < 30 ? "now" : `${seconds(agent.silent_s)} ago`}
+          </Cell>
+          <Cell>
+            <Deeds agent={agent} act={act} />
+          </Cell>
+        </tr>
+      ))}
+    </Table>
+  );
+}
+
+/** A device: what holds it, and whether it takes more; a click says whether it may. */
+function OneSlot({ agent, slot, act }: { agent: Agent; slot: Slot; act: Do }) {
+  const what = slot.run_id !== null ? `run ${slot.run_id}` : slot.enabled ? "free" : "disabled";
+  const deed = slot.enabled ? "disable" : "enable";
+  const told = `slot ${slot.id} (${slot.device}): ${what}${slot.run_id !== null && !slot.enabled ? ", takes no other" : ""}`;
+  const wish = { slots: [slot.id], ...(slot.enabled ? { drain: true } : {}) };
+  return (
+    <button
+      type="button"
+      class={`slot ${slot.run_id !== null ? "held" : slot.enabled ? "free" : "off"}`}
+      disabled={!agent.alive || !agent.enabled}
+      aria-pressed={slot.enabled}
+      aria-label={told}
+      title={`${told}. Click: ${deed} it${slot.enabled && slot.run_id !== null ? "; what runs there finishes" : ""}.`}
+      onClick={() => act(post(`/agents/${agent.id}/${deed}`, wish))}
+    >
+      {slot.id}
+    </button>
+  );
+}
+
+function Deeds({ agent, act }: { agent: Agent; act: Do }) {
+  const path = `/agents/${agent.id}`;
+  if (!agent.alive) {
+    return (
+      <button type="button" title="take it off the list; its runs stay in the history" onClick={() => act(remove(path))}>
+        forget
+      </button>
+    );
+  }
+  if (!agent.enabled) {
+    return (
+      <button type="button" onClick={() => act(post(`${path}/enable`, {}))}>
+        enable
+      </button>
+    );
+  }
+  return (
+    <>
+      <button type="button" title="start nothing new there; what runs finishes" onClick={() => act(post(`${path}/disable`, { drain: true }))}>
+        drain
+      </button>{" "}
+      <button type="button" title="start nothing new there; what runs checkpoints now and goes on elsewhere" onClick={() => act(post(`${path}/disable`, {}))}>
+        disable
+      </button>
+    </>
+  );
+}

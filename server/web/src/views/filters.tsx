@@ -1,0 +1,88 @@
+/** Conditions on trials, shared by all views of an experiment: they stand in the address. */
+
+import { useState } from "preact/hooks";
+
+import { type Condition, conditions, PREFIX, titled, type Value } from "../columns";
+import { written } from "../plot/axis";
+import { Problem } from "../parts";
+import { useChoice } from "../route";
+
+const SIGNS = ["=", "!=", "<", "<=", ">", ">=", "contains"];
+const FIELDS = ["state", "best_validation", "latest_validation", "steps_completed", "restarts", "slot_seconds", "id"];
+
+/** The conditions of the address, and how to change them. */
+export function useConditions(): [Condition[], (next: Condition[]) => void, boolean] {
+  const [text, setText] = useChoice("where");
+  const found = conditions(text);
+  return [found ?? [], (next) => setText(next.length === 0 ? "" : JSON.stringify(next)), found === null];
+}
+
+const told = (value: unknown): string => (Array.isArray(value) ? value.map((each) => written(each as Value)).join(", ") : written(value as Value));
+
+/** What a text says, as a value: a number where it is one. */
+function value(text: string, column: string): Value {
+  const trimmed = text.trim();
+  if (["none", "null", "–"].includes(trimmed)) return null;
+  if (column === "state") return trimmed.toUpperCase();
+  if (trimmed !== "" && Number.isFinite(Number(trimmed))) return Number(trimmed);
+  return trimmed === "true" ? true : trimmed === "false" ? false : trimmed;
+}
+
+export function Filters({ names, metric, count }: { names: string[]; metric: string; count: string }) {
+  const [where, setWhere, broken] = useConditions();
+  const [open, setOpen] = useState(false);
+  return (
+    <div class="choice filters">
+      {broken && <Problem text="The conditions in the address cannot be read: none are used." />}
+      {where.map((one, at) => (
+        <button type="button" class="reset" key={JSON.stringify(one)} aria-label={`remove ${titled(one[0], metric)} ${one[1]} ${told(one[2])}`} onClick={() => setWhere(where.filter((_, i) => i !== at))}>
+          {titled(one[0], metric)} {one[1]} {told(one[2])} ✕
+        </button>
+      ))}
+      {open ? (
+        <Editor names={names} metric={metric} add={(one) => (setWhere([...where, one]), setOpen(false))} />
+      ) : (
+        <button type="button" onClick={() => setOpen(true)}>
+          filter
+        </button>
+      )}
+      {where.length > 1 && (
+        <button type="button" onClick={() => setWhere([])}>
+          no filter
+        </button>
+      )}
+      <span class="muted" role="status">
+        {count}
+      </span>
+    </div>
+  );
+}
+
+function Editor({ names, metric, add }: { names: string[]; metric: string; add: (one: Condition) => void }) {
+  const all = [...names.map((name) => PREFIX + name), ...FIELDS];
+  const [column, setColumn] = useState(all[0]!);
+  const [sign, setSign] = useState("=");
+  const [text, setText] = useState("");
+  const submit = (event: Event) => {
+    event.preventDefault();
+    add([column, sign, sign === "contains" ? text : value(text, column)]);
+  };
+  return (
+    <form onSubmit={submit} class="choice">
+      <select aria-label="filter by" value={column} onChange={(e) => setColumn(e.currentTarget.value)}>
+        {all.map((each) => (
+          <option value={each} key={each}>
+            {titled(each, metric)}
+          </option>
+        ))}
+      </select>
+      <select aria-label="comparison" value={sign} onChange={(e) => setSign(e.currentTarget.value)}>
+        {SIGNS.map((each) => (
+          <option key={each}>{each}</option>
+        ))}
+      </select>
+      <input type="search" aria-label="value" placeholder="value" value={text} onInput={(e) => setText(e.currentTarget.value)} />
+      <button type="submit">add</button>
+    </form>
+  );
+}

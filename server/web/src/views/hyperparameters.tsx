@@ -1,0 +1,299 @@
+/** What hyperparameters do: parallel coordinates, any two as a scatter, and which of them matter. */
+
+import { useMemo } from "preact/hooks";
+
+import { get } from "../api";
+import { look } from "../chart/looks";
+import { cell, type Condition, holds, METRICS, PREFIX, type Seen, spaceOf, titled, varying } from "../columns";
+import { number } from "../format";
+import { useLoaded } from "../live";
+import { Problem, Select } from "../parts";
+import { type Axis, makeAxis, wide, written } from "../plot/axis";
+import { Dots, type Dot } from "../plot/dots";
+import { type Brush, type Line, Parallel } from "../plot/parallel";
+import type { Experiment, Importance as Found } from "../resources";
+import { address, useChoice } from "../route";
+import { ranked } from "../sorting";
+import { USUAL_TRIALS } from "./drawn";
+import { Filters, useConditions } from "./filters";
+
+/** Axes that are shown before others are asked for. */
+const FEW_AXES = 8;
+/** From the worst to the best. */
+const SCALE = ["#9aa3b2", "#7a9bd0", "#2f6fed", "#7048e8", "#c2255c"];
+
+interface Props {
+  row: Experiment;
+  trials: Seen[];
+  at: Map<number, number>;
+  tick: number;
+}
+
+const go = (row: Experiment) => (trial: number) => {
+  window.location.hash = address(row.id, "curves", [trial]).slice(1);
+};
+
+export function Hyperparameters(props: Props) {
+  const { row, trials } = props;
+  const names = useMemo(() => varying(trials), [trials]);
+  const [where] = useConditions();
+  const kept = useMemo(() => trials.filter((trial) => where.every((one) => holds(trial, one))), [trials, JSON.stringify(where)]);
+  if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
+  if (trials.length === 1) return <p class="muted">There is one trial: nothing to compare it with.</p>;
+  if (names.length === 0) return <p class="muted">All trials have the same hyperparameters: nothing to compare.</p>;
+  const best = ranked(kept, row.smaller_is_better).slice(0, USUAL_TRIALS).map((trial) => trial.id);
+  return (
+    <section>
+      <Filters names={names} metric={row.metric} count={where.length === 0 ? `${number(trials.length)} trials` : `${number(kept.length)} of ${number(trials.length)} trials`} />
+      {where.length > 0 && kept.length > 0 && (
+        <p class="choice">
+          <a href={address(row.id, "trials")}>these in the table</a>
+          <a href={address(row.id, "curves", best)}>curves of the best {best.length}</a>
+        </p>
+      )}
+      <Coordinates {...props} names={names} kept={kept} />
+      <Scatter {...props} names={names} kept={kept} />
+      <Importance {...props} />
+    </section>
+  );
+}
+
+type Parts = Props & { names: string[]; kept: Seen[] };
+
+/** The colour of each trial: its own, or how good it is. */
+function useColors({ row, trials, at }: Props): [string, (value: string) => void, (trial: Seen) => string] {
+  const [by, setBy] = useChoice("color", "trial");
+  const place = useMemo(() => {
+    const order = ranked(trials.filter((trial) => typeof trial.best_validation === "number"), row.smaller_is_better);
+    return new Map(order.map((trial, rank) => [trial.id, 1 - rank / Math.max(1, order.length - 1)]));
+  }, [trials, row.smaller_is_better]);
+  const color = (trial: Seen) => {
+    if (by !== "metric") return look(at.get(trial.id) ?? 0).color;
+    const found = place.get(trial.id);
+    return found === undefined ? SCALE[0]! : SCALE[Math.min(SCALE.length - 1, Math.floor(found * SCALE.length))]!;
+  };
+  return [by, setBy, color];
+}
+
+const words = (row: Experiment, trial: Seen): string =>
+  `trial ${trial.id} · ${row.metric} ${number(trial.best_validation)} · ${Object.entries(trial.hparams)
+    .map(([name, value]) => `${name} ${written(value)}`)
+    .join(", ")}`;
+
+/** A set of columns in the address. */
+function useSet(name: string): [Set<string>, (column: string) => void] {
+  const [text, setText] = useChoice(name);
+  const found = new Set(text.split(",").filter(Boolean));
+  const toggle = (column: string) => {
+    if (!found.delete(column)) found.add(column);
+    setText([...found].join(","));
+  };
+  return [found, toggle];
+}
+
+/** The axis of a column: logarithmic where the search was, or where values span much; or the other way. */
+function axisOf(row: Experiment, trials: Seen[], column: string, flipped: Set<string>): Axis {
+  const cells = trials.map((trial) => cell(trial, column));
+  const space = column.startsWith(PREFIX) ? spaceOf(row.config, column.slice(PREFIX.length)) : null;
+  const log = space === "log" || (space !== "double" && space !== "int" && wide(cells));
+  return makeAxis(column, titled(column, row.metric), cells, log !== flipped.has(column));
+}
+
+function Coordinates(props: Parts) {
+  const { row, trials, names, kept, at } = props;
+  const [by, setBy, color] = useColors(props);
+  const [flipped, flip] = useSet("flip");
+  const [changed, change] = useSet("axes");
+  const [where, setWhere] = useConditions();
+  const all = [...names.map((name) => PREFIX + name), "slot_seconds", "best_validation"];
+  const usual = new Set([...all.slice(0, Math.min(names.length, FEW_AXES)), "best_validation"]);
+  const columns = all.filter((column) => usual.has(column) !== changed.has(column));
+  const key = `${columns.join()} ${[...flipped].join()}`;
+  const axes = useMemo(
+    () => columns.map((column) => axisOf(row, trials, column, flipped)),
+    [trials, key],
+  );
+  const lines = useMemo((): Line[] => {
+    const inside = new Set(kept.map((trial) => trial.id));
+    return trials.map((trial) => ({
+      trial: trial.id,
+      cells: columns.map((column) => cell(trial, column)),
+      color: color(trial),
+      dash: by === "metric" ? [] : look(at.get(trial.id) ?? 0).dash,
+      out: !inside.has(trial.id),
+      words: words(row, trial),
+    }));
+  }, [trials, kept, key, by]);
+  return (
+    <figure class="chart large" aria-label="parallel coordinates">
+      <figcaption>
+        <span>parallel coordinates</span>
+        <small class="muted">drag on an axis to keep a part of it</small>
+        <Select name="colour by" value={by} options={[["trial", "a colour for each trial"], ["metric", `colour by ${row.metric}`]]} choose={setBy} />
+      </figcaption>
+      <details class="picker">
+        <summary class="muted">{columns.length} of {all.length} axes</summary>
+        <div class="choice">
+          {all.map((column) => (
+            <label key={column}>
+              <input type="checkbox" checked={columns.includes(column)} onChange={() => change(column)} /> {titled(column, row.metric)}
+            </label>
+          ))}
+        </div>
+      </details>
+      {columns.length < 2 ? (
+        <p class="muted">Two axes at least are needed.</p>
+      ) : (
+        <Parallel
+          title="parallel coordinates"
+          axes={axes}
+          lines={lines}
+          brushes={axes.map((axis) => brushOf(axis, where))}
+          brush={(axis, next) => setWhere([...without(where, axes[axis]!), ...keptBy(axes[axis]!, next)])}
+          flip={(axis) => flip(columns[axis]!)}
+          pick={go(row)}
+        />
+      )}
+    </figure>
+  );
+}
+
+const BRUSHED = [">=", "<=", "in"];
+
+const without = (where: Condition[], axis: Axis): Condition[] => where.filter(([column, sign]) => column !== axis.column || !BRUSHED.includes(sign));
+
+/** The conditions that a brush stands for. */
+function keptBy(axis: Axis, brush: Brush | null): Condition[] {
+  if (brush === null) return [];
+  if (axis.kind === "category") {
+    const count = axis.values.length;
+    const [first, last] = [Math.floor(brush[0] * count + 0.01), Math.ceil(brush[1] * count - 0.01)];
+    return [[axis.column, "in", axis.values.slice(first, Math.max(last, first + 1))]];
+  }
+  const ends: Condition[] = [[axis.column, ">=", axis.value(brush[0])], [axis.column, "<=", axis.value(brush[1])]];
+  return ends.filter((_, at) => (at === 0 ? brush[0] > 0 : brush[1] < 1));
+}
+
+/** The part of an axis that conditions keep. */
+function brushOf(axis: Axis, where: Condition[]): Brush | null {
+  const mine = where.filter(([column, sign]) => column === axis.column && BRUSHED.includes(sign));
+  if (mine.length === 0) return null;
+  if (axis.kind === "category") {
+    const wanted = mine.flatMap(([, sign, value]) => (sign === "in" ? (value as unknown[]) : []));
+    const found = axis.values.map((value, at) => (wanted.includes(value) ? at : -1)).filter((at) => at >= 0);
+    return found.length === 0 ? null : [found[0]! / axis.values.length, (found[found.length - 1]! + 1) / axis.values.length];
+  }
+  const end = (wanted: string, other: number) => {
+    const found = mine.find(([, sign]) => sign === wanted);
+    return found ? Math.min(1, Math.max(0, axis.place(found[2] as number) ?? other)) : other;
+  };
+  return [end(">=", 0), end("<=", 1)];
+}
+
+function Scatter(props: Parts) {
+  const { row, trials, names, kept } = props;
+  const [, , color] = useColors(props);
+  const columns = [...names.map((name) => PREFIX + name), ...METRICS];
+  const [xName, setX] = useChoice("x", columns[0]!);
+  const [yName, setY] = useChoice("y", "best_validation");
+  const [flipped, flip] = useSet("flip");
+  const [x, y] = [xName, yName].map((name) => (columns.includes(name) ? name : columns[0]!)) as [string, string];
+  const [left, up] = useMemo(
+    () => [x, y].map((column) => axisOf(row, trials, column, flipped)) as [Axis, Axis],
+    [trials, x, y, [...flipped].join()],
+  );
+  const dots = useMemo((): Dot[] => {
+    const inside = new Set(kept.map((trial) => trial.id));
+    return trials.map((trial) => ({
+      trial: trial.id,
+      x: spread(left, left.place(cell(trial, x)), trial.id),
+      y: spread(up, up.place(cell(trial, y)), trial.id),
+      color: color(trial),
+      form: trial.state === "ERROR" ? "cross" : trial.state === "COMPLETED" ? "dot" : "ring",
+      dim: !inside.has(trial.id),
+      words: words(row, trial),
+    }));
+  }, [trials, kept, left, up, color]);
+  const options = columns.map((column): [string, string] => [column, titled(column, row.metric)]);
+  return (
+    <figure class="chart large" aria-label="scatter">
+      <figcaption>
+        <span>scatter</span>
+        <Select name="x axis" value={x} options={options} choose={setX} />
+        <Select name="y axis" value={y} options={options} choose={setY} />
+        {[left, up].map(
+          (axis, at) =>
+            axis.kind !== "category" && (
+              <button type="button" key={at} onClick={() => flip(axis.column)}>
+                {at === 0 ? "x" : "y"}: {axis.kind}
+              </button>
+            ),
+        )}
+        <small class="muted">dots ended, rings go on, crosses failed</small>
+      </figcaption>
+      <Dots title={`${titled(y, row.metric)} over ${titled(x, row.metric)}`} x={left} y={up} dots={dots} height={360} pick={go(row)} />
+    </figure>
+  );
+}
+
+/** Trials of one category lie side by side, always in the same way. */
+function spread(axis: Axis, place: number | null, id: number): number | null {
+  if (place === null || axis.kind !== "category") return place;
+  return place + ((((id * 7919) % 100) / 100 - 0.5) * 0.6) / axis.values.length;
+}
+
+function Importance({ row, tick }: Props) {
+  const path = `/experiments/${row.id}/importance`;
+  // Other trials' ends change it; while many run, not at every report.
+  const found = useLoaded(path, () => get<Found>(path), Math.floor(tick / 10) + (row.ended_at === null ? 0 : 0.5));
+  const answer = found.value;
+  return (
+    <figure class="chart large" aria-label="importance">
+      <figcaption>
+        <span>importance for {row.metric}</span>
+        {answer && answer.problem === null && <small class="muted">{number(answer.trials)} trials</small>}
+      </figcaption>
+      {found.error && <Problem text={found.error} />}
+      {answer === null && !found.error && <p class="muted">Reading…</p>}
+      {answer?.problem && <p class="muted">Not known yet: {answer.problem}.</p>}
+      {answer && answer.problem === null && <Shares found={answer} />}
+      {answer && (
+        <details>
+          <summary class="muted">how this was found out, and what it cannot tell</summary>
+          <p class="description">{answer.method}</p>
+        </details>
+      )}
+    </figure>
+  );
+}
+
+const WEAK = 0.2;
+
+function Shares({ found }: { found: Found }) {
+  const explained = found.explained ?? 0;
+  const percent = (part: number) => `${Math.round(100 * part)} %`;
+  return (
+    <>
+      <p class={explained < WEAK ? "warn" : "muted"}>
+        {explained < WEAK
+          ? "Little can be told: hyperparameters explain hardly any of the differences between these trials, luck or too few trials the rest."
+          : `Hyperparameters explain about ${percent(explained)} of the differences between trials.`}
+      </p>
+      <table class="bars">
+        <tbody>
+          {found.shares.map(({ name, importance, spread: error }) => (
+            <tr key={name}>
+              <th scope="row">{name}</th>
+              <td class="bar-cell">
+                <span style={{ width: `${Math.min(100, 100 * importance)}%` }} />
+              </td>
+              <td class="figure">
+                {importance.toFixed(2)} <small class="muted">± {error.toFixed(2)}</small>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </>
+  );
+}

@@ -1,0 +1,151 @@
+"""The trials of an experiment as columns: what each was started with, and how it did.
+
+A column is one of :data:`COLUMNS`, or ``hparams.NAME``, where NAME is the dotted path of a leaf:
+``hparams.optimizer.lr``, ``hparams.layers.0.width``. A leaf that a trial does not have (it exists
+only for some values of another one) is None.
+"""
+
+import difflib
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from zerolab.contract.leaves import Leaf, leaves
+from zerolab.errors import ConfigError
+from zeroserver.analysis.cost import slot_seconds_in
+from zeroserver.analysis.results import has_result
+from zeroserver.store.database import raw_rows
+
+__all__ = [
+    "COLUMNS",
+    "MADE",
+    "PREFIX",
+    "Row",
+    "Value",
+    "check_column",
+    "is_column",
+    "leaves_of",
+    "names",
+    "read_rows",
+    "refuse",
+]
+
+COLUMNS = (
+    "id", "state", "best_validation", "latest_validation", "best_steps", "steps_completed",
+    "progress", "restarts", "slot_seconds", "activity", "result",
+)  # fmt: skip
+PREFIX = "hparams."
+
+Value = Leaf
+"""What stands in a cell."""
+
+MADE = frozenset({"slot_seconds", "result"})
+"""Columns that no table has."""
+_READ = tuple(name for name in COLUMNS if name not in MADE)
+_OF_RESULT = frozenset({"state", "error", "best_validation", "searcher_steps"})
+"""What says whether a trial has a result."""
+_KEPT = 20_000
+"""Trials whose hyperparameters are kept in memory, taken apart."""
+
+
+class Row(NamedTuple):
+    """One trial."""
+
+    values: Mapping[str, Value]
+    """By the names of :data:`COLUMNS`."""
+    hparams: Mapping[str, Value]
+    """Leaves by their dotted names."""
+
+    def get(self, column: str) -> Value:
+        """Return what stands in a column."""
+        if column.startswith(PREFIX):
+            return self.hparams.get(column.removeprefix(PREFIX))
+        return self.values[column]
+
+
+def read_rows(
+    connection: Connection,
+    experiment_id: int,
+    now: float | None = None,
+    wanted: Collection[str] = COLUMNS,
+) -> list[Row]:
+    """Read all trials of an experiment, the oldest first; two queries at most.
+
+    Args:
+        connection: For reading.
+        experiment_id: Whose trials.
+        now: In seconds since 1970; until when runs that go on are counted.
+        wanted: Columns that are needed besides the id and the hyperparameters.
+    """
+    there = {"id", *wanted} & set(_READ)
+    if "result" in wanted:
+        there |= _OF_RESULT
+    names = sorted(there)
+    query = (
+        f"SELECT hparams, {', '.join(names)} FROM trials "  # noqa: S608 - our own names
+        "WHERE experiment_id = ? ORDER BY id"
+    )
+    costs: Mapping[int, float] = {}
+    if "slot_seconds" in wanted:
+        costs = slot_seconds_in(connection, experiment_id, now or time.time())
+    found = []
+    for text, *cells in raw_rows(connection, query, (experiment_id,)):
+        values: dict[str, Value] = dict(zip(names, cells, strict=True))
+        if "slot_seconds" in wanted:
+            values["slot_seconds"] = costs.get(cells[names.index("id")], 0.0)
+        if "result" in wanted:
+            values["result"] = has_result(values)
+        found.append(Row(values, leaves_of(text)))
+    return found
+
+
+@lru_cache(maxsize=_KEPT)
+def leaves_of(text: str) -> Mapping[str, Value]:
+    """Take hyperparameters apart, as they are stored."""
+    return leaves(msgspec.json.decode(text))
+
+
+def names(rows: Sequence[Row]) -> list[str]:
+    """Return the names of all hyperparameters, in the order in which trials have them."""
+    return list(dict.fromkeys(name for row in rows for name in row.hparams))
+
+
+def is_column(column: str, rows: Iterable[Row]) -> bool:
+    """Whether a column has that name; a hyperparameter, if any trial has it."""
+    if not column.startswith(PREFIX):
+        return column in COLUMNS
+    name = column.removeprefix(PREFIX)
+    return any(name in row.hparams for row in rows)
+
+
+def check_column(column: str, known: Iterable[str], what: str) -> str | None:
+    """Say what is wrong with the name of a column; None if it is one.
+
+    Args:
+        column: A name.
+        known: Names of the hyperparameters that there are.
+        what: The parameter that gave it.
+    """
+    there = [*COLUMNS, *(PREFIX + name for name in known)]
+    if column in there:
+        return None
+    ending = f".{column.removeprefix(PREFIX)}"
+    close = [name for name in there if name.endswith(ending)]
+    close = close or difflib.get_close_matches(column, there, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(there)}"
+    return f"{what}: must be a column, got {column[:200]!r}{hint}"[:2000]
+
+
+def refuse(problems: Sequence[str | None]) -> None:
+    """Refuse a request if something is wrong with it.
+
+    Raises:
+        ConfigError: With all that is.
+    """
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise ConfigError("request", found)

@@ -1,0 +1,158 @@
+"""A small forest of regression trees on coded features, in numpy.
+
+Features are codes: small integers from 0, or -1 where a value is missing. A split of an ordered
+feature is a threshold; one of categories puts those with the smaller means on one side, which is
+the best of all two-part splits for squared errors.
+
+Letters: N samples, F features, B codes of the feature that has most, with one for missing values.
+
+References:
+    Breiman: Random forests. Machine Learning 45 (2001).
+    Fisher: On grouping for maximum homogeneity. JASA 53 (1958): the order of categories.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Forest", "Permuted"]
+
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_TREES = 48
+_DEPTH = 8
+_LEAST = 3
+"""Samples in a leaf."""
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Nodes in one list; a leaf has feature -1."""
+
+    feature: Codes  # (nodes,)
+    left: NDArray[np.bool_]  # (nodes, B): whether a code goes left
+    child: Codes  # (nodes, 2): left and right
+    value: Floats  # (nodes,)
+
+    def predict(self, codes: Codes) -> Floats:
+        """Args: codes: shape (N, F), shifted so that missing is 0. Returns: shape (N,)."""
+        at = np.zeros(len(codes), dtype=np.int64)
+        for _ in range(_DEPTH + 1):
+            feature = self.feature[at]
+            code = codes[np.arange(len(codes)), np.maximum(feature, 0)]
+            side = np.where(self.left[at, code], 0, 1)
+            at = np.where(feature < 0, at, self.child[at, side])
+        return self.value[at]
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """What shuffling features costs the forest, on samples that its trees have not seen."""
+
+    explained: float
+    """1 - squared error / variance, of the forest as it is: R2 out of bag."""
+    loss: Floats
+    """Shape (F,): half of what that falls by when a feature is shuffled, the mean over the trees.
+
+    The half is an estimate of the total-effect Sobol index: shuffling draws a second value that is
+    independent of the first, and the difference of two such has twice the variance.
+    """
+    spread: Floats
+    """Shape (F,): standard error of that mean."""
+
+
+class Forest:
+    """Trees, each grown on a bootstrap sample.
+
+    Args:
+        codes: Shape (N, F).
+        target: Shape (N,).
+        categories: Shape (F,): whether the codes of a feature have no order.
+        seed: The same one makes the same forest.
+    """
+
+    def __init__(
+        self, codes: Codes, target: Floats, categories: NDArray[np.bool_], seed: int = 0
+    ) -> None:
+        self._codes = codes + 1  # missing is 0
+        self._target = target
+        self._categories = categories
+        self._bins = int(self._codes.max(initial=0)) + 1
+        self._random = np.random.default_rng(seed)
+        self._trees: list[tuple[_Tree, Codes]] = []
+        for _ in range(_TREES):
+            drawn = self._random.integers(0, len(target), len(target))
+            unseen = np.setdiff1d(np.arange(len(target)), drawn)
+            self._trees.append((self._grow(drawn), unseen))
+
+    def _grow(self, drawn: Codes) -> _Tree:
+        feature: list[int] = []
+        left: list[NDArray[np.bool_]] = []
+        child: list[list[int]] = []
+        value: list[float] = []
+        todo = [(drawn, 0, -1, 0)]
+        while todo:
+            rows, depth, parent, side = todo.pop()
+            at = len(feature)
+            if parent >= 0:
+                child[parent][side] = at
+            split = self._split(rows) if depth < _DEPTH and len(rows) >= 2 * _LEAST else None
+            feature.append(-1 if split is None else split[0])
+            left.append(np.zeros(self._bins, dtype=bool) if split is None else split[1])
+            child.append([at, at])
+            value.append(float(self._target[rows].mean()))
+            if split is not None:
+                goes = split[1][self._codes[rows, split[0]]]
+                todo += [(rows[goes], depth + 1, at, 0), (rows[~goes], depth + 1, at, 1)]
+        arrays = np.array(feature), np.array(left), np.array(child), np.array(value)
+        return _Tree(*arrays)
+
+    def _split(self, rows: Codes) -> tuple[int, NDArray[np.bool_]] | None:
+        """Find the best split of some samples: its feature, and which codes go left, shape (B,)."""
+        features = self._codes.shape[1]
+        tried = self._random.permutation(features)[: max(1, -(-features * 2 // 3))]
+        target = self._target[rows] - self._target[rows].mean()
+        flat = (self._codes[rows][:, tried] + self._bins * np.arange(len(tried))).ravel()
+        size = self._bins * len(tried)
+        each = np.repeat(target, len(tried))
+        count = np.bincount(flat, minlength=size).reshape(len(tried), -1)  # (tried, B)
+        total = np.bincount(flat, each, minlength=size).reshape(len(tried), -1)
+        mean = np.where(count > 0, total / np.maximum(count, 1), np.inf)
+        natural = np.broadcast_to(np.arange(self._bins), mean.shape)
+        order = np.where(self._categories[tried][:, None], np.argsort(mean, axis=1), natural)
+        below = np.cumsum(np.take_along_axis(count, order, 1), axis=1)
+        sums = np.cumsum(np.take_along_axis(total, order, 1), axis=1)
+        above = len(rows) - below
+        fits = (below >= _LEAST) & (above >= _LEAST)
+        gain = np.where(fits, sums**2 / np.maximum(below, 1) + sums**2 / np.maximum(above, 1), 0.0)
+        best = int(gain.argmax())
+        which, edge = divmod(best, self._bins)
+        if gain[which, edge] <= 1e-12:
+            return None
+        left = np.zeros(self._bins, dtype=bool)
+        left[order[which, : edge + 1]] = True
+        return int(tried[which]), left
+
+    def permuted(self) -> Permuted:
+        """Shuffle each feature in turn, among the samples that a tree has not seen."""
+        count, features = self._codes.shape
+        variance = float(self._target.var())
+        summed, seen = np.zeros(count), np.zeros(count)
+        losses = np.zeros((len(self._trees), features))
+        for number, (tree, unseen) in enumerate(self._trees):
+            codes, target = self._codes[unseen], self._target[unseen]
+            plain = tree.predict(codes)
+            summed[unseen] += plain
+            seen[unseen] += 1
+            error = np.mean((target - plain) ** 2) if len(unseen) else 0.0
+            for feature in range(features):
+                shuffled = codes.copy()
+                shuffled[:, feature] = self._random.permutation(codes[:, feature])
+                wrong = np.mean((target - tree.predict(shuffled)) ** 2) if len(unseen) else 0.0
+                losses[number, feature] = (wrong - error) / (2 * variance)
+        known = seen > 0
+        errors = (self._target[known] - summed[known] / seen[known]) ** 2
+        spread = losses.std(axis=0, ddof=1) / np.sqrt(len(self._trees))
+        return Permuted(1 - float(errors.mean()) / variance, losses.mean(axis=0), spread)

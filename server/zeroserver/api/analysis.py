@@ -1,0 +1,67 @@
+"""What the trials of an experiment tell together."""
+
+import math
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from zerolab.contract.wire import wire_number
+from zeroserver.analysis.best import best_so_far
+from zeroserver.analysis.columns import COLUMNS, PREFIX, Row, names, read_rows
+from zeroserver.analysis.importance import METHOD
+from zeroserver.api import queries
+from zeroserver.api.common import IdPath, answer
+from zeroserver.api.reading import ReadingRoute
+from zeroserver.api.resources import (
+    HparamShare,
+    Importance,
+    Improvement,
+    SearchProgress,
+    TrialColumns,
+)
+from zeroserver.api.rows import iso, respond
+from zeroserver.services import ReadDep, ServicesDep
+from zeroserver.store.schema import experiments
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=ReadingRoute)
+
+
+@router.get("/{experiment_id}/columns", responses=answer(TrialColumns))
+def get_columns(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> Response:
+    """Read all trials of an experiment as columns: hyperparameters, metrics, cost."""
+    queries.one(connection, experiments, experiment_id)
+    rows = read_rows(connection, experiment_id, services.world.clock())
+    wanted = [*COLUMNS, *(PREFIX + name for name in names(rows))]
+    return respond(TrialColumns({name: _cells(rows, name) for name in wanted}))
+
+
+def _cells(rows: list[Row], column: str) -> list[Any]:
+    return [
+        wire_number(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for value in (row.get(column) for row in rows)
+    ]
+
+
+@router.get("/{experiment_id}/search-progress", responses=answer(SearchProgress))
+def get_search_progress(connection: ReadDep, experiment_id: IdPath) -> Response:
+    """Read how the best value came down, or up, over time."""
+    row = queries.one(connection, experiments, experiment_id)
+    better, validations = best_so_far(
+        connection, experiment_id, smaller_is_better=bool(row["smaller_is_better"])
+    )
+    found = [Improvement(iso(b.time) or "", b.trial_id, b.length, b.value) for b in better]
+    return respond(SearchProgress(found, validations))
+
+
+@router.get("/{experiment_id}/importance", responses=answer(Importance))
+def get_importance(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> Response:
+    """Find out which hyperparameters matter for the searcher's metric; kept until trials change."""
+    row = queries.one(connection, experiments, experiment_id)
+    rows = read_rows(connection, experiment_id)
+    found = services.importances.of(
+        experiment_id, rows, smaller_is_better=bool(row["smaller_is_better"])
+    )
+    shares = [HparamShare(*share) for share in found.shares]
+    return respond(Importance(METHOD, found.trials, found.explained, shares, found.problem))

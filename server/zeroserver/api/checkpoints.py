@@ -1,0 +1,233 @@
+"""Checkpoints: list, read, download, remove; and whether an experiment's storage can be used."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, RowMapping, Table, func, select
+from starlette.concurrency import run_in_threadpool
+
+from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
+from zeroserver.api import queries
+from zeroserver.api.common import After, IdPath, Limit, answer
+from zeroserver.api.queries import PageRequest
+from zeroserver.api.resources import (
+    CheckpointAnswer,
+    CheckpointPage,
+    Removal,
+    RemovedCheckpoint,
+)
+from zeroserver.api.rows import respond
+from zeroserver.api.strict import PlainText, StrictRoute
+from zeroserver.orchestrator.checkpoints.removing import Going, collect, remove_checkpoints
+from zeroserver.orchestrator.desk import stored_address
+from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.store.schema import checkpoints, experiments, trials
+
+if TYPE_CHECKING:  # pydantic's models of the whole file, and fsspec
+    from zerolab.config.experiment.storage import CheckpointStorageConfig
+
+__all__ = ["check_storage", "router"]
+
+logger = logging.getLogger(__name__)
+
+router = APIRouter(prefix="/api/v1", tags=["checkpoints"], route_class=StrictRoute)
+
+CheckpointState = Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
+_THERE = ("COMPLETED", "PARTIAL")
+
+
+def _wanted(
+    state: CheckpointState | None = None, after: After = None, limit: Limit = 100
+) -> tuple[CheckpointState | None, PageRequest]:
+    return state, PageRequest("id", after, limit)
+
+
+Wanted = Annotated[tuple[CheckpointState | None, PageRequest], Depends(_wanted)]
+"""Which checkpoints are wanted: their state, and the page."""
+
+
+def _page(connection: Connection, owners: Table, owner_id: int, wanted: Wanted) -> Response:
+    state, window = wanted
+    where = queries.owned(connection, checkpoints, owners, owner_id)
+    query = select(checkpoints).where(where)
+    if state is not None:
+        query = query.where(checkpoints.c.state == state)
+    rows, next_after = queries.page(connection, query, checkpoints, window)
+    found = queries.checkpoint_list(connection, rows)
+    there = select(func.count(), func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(
+        where, checkpoints.c.state.in_(_THERE)
+    )
+    count, size = connection.execute(there).one()
+    return respond(CheckpointPage(found, next_after, int(count), int(size)))
+
+
+@router.get("/experiments/{experiment_id}/checkpoints", responses=answer(CheckpointPage))
+def list_experiment_checkpoints(
+    connection: ReadDep, experiment_id: IdPath, wanted: Wanted
+) -> Response:
+    """List an experiment's checkpoints, the oldest first."""
+    return _page(connection, experiments, experiment_id, wanted)
+
+
+@router.get("/trials/{trial_id}/checkpoints", responses=answer(CheckpointPage))
+def list_trial_checkpoints(connection: ReadDep, trial_id: IdPath, wanted: Wanted) -> Response:
+    """List a trial's checkpoints, the oldest first."""
+    return _page(connection, trials, trial_id, wanted)
+
+
+@router.get("/checkpoints/{uuid}", responses=answer(CheckpointAnswer))
+def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
+    """Read one checkpoint."""
+    row = queries.one(connection, checkpoints, uuid)
+    found = queries.checkpoint_list(connection, [row])[0]
+    return respond(CheckpointAnswer(found))
+
+
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
+}
+
+
+@router.get("/checkpoints/{uuid}/file", response_class=StreamingResponse, responses=_FILE)
+async def get_checkpoint_file(
+    services: ServicesDep,
+    uuid: str,
+    name: Annotated[str, Query(max_length=4096, description="Path inside the checkpoint.")],
+    first: Annotated[int, Query(ge=0, le=2**53, description="Byte to begin with.")] = 0,
+) -> StreamingResponse:
+    """Download one file of a checkpoint, from whatever storage it lies in."""
+
+    def rows(connection: Connection) -> tuple[RowMapping, RowMapping]:
+        row = queries.one(connection, checkpoints, uuid)
+        return row, queries.one(connection, experiments, row["experiment_id"])
+
+    row, experiment = await services.read(rows)
+    pieces = await run_in_threadpool(_read_file, services, row, experiment, name, first)
+    return StreamingResponse(pieces, media_type="application/octet-stream")
+
+
+def _read_file(
+    services: Services, row: RowMapping, experiment: RowMapping, name: str, first: int
+) -> Iterator[bytes]:
+    from zerolab.storage.store import CheckpointStore
+
+    if row["state"] not in _THERE:
+        raise ConflictError(f"checkpoint {row['uuid']} is {row['state']}: its files are gone")
+    sizes: dict[str, int] = msgspec.json.decode(row["resources"])
+    store = CheckpointStore(stored_address(services.world.home, experiment), owner="server")
+    if name == "checkpoint.json":
+        return iter([store.describe(row["uuid"]).to_json()[first:]])
+    if name not in sizes:
+        raise NotFoundError(f"checkpoint {row['uuid']} has no file {name[:200]!r}")
+    pieces = store.pieces(row["uuid"], name, first, sizes[name])
+    # What is wrong shows with the first piece: then it can still be answered.
+    return chain([next(pieces, b"")], pieces)
+
+
+class Removing(BaseModel):
+    """Which checkpoints to remove, and what of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    uuids: Annotated[list[PlainText], Field(min_length=1, max_length=10_000)]
+    """Of the checkpoints: all of them, or none, if one is still needed."""
+    globs: Annotated[list[PlainText], Field(max_length=100)] = Field(default_factory=list)
+    """Patterns of paths, such as `model0/*.pt`; `*` matches slashes too. All files when empty."""
+    dry_run: bool = False
+    """Only say what would go."""
+
+
+class Policy(BaseModel):
+    """How many checkpoints an experiment keeps; what is left out stays as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    save_experiment_best: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    save_trial_best: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    save_trial_latest: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    dry_run: bool = False
+    """Only say what would go; the policy stays, too."""
+
+
+def _removal(going: Sequence[Going], dry_run: bool) -> Response:
+    removed = [
+        RemovedCheckpoint(
+            each.row["uuid"],
+            each.row["trial_id"],
+            each.row["steps_completed"],
+            each.whole,
+            each.files,
+            each.size,
+        )
+        for each in going
+    ]
+    return respond(Removal(dry_run, removed, sum(each.size_bytes for each in removed)))
+
+
+@router.post("/checkpoints/remove", responses=answer(Removal))
+async def remove(services: ServicesDep, body: Removing) -> Response:
+    """Remove checkpoints, or files of them; what something still needs is refused."""
+    going = await services.write(
+        lambda world, transaction: remove_checkpoints(
+            world, transaction, body.uuids, body.globs, dry_run=body.dry_run
+        )
+    )
+    return _removal(going, body.dry_run)
+
+
+@router.delete("/checkpoints/{uuid}", status_code=204)
+async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
+    """Remove a checkpoint; one that is gone stays so."""
+    await services.write(lambda world, transaction: remove_checkpoints(world, transaction, [uuid]))
+    return Response(status_code=204)
+
+
+@router.post("/experiments/{experiment_id}/gc", responses=answer(Removal))
+async def collect_checkpoints(
+    services: ServicesDep, experiment_id: IdPath, policy: Policy | None = None
+) -> Response:
+    """Set how many checkpoints an experiment keeps, and remove the others."""
+    chosen = policy or Policy()
+    counts = chosen.model_dump(exclude={"dry_run"}, exclude_none=True)
+    going = await services.write(
+        lambda world, transaction: collect(
+            world, transaction, experiment_id, counts, dry_run=chosen.dry_run
+        )
+    )
+    return _removal(going, chosen.dry_run)
+
+
+def check_storage(storage: "CheckpointStorageConfig", installation: str) -> None:
+    """Write to an object store that an experiment names.
+
+    One that nobody answers for is let pass: it may be back when a trial begins, which waits for it.
+
+    Raises:
+        ConfigError: If the server has not the package for it, or the store does not let it in.
+    """
+    from zerolab.config.experiment.storage import address_of
+    from zerolab.storage.faults import StorageRefusedError
+    from zerolab.storage.opening import missing_package
+    from zerolab.storage.store import CheckpointStore
+
+    address = address_of(storage)
+    if address is None or not address.is_remote:
+        return
+    missing = missing_package(address)
+    if missing is not None:
+        problem = (
+            f"checkpoint_storage.type: {missing} (on the server's machine, and on every agent's)"
+        )
+        raise ConfigError("experiment", [problem])
+    try:
+        CheckpointStore(address, owner=installation).probe_bucket()
+    except StorageRefusedError as error:
+        raise ConfigError("experiment", [f"checkpoint_storage: {error}"]) from error
+    except StorageError as error:
+        logger.warning("an experiment is submitted whose storage does not answer now: %s", error)

@@ -1,0 +1,108 @@
+"""Agents: what they offer, and what their owner allows."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from zerolab.errors import NotFoundError
+from zeroserver.api.cluster.reading import agent_list
+from zeroserver.api.common import IdPath, answer
+from zeroserver.api.resources import AgentAnswer, AgentPage
+from zeroserver.api.rows import respond
+from zeroserver.api.strict import StrictRoute
+from zeroserver.orchestrator.cluster import agents as room
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.store.database import Transaction
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1/agents", tags=["agents"], route_class=StrictRoute)
+
+Slots = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=4096)]
+
+
+@router.get("", responses=answer(AgentPage))
+def list_agents(services: ServicesDep, connection: ReadDep) -> Response:
+    """List the agents, and what runs on their slots."""
+    return respond(AgentPage(agents=agent_list(services.world, connection)))
+
+
+@router.get("/{agent_id}", responses=answer(AgentAnswer))
+async def get_agent(services: ServicesDep, agent_id: IdPath) -> Response:
+    """Read one agent."""
+    return await _answer(services, agent_id)
+
+
+async def _answer(services: Services, agent_id: int) -> Response:
+    found = await services.read(lambda connection: agent_list(services.world, connection))
+    for agent in found:
+        if agent.id == agent_id:
+            return respond(AgentAnswer(agent))
+    msg = f"there is no agent {agent_id}"
+    raise NotFoundError(msg)
+
+
+class Disable(BaseModel):
+    """What to disable."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    slots: Slots | None = None
+    """Only these; the whole agent when left out."""
+    drain: bool = False
+    """Let what runs there finish; else it checkpoints now and goes on elsewhere."""
+
+
+@router.post("/{agent_id}/disable", responses=answer(AgentAnswer))
+async def disable_agent(
+    services: ServicesDep, agent_id: IdPath, wish: Disable | None = None
+) -> Response:
+    """Start nothing new on an agent, or on some of its slots; doing it twice changes nothing."""
+    wish = wish or Disable()
+
+    def job(world: World, transaction: Transaction) -> None:
+        room.close(world, transaction, agent_id, wish.slots, drain=wish.drain)
+        schedule(world, transaction)
+
+    await services.write(job)
+    return await _answer(services, agent_id)
+
+
+class Enable(BaseModel):
+    """What to enable."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    slots: Slots | None = None
+    """Only these; the agent itself when left out, with those of its slots that were not disabled
+    one by one."""
+
+
+@router.post("/{agent_id}/enable", responses=answer(AgentAnswer))
+async def enable_agent(
+    services: ServicesDep, agent_id: IdPath, wish: Enable | None = None
+) -> Response:
+    """Let runs start on an agent again, or on some of its slots."""
+    wish = wish or Enable()
+
+    def job(world: World, transaction: Transaction) -> None:
+        room.reopen(transaction, agent_id, wish.slots)
+        schedule(world, transaction)
+
+    await services.write(job)
+    return await _answer(services, agent_id)
+
+
+@router.delete("/{agent_id}", status_code=204)
+async def delete_agent(services: ServicesDep, agent_id: IdPath) -> Response:
+    """Forget an agent that is gone; its runs stay in the history."""
+
+    def job(world: World, transaction: Transaction) -> None:
+        room.remove(transaction, agent_id)
+        schedule(world, transaction)
+
+    await services.write(job)
+    return Response(status_code=204)

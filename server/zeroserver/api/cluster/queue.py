@@ -1,0 +1,163 @@
+"""The queue: jobs, the pools in which they wait, and the quotas that bound them."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from zerolab.errors import NotFoundError
+from zerolab.scheduler import Policy
+from zeroserver.api.cluster.reading import job_list, pool_list, quota_list
+from zeroserver.api.common import IdPath, answer
+from zeroserver.api.resources import (
+    JobAnswer,
+    JobPage,
+    PoolAnswer,
+    PoolPage,
+    QuotaAnswer,
+    QuotaPage,
+)
+from zeroserver.api.rows import respond
+from zeroserver.api.strict import StrictRoute
+from zeroserver.orchestrator.cluster import jobs as room
+from zeroserver.orchestrator.cluster.jobs import JobChange
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.store.database import Transaction
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1", tags=["queue"], route_class=StrictRoute)
+
+Name = Annotated[str, Path(min_length=1, max_length=255)]
+
+
+@router.get("/jobs", responses=answer(JobPage))
+def list_jobs(
+    services: ServicesDep,
+    connection: ReadDep,
+    pool: Annotated[str | None, Query(max_length=64, description="Only of this pool.")] = None,
+) -> Response:
+    """List the experiments that have not ended, pool by pool, the first to run first."""
+    found = job_list(services.world, connection)
+    return respond(JobPage(jobs=[job for job in found if pool in {None, job.pool}]))
+
+
+async def _job(services: Services, experiment_id: int) -> Response:
+    found = await services.read(lambda connection: job_list(services.world, connection))
+    for job in found:
+        if job.experiment_id == experiment_id:
+            return respond(JobAnswer(job))
+    msg = f"experiment {experiment_id} has ended"
+    raise NotFoundError(msg)
+
+
+async def _write(services: Services, job: Callable[[World, Transaction], None]) -> None:
+    """Do something and see what can start now."""
+
+    def both(world: World, transaction: Transaction) -> None:
+        job(world, transaction)
+        schedule(world, transaction)
+
+    await services.write(both)
+
+
+class JobPatch(BaseModel):
+    """What may be changed; what is left out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: Annotated[int, Field(ge=1, le=99, strict=True)] | None = None
+    weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    max_slots: Annotated[int, Field(ge=1, lt=2**31, strict=True)] | None = None
+    """``null`` takes the limit away."""
+
+
+@router.patch("/jobs/{experiment_id}", responses=answer(JobAnswer))
+async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatch) -> Response:
+    """Change a job's priority, weight or most slots; what runs goes on."""
+    unlimited = "max_slots" in patch.model_fields_set and patch.max_slots is None
+    change = JobChange(patch.priority, patch.weight, patch.max_slots, unlimited)
+    await _write(services, lambda world, tx: room.change_job(world, tx, experiment_id, change))
+    return await _job(services, experiment_id)
+
+
+class Move(BaseModel):
+    """Where to put a job: one of the two."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ahead_of: Annotated[int, Field(ge=1, le=2**53, strict=True)] | None = None
+    behind: Annotated[int, Field(ge=1, le=2**53, strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Move":
+        if (self.ahead_of is None) == (self.behind is None):
+            msg = "name one of ahead_of and behind: the id of another experiment"
+            raise ValueError(msg)
+        return self
+
+
+@router.post("/jobs/{experiment_id}/move", responses=answer(JobAnswer))
+async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> Response:
+    """Put a job directly ahead of another one of its pool, or behind it, at that one's priority."""
+    anchor = move.ahead_of or move.behind or 0
+    side: Literal["ahead", "behind"] = "ahead" if move.ahead_of is not None else "behind"
+    await _write(services, lambda world, tx: room.move_job(world, tx, experiment_id, anchor, side))
+    return await _job(services, experiment_id)
+
+
+@router.get("/pools", responses=answer(PoolPage))
+def list_pools(services: ServicesDep, connection: ReadDep) -> Response:
+    """List the resource pools, their slots and their policies."""
+    return respond(PoolPage(pools=pool_list(services.world, connection)))
+
+
+class PoolPut(BaseModel):
+    """What a pool is to be like."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    policy: Policy
+
+
+@router.put("/pools/{name}", responses=answer(PoolAnswer))
+async def put_pool(services: ServicesDep, name: Name, wish: PoolPut) -> Response:
+    """Say in which order the jobs of a pool start; it need not have agents yet."""
+    await _write(services, lambda _, tx: room.set_policy(tx, name, wish.policy))
+    found = await services.read(lambda connection: pool_list(services.world, connection))
+    return respond(PoolAnswer(next(pool for pool in found if pool.name == name)))
+
+
+@router.get("/quotas", responses=answer(QuotaPage))
+def list_quotas(connection: ReadDep) -> Response:
+    """List the quotas, and what is held of each."""
+    return respond(QuotaPage(quotas=quota_list(connection)))
+
+
+Kind = Literal["pool", "label"]
+
+
+class QuotaPut(BaseModel):
+    """What a quota is to be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_slots: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+
+
+@router.put("/quotas/{kind}/{name:path}", responses=answer(QuotaAnswer))
+async def put_quota(services: ServicesDep, kind: Kind, name: Name, wish: QuotaPut) -> Response:
+    """Limit the slots that the jobs of a pool, or those with a label, hold together."""
+    await _write(services, lambda _, tx: room.set_quota(tx, kind, name, wish.max_slots))
+    found: Any = await services.read(quota_list)
+    return respond(QuotaAnswer(next(one for one in found if one.group == f"{kind}:{name}")))
+
+
+@router.delete("/quotas/{kind}/{name:path}", status_code=204)
+async def delete_quota(services: ServicesDep, kind: Kind, name: Name) -> Response:
+    """Take a limit away."""
+    await _write(services, lambda _, tx: room.remove_quota(tx, kind, name))
+    return Response(status_code=204)

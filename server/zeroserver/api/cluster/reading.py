@@ -1,0 +1,158 @@
+"""Agents, jobs, pools and quotas, as the windows read them; no query in a loop."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, func, select
+
+from zerolab.scheduler import DEFAULT_POOL, Policy
+from zeroserver.api.resources import Agent, Job, Pool, Quota, Slot
+from zeroserver.orchestrator.cluster.reading import OPEN_RUNS, why_closed
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.nodes import held_slots
+from zeroserver.states import EXPERIMENT_ENDED
+from zeroserver.store.schema import agents, experiments, pools, quotas, trials
+
+__all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
+
+
+def agent_list(world: World, connection: Connection) -> list[Agent]:
+    """Return every agent, with what runs on its slots."""
+    held: dict[tuple[int, int], int] = {}
+    for row in connection.execute(held_slots(OPEN_RUNS)):
+        for slot in msgspec.json.decode(row.slot_ids):
+            held[row.agent_id, slot] = row.id
+    busy = {agent_id for agent_id, _ in held}
+    rows = connection.execute(select(agents).order_by(agents.c.id)).mappings()
+    return [_agent(world, row, held, busy=row["id"] in busy) for row in rows]
+
+
+def _agent(
+    world: World, row: RowMapping, held: Mapping[tuple[int, int], int], *, busy: bool
+) -> Agent:
+    disabled = set(msgspec.json.decode(row["disabled_slots"]))
+    slots = [
+        Slot(
+            **slot,
+            run_id=held.get((row["id"], slot["id"])),
+            enabled=bool(row["enabled"]) and slot["id"] not in disabled,
+        )
+        for slot in msgspec.json.decode(row["slots"])
+    ]
+    state = _state(world, row, busy=busy)
+    silent_s = round(world.silence_s(row["id"]), 1)
+    return Agent.of(row, slots=slots, state=state, silent_s=silent_s)
+
+
+def _state(world: World, row: RowMapping, *, busy: bool) -> str:
+    if not row["alive"]:
+        return "gone"
+    if row["leaving"]:
+        return "leaving"
+    if not row["enabled"]:
+        return "draining" if busy else "disabled"
+    return "silent" if why_closed(world, row) else "ready"
+
+
+def job_list(world: World, connection: Connection) -> list[Job]:
+    """Return the experiments that have not ended, pool by pool in the order of the queue."""
+    held = _held(connection)
+    policies = _policies(connection)
+    columns = experiments.c
+    query = select(
+        columns.id, columns.name, columns.state, columns.pool, columns.priority, columns.weight,
+        columns.max_slots, columns.queue_time, columns.labels, columns.slots, columns.position,
+        columns.created_at,
+    ).where(columns.state.not_in(EXPERIMENT_ENDED))  # fmt: skip
+    rows = list(connection.execute(query).mappings())
+
+    def turn(row: RowMapping) -> tuple[str, int, float, int]:
+        fifo = policies.get(row["pool"]) == Policy.FIFO
+        return row["pool"], 0 if fifo else row["priority"], row["position"], row["id"]
+
+    counted = (
+        select(trials.c.experiment_id, trials.c.state, func.count())
+        .join(experiments, experiments.c.id == trials.c.experiment_id)
+        .where(columns.state.not_in(EXPERIMENT_ENDED))
+        .group_by(trials.c.experiment_id, trials.c.state)
+    )
+    counts = {(home, state): number for home, state, number in connection.execute(counted)}
+    places: Counter[str] = Counter()
+    found = []
+    for row in sorted(rows, key=turn):
+        places[row["pool"]] += 1
+        job = Job.of(
+            row,
+            experiment_id=row["id"],
+            place=places[row["pool"]],
+            slots_per_trial=row["slots"],
+            running_trials=counts.get((row["id"], "RUNNING"), 0),
+            queued_trials=counts.get((row["id"], "QUEUED"), 0),
+            held_slots=held[row["id"]],
+            waiting_reason=world.waiting.of_job(row["id"], row["state"]),
+        )
+        found.append(job)
+    return found
+
+
+def pool_list(world: World, connection: Connection) -> list[Pool]:
+    """Return every pool that has agents or jobs, or of which something was said."""
+    policies = _policies(connection)
+    limits = _limits(connection)
+    there = [one for one in agent_list(world, connection) if one.alive]
+    counted = (
+        select(experiments.c.pool, func.count())
+        .where(experiments.c.state.not_in(EXPERIMENT_ENDED))
+        .group_by(experiments.c.pool)
+    )
+    jobs = {row[0]: row[1] for row in connection.execute(counted)}
+    named = {group.removeprefix("pool:") for group in limits if group.startswith("pool:")}
+    names = {DEFAULT_POOL, *policies, *jobs, *named, *(one.pool for one in there)}
+    return [
+        Pool(
+            name=name,
+            policy=policies.get(name, Policy.FAIR_SHARE).value,
+            agents=sum(one.pool == name for one in there),
+            slots=sum(len(one.slots) for one in there if one.pool == name),
+            free_slots=sum(_free(one) for one in there if one.pool == name),
+            jobs=jobs.get(name, 0),
+            max_slots=limits.get(f"pool:{name}"),
+        )
+        for name in sorted(names, key=lambda name: (name != DEFAULT_POOL, name))
+    ]
+
+
+def _free(agent: Agent) -> int:
+    ready = agent.state == "ready"
+    return sum(slot.run_id is None and slot.enabled for slot in agent.slots) if ready else 0
+
+
+def quota_list(connection: Connection) -> list[Quota]:
+    """Return every quota, with what is held of it."""
+    limits = _limits(connection)
+    by_job = _held(connection)
+    columns = experiments.c
+    query = select(columns.id, columns.pool, columns.labels).where(columns.id.in_(list(by_job)))
+    held: Counter[str] = Counter()
+    for row in connection.execute(query):
+        labels = msgspec.json.decode(row.labels, type=list[str])
+        for group in {f"pool:{row.pool}", *(f"label:{label}" for label in labels)}:
+            held[group] += by_job[row.id]
+    return [Quota(group, most, held[group]) for group, most in sorted(limits.items())]
+
+
+def _policies(connection: Connection) -> dict[str, Policy]:
+    return {row.name: Policy(row.policy) for row in connection.execute(select(pools))}
+
+
+def _limits(connection: Connection) -> dict[str, int]:
+    return {row.group_name: row.max_slots for row in connection.execute(select(quotas))}
+
+
+def _held(connection: Connection) -> Counter[int]:
+    """Experiment to the slots that it holds."""
+    held: Counter[int] = Counter()
+    for row in connection.execute(held_slots(OPEN_RUNS)):
+        held[row.experiment_id] += len(msgspec.json.decode(row.slot_ids))
+    return held

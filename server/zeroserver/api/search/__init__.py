@@ -1,0 +1,1 @@
+"""Routes of searches: where their trials stand, and what one would cost."""

@@ -1,0 +1,173 @@
+"""Searchers that decide outside of the server: they ask for events, and send operations."""
+
+import asyncio
+import math
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, select
+
+from zerolab.contract.wire import wire_number
+from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
+from zeroserver.api import queries
+from zeroserver.api.common import MAX_ID, IdPath, answer
+from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
+from zeroserver.api.rows import respond
+from zeroserver.api.runs import MAX_WAIT_S
+from zeroserver.api.strict import StrictRoute
+from zeroserver.orchestrator import custom_search
+from zeroserver.orchestrator.custom_search import Answered
+from zeroserver.services import Services, ServicesDep
+from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
+from zeroserver.store.schema import experiments, searcher_events
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
+
+_MOST_EVENTS = 1000
+
+Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class CreateBody(BaseModel):
+    """Start a trial."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["create"]
+    trial_id: Number
+    hparams: dict[str, Any]
+    trial_seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+
+class ContinueBody(BaseModel):
+    """Let a trial train to a length, where it pauses."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["continue"]
+    trial_id: Number
+    until: Annotated[int, Field(ge=1, le=MAX_ID)]
+
+
+class StopBody(BaseModel):
+    """End a trial after a checkpoint."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["stop"]
+    trial_id: Number
+
+
+class ShutdownBody(BaseModel):
+    """The search wants no more trials."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["shutdown"]
+
+
+AnyOperation = Annotated[
+    CreateBody | ContinueBody | StopBody | ShutdownBody, Field(discriminator="kind")
+]
+
+
+class OperationsBody(BaseModel):
+    """Operations, and which events they answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: Annotated[int, Field(ge=-1, le=MAX_ID)]
+    """The last event that was answered before; -1 before the first operations."""
+    handled: Annotated[int, Field(ge=0, le=MAX_ID)]
+    """The last event that is answered now; 0 for the first operations."""
+    operations: Annotated[list[AnyOperation], Field(max_length=10_000)]
+    progress: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+@router.get("/{experiment_id}/searcher/events", responses=answer(SearchEvents))
+async def get_search_events(
+    services: ServicesDep,
+    experiment_id: IdPath,
+    after: Annotated[int, Query(ge=0, le=MAX_ID, description="Events after this one.")] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=60, description="Longest wait for one.")] = 0,
+) -> Response:
+    """Read what a searcher outside of the server must know, waiting for it."""
+    end = time.monotonic() + min(wait_s, MAX_WAIT_S)
+    with services.hub.listen(f"searcher:{experiment_id}") as bell:
+        while True:
+            if not services.hub.closed:
+                bell.clear()
+            found = await _events(services, experiment_id, after)
+            left = end - time.monotonic()
+            if found.events or found.over or left <= 0 or services.hub.closed:
+                return respond(found)
+            try:
+                async with asyncio.timeout(min(left, 1.0)):  # the experiment may end meanwhile
+                    await bell.wait()
+            except TimeoutError:
+                continue
+
+
+async def _events(services: Services, experiment_id: int, after: int) -> SearchEvents:
+    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    over = row["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+    handled = -1
+    if not over:
+        handled = await services.write(
+            lambda world, transaction: custom_search.handled(world, transaction, experiment_id)
+        )
+    events = await services.read(lambda found: _read(found, experiment_id, after))
+    return SearchEvents(events, handled, over)
+
+
+def _read(connection: Connection, experiment_id: int, after: int) -> list[SearchEvent]:
+    columns = searcher_events.c
+    query = (
+        select(searcher_events)
+        .where(
+            columns.experiment_id == experiment_id, columns.id > after, columns.kind != "operated"
+        )
+        .order_by(columns.id)
+        .limit(_MOST_EVENTS)
+    )
+    found = []
+    for row in connection.execute(query).mappings():
+        metric: Any = None
+        if row["kind"] == "validated":
+            metric = wire_number(math.nan if row["value"] is None else row["value"])
+        event = SearchEvent(
+            row["id"], row["kind"], row["request_id"], metric, row["length"], row["reason"]
+        )
+        found.append(event)
+    return found
+
+
+@router.post("/{experiment_id}/searcher/operations", responses=answer(SearchHandled))
+async def post_operations(
+    services: ServicesDep, experiment_id: IdPath, body: OperationsBody
+) -> Response:
+    """Send what a searcher outside of the server wants; saying it again changes nothing."""
+    operations = [_operation(each) for each in body.operations]
+    told = Answered(body.after, body.handled, operations, body.progress)
+    handled = await services.write(
+        lambda world, transaction: custom_search.take_operations(
+            world, transaction, experiment_id, told
+        )
+    )
+    return respond(SearchHandled(handled))
+
+
+def _operation(body: CreateBody | ContinueBody | StopBody | ShutdownBody) -> Operation:
+    match body:
+        case CreateBody():
+            return Create(body.trial_id, body.hparams, body.trial_seed)
+        case ContinueBody():
+            return Continue(body.trial_id, body.until)
+        case StopBody():
+            return Stop(body.trial_id)
+        case ShutdownBody():
+            return Shutdown()

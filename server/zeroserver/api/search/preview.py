@@ -1,0 +1,136 @@
+"""What a search would cost, from its file and from what others like it took."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, RowMapping, func, select
+
+from zerolab.errors import ConfigError
+from zeroserver.api import queries
+from zeroserver.api.common import MAX_ID, answer
+from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
+from zeroserver.api.rows import respond
+from zeroserver.api.strict import StrictRoute
+from zeroserver.services import ReadDep, ServicesDep
+from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
+
+_LOOKED_AT = 100
+"""How many experiments are looked through for one that is like the file's."""
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PreviewOf(BaseModel):
+    """Which search, and how long a batch or an epoch of it takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: dict[str, Any]
+    """The experiment file."""
+    seconds_per_batch: Seconds | None = None
+    """For a search that counts in batches."""
+    seconds_per_epoch: Seconds | None = None
+    """For a search that counts in epochs."""
+    like: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
+    """An experiment whose trials took as long; without it and a time, the newest that has the same
+    entrypoint and slots."""
+
+
+@router.post("/preview", responses=answer(PreviewAnswer))
+def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf) -> Response:
+    """Say how many trials a search has at which length, and what that costs; nothing starts."""
+    # They load the whole configuration, which a server that only starts can do without.
+    from zerolab.config import load_experiment
+    from zerolab.config.experiment.previewing import preview_of
+
+    config = load_experiment(wanted.config)
+    like, seconds = None, None
+    if wanted.seconds_per_batch is None and wanted.seconds_per_epoch is None:
+        entrypoint, slots = config.to_dict()["entrypoint"], config.resources.slots_per_trial
+        like = _alike(connection, wanted.like, entrypoint, slots)
+        if like is not None:
+            now = services.world.clock()
+            seconds = _seconds(connection, like["id"], config.searcher.unit, now)
+        if wanted.like is not None and seconds is None:
+            problem = f"like: must have trained before, got experiment {wanted.like}, which has not"
+            raise ConfigError("preview", [problem])
+    times = {
+        "seconds_per_batch": wanted.seconds_per_batch,
+        "seconds_per_epoch": wanted.seconds_per_epoch,
+    }
+    if like is not None and seconds is not None:
+        is_epochs = config.searcher.unit == "epochs"
+        times = {"seconds_per_epoch" if is_epochs else "seconds_per_batch": seconds}
+    found = preview_of(config, **times, like=like["id"] if like is not None and seconds else None)
+    lengths = [PreviewLength(length, number) for length, number in sorted(found.lengths.items())]
+    return respond(
+        PreviewAnswer(
+            SearchPreview(
+                found.outline, found.trials, found.unit, lengths, found.total_length, found.slots,
+                found.seconds_per_unit, found.like, found.slot_hours,
+            )
+        )
+    )  # fmt: skip
+
+
+def _alike(
+    connection: Connection, like: int | None, entrypoint: Any, slots: int
+) -> RowMapping | None:
+    """The experiment that was named, else the newest that has the same entrypoint and slots."""
+    if like is not None:
+        return queries.one(connection, experiments, like)
+    query = (
+        select(experiments)
+        .where(experiments.c.slots == slots, experiments.c.started_at.is_not(None))
+        .order_by(experiments.c.id.desc())
+        .limit(_LOOKED_AT)
+    )
+    for row in connection.execute(query).mappings():
+        if msgspec.json.decode(row["config"]).get("entrypoint") == entrypoint:
+            return row
+    return None
+
+
+def _seconds(
+    connection: Connection, experiment_id: int, unit: str | None, now: float
+) -> float | None:
+    """How long a batch, or an epoch, of an experiment's trials took; None when none was trained."""
+    held = func.sum(func.coalesce(runs.c.ended_at, now) - runs.c.started_at)
+    query = select(held).where(
+        runs.c.experiment_id == experiment_id, runs.c.started_at.is_not(None)
+    )
+    seconds = connection.scalar(query)
+    done = (
+        _epochs(connection, experiment_id)
+        if unit == "epochs"
+        else _batches(connection, experiment_id)
+    )
+    return float(seconds) / done if unit and seconds and done else None
+
+
+def _batches(connection: Connection, experiment_id: int) -> float:
+    query = select(func.sum(trials.c.steps_completed)).where(
+        trials.c.experiment_id == experiment_id
+    )
+    return float(connection.scalar(query) or 0)
+
+
+def _epochs(connection: Connection, experiment_id: int) -> float:
+    """Over all trials, as far as each was at its last validation."""
+    key = select(metric_keys.c.id).where(
+        metric_keys.c.group_name == "validation", metric_keys.c.name == "epochs"
+    )
+    furthest = (
+        select(func.max(points.c.value).label("epochs"))
+        .join(trials, trials.c.id == points.c.trial_id)
+        .where(trials.c.experiment_id == experiment_id, points.c.key_id == key.scalar_subquery())
+        .group_by(points.c.trial_id)
+        .subquery()
+    )
+    return float(connection.scalar(select(func.sum(furthest.c.epochs))) or 0)

@@ -1,0 +1,70 @@
+"""Where the trials of a search stand."""
+
+from fastapi import APIRouter, Response
+from sqlalchemy import Connection, RowMapping, select
+
+from zerolab.contract.wire import wire_number
+from zerolab.searcher.view import BracketView, RungView
+from zeroserver.api import queries
+from zeroserver.api.common import IdPath, answer
+from zeroserver.api.reading import ReadingRoute
+from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
+from zeroserver.api.rows import respond
+from zeroserver.orchestrator import searching
+from zeroserver.services import Services, ServicesDep
+from zeroserver.states import EXPERIMENT_ENDED
+from zeroserver.store.schema import experiments, trials
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=ReadingRoute)
+
+
+@router.get("/{experiment_id}/searcher", responses=answer(SearcherAnswer))
+async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response:
+    """Read where the trials of a search stand: rungs, who was judged there, who trains to them."""
+    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    seen = await _seen(services, row)
+    ids = await services.read(lambda found: _ids(found, experiment_id))
+    state = SearcherState(
+        name=row["searcher_name"],
+        unit=seen.unit,
+        metric=row["metric"],
+        smaller_is_better=bool(row["smaller_is_better"]),
+        done=bool(row["searcher_done"]),
+        progress=row["progress"],
+        brackets=[_bracket(bracket, ids) for bracket in seen.view.brackets],
+    )
+    return respond(SearcherAnswer(state))
+
+
+async def _seen(services: Services, row: RowMapping) -> searching.Seen:
+    """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
+    if row["state"] in EXPERIMENT_ENDED:
+        return await services.read(lambda found: searching.look_back(found, row))
+    return await services.write(
+        lambda world, transaction: searching.look(world, transaction, row["id"])
+    )
+
+
+def _ids(connection: Connection, experiment_id: int) -> dict[int, int]:
+    query = select(trials.c.request_id, trials.c.id).where(trials.c.experiment_id == experiment_id)
+    return {row.request_id: row.id for row in connection.execute(query)}
+
+
+def _bracket(bracket: BracketView, ids: dict[int, int]) -> Bracket:
+    return Bracket(bracket.trials, [_rung(rung, ids) for rung in bracket.rungs])
+
+
+def _rung(rung: RungView, ids: dict[int, int]) -> Rung:
+    training = [ids[number] for number in rung.training if number in ids]
+    entries = [
+        RungEntry(
+            ids[entry.trial_id],
+            None if entry.metric is None else wire_number(entry.metric),  # type: ignore[arg-type]
+            entry.state,
+        )
+        for entry in rung.entries
+        if entry.trial_id in ids
+    ]
+    return Rung(rung.length, training, entries)

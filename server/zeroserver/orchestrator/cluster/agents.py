@@ -1,0 +1,238 @@
+"""Agents: they join, fall silent, come back, leave, and are closed by their owner."""
+
+import time
+from collections.abc import Collection
+
+import msgspec
+from sqlalchemy import RowMapping, delete, select, update
+
+from zerolab.contract.names import check_pool
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
+from zerolab.contract.wire import AgentRegistration, RunExit
+from zerolab.errors import ConfigError, ConflictError
+from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
+from zeroserver.orchestrator.desk import World, agents_changed, find, save
+from zeroserver.orchestrator.nodes import held_slots
+from zeroserver.orchestrator.runs import exited
+from zeroserver.orchestrator.trials import direct_run
+from zeroserver.states import RunState
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import agents, run_nodes, runs
+
+__all__ = ["close", "join", "leave", "lose_silent", "remove", "reopen", "revive"]
+
+_NAME_CHARACTERS = 255
+
+
+def check(agent: AgentRegistration) -> None:
+    """See that a registration can be taken.
+
+    Raises:
+        ConfigError: With all that does not hold.
+    """
+    problems = []
+    if not 0 < len(agent.name) <= _NAME_CHARACTERS or "\0" in agent.name + agent.host:
+        problems.append(f"name: must have 1 to 255 characters, got {agent.name!r}")
+    ids = [slot.id for slot in agent.slots]
+    if len(set(ids)) != len(ids) or not all(0 <= each < 2**31 for each in ids):
+        problems.append(f"slots: ids must be different and at least 0, got {ids}")
+    try:
+        check_pool(agent.pool)
+    except ValueError as error:
+        problems.append(f"pool: {error}")
+    if problems:
+        raise ConfigError("agent", problems)
+
+
+def join(world: World, transaction: Transaction, agent: AgentRegistration) -> int:
+    """Register an agent, or the same one again; return its id.
+
+    What its owner has disabled stays so.
+
+    Raises:
+        ConflictError: If another agent of that name is there.
+    """
+    query = select(agents).where(agents.c.name == agent.name)
+    known = transaction.connection.execute(query).mappings().one_or_none()
+    values = {
+        "host": agent.host,
+        "pool": agent.pool,
+        "identity": agent.identity,
+        "slots": msgspec.json.encode(agent.slots).decode(),
+        "alive": 1,
+        "leaving": 0,
+        "registered_at": world.clock(),
+    }
+    if known is None:
+        made = agents.insert().values(name=agent.name, **values).returning(agents.c.id)
+        agent_id = int(transaction.connection.execute(made).scalar_one())
+    else:
+        _check_same(world, known, agent)
+        agent_id = int(known["id"])
+        save(transaction, agents, agent_id, **values)
+    world.seen[agent_id] = time.monotonic()
+    transaction.changes.append(agents_changed())
+    return agent_id
+
+
+def _check_same(world: World, known: RowMapping, agent: AgentRegistration) -> None:
+    """Refuse a second agent under the name of one that is there: each would run the other's runs.
+
+    Raises:
+        ConflictError: If it is another one.
+    """
+    there = bool(known["alive"]) and known["identity"] and agent.identity
+    if there and known["identity"] != agent.identity:
+        silent = world.silence_s(known["id"])
+        msg = (
+            f"another agent with the name {agent.name} is there, on {known['host']}, last heard of "
+            f"{silent:.0f} s ago: start this one with another --name"
+        )
+        raise ConflictError(msg)
+
+
+def revive(_world: World, transaction: Transaction, agent_id: int) -> None:
+    """Note that an agent that was gone asks for work again."""
+    save(transaction, agents, agent_id, alive=1, leaving=0)
+    transaction.changes.append(agents_changed())
+
+
+def leave(world: World, transaction: Transaction, agent_id: int, *, done: bool) -> None:
+    """Have an agent go of its own will: nothing new starts there, and then it is gone.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        agent_id: The agent.
+        done: Whether its runs have ended; what the server still takes for running is lost.
+
+    Raises:
+        NotFoundError: If there is no such agent.
+    """
+    agent = find(transaction, agents, agent_id)
+    save(transaction, agents, agent_id, leaving=1)
+    transaction.changes.append(agents_changed())
+    if done:
+        _give_up(world, transaction, agent_id, f"agent {agent['name']} has left")
+
+
+def lose_silent(world: World, transaction: Transaction) -> None:
+    """Give up the agents that have been silent for too long; their trials start elsewhere."""
+    patience = world.settings.timings.agent_dead_s
+    living = transaction.connection.execute(
+        select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
+    ).all()
+    for agent_id, name in living:
+        if world.silence_s(agent_id) > patience:
+            reason = f"agent {name} has not been heard of for {patience:g} s"
+            _give_up(world, transaction, agent_id, reason)
+
+
+def _give_up(world: World, transaction: Transaction, agent_id: int, reason: str) -> None:
+    save(transaction, agents, agent_id, alive=0, leaving=0)
+    for run in _open_runs(transaction, agent_id):
+        # A run that never began is no failure of its trial. Of several agents one that goes
+        # brings the others to an end.
+        code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
+        end = RunExit(code, reason, node=run["node_rank"])
+        exited(world, transaction, run["id"], end)
+
+
+def _open_runs(transaction: Transaction, agent_id: int) -> list[RowMapping]:
+    rows = transaction.connection.execute(held_slots(OPEN_RUNS)).mappings()
+    return [row for row in rows if row["agent_id"] == agent_id]
+
+
+def close(
+    world: World,
+    transaction: Transaction,
+    agent_id: int,
+    slots: Collection[int] | None,
+    *,
+    drain: bool,
+) -> None:
+    """Disable an agent, or some of its slots: nothing new starts there.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        agent_id: The agent.
+        slots: Ids of the slots; the whole agent when None.
+        drain: Let what runs there finish; else it checkpoints now and goes on elsewhere.
+
+    Raises:
+        NotFoundError: If there is no such agent.
+        ConfigError: If it has no such slot.
+    """
+    agent = find(transaction, agents, agent_id)
+    if slots is None:
+        save(transaction, agents, agent_id, enabled=0)
+    else:
+        _save_disabled(transaction, agent, _disabled(agent) | _checked(agent, slots))
+    if not drain:
+        for run in _open_runs(transaction, agent_id):
+            mine = set(msgspec.json.decode(run["slot_ids"]))
+            if slots is None or mine & set(slots):
+                direct_run(world, transaction, run["id"], "preempt")
+    transaction.changes.append(agents_changed())
+
+
+def reopen(transaction: Transaction, agent_id: int, slots: Collection[int] | None) -> None:
+    """Enable an agent, or some of its slots; what was asked to leave it does.
+
+    Raises:
+        NotFoundError: If there is no such agent.
+        ConfigError: If it has no such slot.
+    """
+    agent = find(transaction, agents, agent_id)
+    if slots is None:
+        save(transaction, agents, agent_id, enabled=1)
+    else:
+        _save_disabled(transaction, agent, _disabled(agent) - _checked(agent, slots))
+    transaction.changes.append(agents_changed())
+
+
+def _disabled(agent: RowMapping) -> set[int]:
+    return set(msgspec.json.decode(agent["disabled_slots"]))
+
+
+def _checked(agent: RowMapping, slots: Collection[int]) -> set[int]:
+    """Return the slots of an agent that are meant.
+
+    Raises:
+        ConfigError: If it has no such slot.
+    """
+    known = {slot["id"] for slot in msgspec.json.decode(agent["slots"])}
+    unknown = sorted(set(slots) - known)
+    if unknown:
+        there = ", ".join(map(str, sorted(known))) or "none"
+        problem = f"slots: must be slots of agent {agent['name']} ({there}), got {unknown}"
+        raise ConfigError("request", [problem])
+    return set(slots)
+
+
+def _save_disabled(transaction: Transaction, agent: RowMapping, disabled: set[int]) -> None:
+    text = msgspec.json.encode(sorted(disabled)).decode()
+    save(transaction, agents, agent["id"], disabled_slots=text)
+
+
+def remove(transaction: Transaction, agent_id: int) -> None:
+    """Forget an agent that is gone; its runs stay in the history.
+
+    Raises:
+        NotFoundError: If there is no such agent.
+        ConflictError: If it is there.
+    """
+    agent = find(transaction, agents, agent_id)
+    if agent["alive"]:
+        msg = (
+            f"agent {agent['name']} is there; stop it first, on {agent['host']}, "
+            "or disable it: `zerolab agent disable`"
+        )
+        raise ConflictError(msg)
+    connection = transaction.connection
+    for table in (runs, run_nodes):
+        mine = update(table).where(table.c.agent_id == agent_id)
+        connection.execute(mine.values(agent_id=None))
+    connection.execute(delete(agents).where(agents.c.id == agent_id))
+    transaction.changes.append(agents_changed())

@@ -1,0 +1,54 @@
+"""``resources.queue_time``: an experiment that waits longer for slots than it wants to ends."""
+
+from sqlalchemy import ColumnElement, RowMapping, and_, exists, or_, select, text
+
+from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
+from zeroserver.orchestrator.desk import World, save
+from zeroserver.orchestrator.trials import give_up_experiment
+from zeroserver.states import ExperimentState
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import WAITING, experiments, runs, trials
+
+__all__ = ["end_long_waits"]
+
+
+def end_long_waits(world: World, transaction: Transaction) -> None:
+    """End the experiments of which trials have waited for slots too long, and none has run.
+
+    The wait begins when a trial is queued and none of the experiment's holds slots. A pause is no
+    wait, nor is the moment before a trial that failed is started again.
+    """
+    now = world.steady()
+    limited = select(experiments).where(
+        experiments.c.queue_time.is_not(None),
+        experiments.c.state.in_([ExperimentState.ACTIVE, ExperimentState.PAUSED]),
+    )
+    rows = transaction.connection.execute(limited.add_columns(_waits(now).label("waits")))
+    for row in rows.mappings().all():
+        since = row["waits_since"]
+        if not row["waits"]:
+            if since is not None:
+                save(transaction, experiments, row["id"], waits_since=None)
+        elif since is None:
+            save(transaction, experiments, row["id"], waits_since=now)
+        elif now - since > row["queue_time"]:
+            _end(world, transaction, row)
+
+
+def _waits(now: float) -> ColumnElement[bool]:
+    due = or_(trials.c.restart_at.is_(None), trials.c.restart_at <= now)
+    queued = exists().where(
+        trials.c.experiment_id == experiments.c.id,
+        text(WAITING),
+        due,
+    )
+    holding = exists().where(runs.c.experiment_id == experiments.c.id, runs.c.state.in_(OPEN_RUNS))
+    return and_(queued, ~holding)
+
+
+def _end(world: World, transaction: Transaction, experiment: RowMapping) -> None:
+    limit = experiment["queue_time"]
+    error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
+    why = world.waiting.of_job(experiment["id"], experiment["state"])
+    error = f"{error}: {why}" if why else error
+    give_up_experiment(world, transaction, experiment["id"], error)

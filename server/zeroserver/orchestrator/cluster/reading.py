@@ -1,0 +1,179 @@
+"""The queue, the slots and the rules as the scheduler is told them, from the database.
+
+A round with ten thousand waiting jobs must stay cheap: the trials that wait are counted from an
+index that holds nothing else, and what is common to an experiment's trials is kept in memory.
+"""
+
+from collections.abc import Iterable
+from itertools import groupby
+
+import msgspec
+from sqlalchemy import select
+
+from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
+from zeroserver.orchestrator.desk import Fields, World
+from zeroserver.orchestrator.nodes import held_slots
+from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import WAITING, agents, experiments, pools, quotas
+
+__all__ = [
+    "OPEN_RUNS",
+    "held_by_run",
+    "jobs_of",
+    "next_trials",
+    "read_cluster",
+    "read_queue",
+    "why_closed",
+]
+
+OPEN_RUNS = (RunState.ASSIGNED, RunState.RUNNING)
+"""Runs in these states hold their slots."""
+
+_DUE = f"{WAITING} AND (restart_at IS NULL OR restart_at <= ?)"
+_QUEUE = (
+    "SELECT experiment_id, excluded, COUNT(*), MIN(id) FROM trials "  # noqa: S608 - our own words
+    f"WHERE {_DUE} GROUP BY experiment_id, excluded"
+)
+_INDEXED = _QUEUE.replace("FROM trials", "FROM trials INDEXED BY ix_trials_waiting")
+"""SQLite keeps no numbers by which it would see that this index is the better one."""
+_NEXT = (
+    "SELECT id FROM trials "  # noqa: S608 - our own words
+    f"WHERE {_DUE} AND experiment_id = ? AND excluded = ? ORDER BY id LIMIT ?"
+)
+_HALTED = "SELECT id FROM experiments WHERE state IN ({})".format(  # noqa: S608 - our own words
+    ", ".join(f"'{state}'" for state in sorted(EXPERIMENT_STOPPING | {ExperimentState.PAUSED}))
+)
+"""Experiments whose trials must not start; those of ended ones wait no more."""
+_MOST_AT_ONCE = 500
+"""Rows that one query names."""
+_NO_AGENT: frozenset[int] = frozenset()
+
+
+def read_queue(world: World, transaction: Transaction) -> list[Request]:
+    """Return the trials that may start now, together where they are alike."""
+    counted = transaction.raw(_INDEXED if transaction.sqlite else _QUEUE, (world.steady(),))
+    if not counted:
+        return []
+    halted = {experiment_id for (experiment_id,) in transaction.raw(_HALTED)}
+    jobs = jobs_of(world, transaction, [row[0] for row in counted])
+    return [
+        Request(
+            first,
+            jobs[experiment_id],
+            count,
+            _NO_AGENT if excluded == "[]" else frozenset(msgspec.json.decode(excluded)),
+        )
+        for experiment_id, excluded, count, first in counted
+        if experiment_id not in halted
+    ]
+
+
+def next_trials(world: World, transaction: Transaction, request: Request, number: int) -> list[int]:
+    """Return the first ``number`` trials of a request, or all that there are."""
+    if number > request.trials == 1:
+        return [request.trial_id]
+    excluded = msgspec.json.encode(sorted(request.excluded)).decode()
+    row = (world.steady(), request.job.job_id, excluded, number)
+    return [trial_id for (trial_id,) in transaction.raw(_NEXT, row)]
+
+
+def jobs_of(world: World, transaction: Transaction, wanted: Iterable[int]) -> dict[int, Job]:
+    """Return what the scheduler knows of some experiments; each is read once."""
+    missing = sorted(set(wanted).difference(world.jobs))
+    for start in range(0, len(missing), _MOST_AT_ONCE):
+        some = missing[start : start + _MOST_AT_ONCE]
+        world.jobs.update((job.job_id, job) for job in _load(transaction, some))
+    if missing:  # their rows may be of this transaction
+        transaction.undo.append(lambda: world.drop_jobs(missing))
+    return world.jobs
+
+
+def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int | None, str]:
+    """Most slots of an experiment, as many as its trials may hold that run at a time; by which key.
+
+    A searcher may begin another trial as soon as one has done its part; while that one still saves
+    its checkpoint, the other one waits.
+    """
+    if concurrent and (max_slots is None or concurrent * slots < max_slots):
+        return concurrent * slots, "searcher.max_concurrent_trials"
+    return max_slots, "resources.max_slots"
+
+
+def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
+    columns = experiments.c
+    query = select(
+        columns.id, columns.slots, columns.position, columns.pool, columns.priority,
+        columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
+        columns.max_nodes,
+    ).where(columns.id.in_(wanted))  # fmt: skip
+    for row in transaction.connection.execute(query):
+        labels = msgspec.json.decode(row.labels, type=list[str])
+        most, bounded_by = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
+        yield Job(
+            job_id=row.id,
+            slots=row.slots,
+            position=row.position,
+            pool=row.pool,
+            priority=row.priority,
+            weight=row.weight,
+            max_slots=most,
+            bounded_by=bounded_by,
+            groups=(f"pool:{row.pool}", *(f"label:{label}" for label in dict.fromkeys(labels))),
+            single_agent=row.max_nodes == 1,
+            max_agents=row.max_nodes,
+        )
+
+
+def held_by_run(world: World, transaction: Transaction) -> dict[int, Allocation]:
+    """Return what every run holds."""
+    rows = transaction.connection.execute(held_slots(OPEN_RUNS)).all()
+    jobs = jobs_of(world, transaction, {row.experiment_id for row in rows})
+    held: dict[int, Allocation] = {}
+    for run_id, each in groupby(rows, lambda row: row.id):
+        mine = list(each)
+        held[run_id] = Allocation(
+            run_id,
+            jobs[mine[0].experiment_id],
+            {row.agent_id: tuple(msgspec.json.decode(row.slot_ids)) for row in mine},
+            stopping=mine[0].directive != "train" or bool(mine[0].killed),
+        )
+    return held
+
+
+def read_cluster(world: World, transaction: Transaction) -> Cluster:
+    """Return the agents that are there, the pools' policies and the quotas."""
+    connection = transaction.connection
+    there = connection.execute(select(agents).where(agents.c.alive == 1).order_by(agents.c.id))
+    return Cluster(
+        agents=[_agent(world, row) for row in there.mappings()],
+        policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
+        quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
+    )
+
+
+def _agent(world: World, row: Fields) -> AgentSlots:
+    slots = msgspec.json.decode(row["slots"])
+    off = set(msgspec.json.decode(row["disabled_slots"]))
+    cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
+    return AgentSlots(
+        agent_id=row["id"],
+        slots=tuple(int(slot["id"]) for slot in slots if slot["id"] not in off),
+        kind="cuda" if cuda else "cpu",
+        pool=row["pool"],
+        name=row["name"],
+        closed=why_closed(world, row),
+        disabled=sum(slot["id"] in off for slot in slots),
+    )
+
+
+def why_closed(world: World, row: Fields) -> str:
+    """Say why nothing new starts on an agent; empty when something may."""
+    if row["leaving"]:
+        return "is about to leave"
+    if not row["enabled"]:
+        return "is disabled"
+    silent = world.silence_s(row["id"])
+    if silent > world.settings.timings.agent_silent_s:
+        return "does not answer now"
+    return ""

@@ -1,0 +1,311 @@
+"""What has ended goes on: an experiment with changes to its configuration, or one trial of it.
+
+Trials go on from their newest checkpoints, under the same numbers; their curves grow. The searcher
+is made anew from the new configuration and all it was ever told: what it now wants and has not
+got is carried out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import RowMapping, select
+
+from zerolab.errors import ConfigError, ConflictError
+from zerolab.searcher import Create, Operation, Shutdown
+from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.desk import World, find, save
+from zeroserver.orchestrator.experiments import move_experiment, resource_columns
+from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.trials import carry_out, move_trial, resting_state, tell_searcher
+from zeroserver.orchestrator.warm_start import newest_checkpoint
+from zeroserver.states import (
+    EXPERIMENT_ACTIONS,
+    EXPERIMENT_ENDED,
+    EXPERIMENT_STOPPING,
+    TRIAL_ACTIONS,
+    TRIAL_ENDED,
+    ExperimentState,
+    TrialState,
+)
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import experiments, searcher_events, trials
+
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
+
+__all__ = ["Continuation", "continue_experiment", "continue_trial"]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """How an experiment shall go on; its new configuration has been checked."""
+
+    config: "ExperimentConfig"
+    raw_config: Mapping[str, Any]
+    """As submitted, with the changes laid over it."""
+    seen: str
+    """The submitted configuration to which they were made, as it is stored."""
+    activate: bool = True
+
+
+def continue_experiment(
+    world: World, transaction: Transaction, experiment_id: int, wish: Continuation
+) -> None:
+    """Let an experiment that has ended go on; one that goes on already stays as it is.
+
+    Raises:
+        NotFoundError: If there is no such experiment.
+        ConflictError: If it has not ended, or nothing of it is left that could go on.
+        ConfigError: If what changes is what its trials came from.
+    """
+    experiment = find(transaction, experiments, experiment_id)
+    action = EXPERIMENT_ACTIONS["continue"]
+    changed = msgspec.json.decode(experiment["raw_config"]) != wish.raw_config
+    if not action.wanted("experiment", experiment_id, experiment["state"]):
+        if changed:
+            msg = (
+                f"experiment {experiment_id}: is {experiment['state']}, and its configuration "
+                f"changes only when it has ended; `zerolab experiment cancel {experiment_id}` first"
+            )
+            raise ConflictError(msg)
+        return
+    if experiment["raw_config"] != wish.seen:
+        msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
+        raise ConflictError(msg)
+    before = world.config(transaction, experiment_id)
+    problems = list(_problems(before, wish.config, experiment_id))
+    if problems:
+        raise ConfigError("experiment", problems)
+    _store(world, transaction, experiment, wish)
+    ended, told = _ended(transaction, experiment_id), _told(transaction, experiment_id)
+    longer = _is_longer(before, wish.config)
+    opened = [
+        trial
+        for trial in ended
+        if _is_unfinished(trial, longer=longer)
+        and (wish.config.searcher.continues_ended or trial["request_id"] not in told)
+    ]
+    operations = searching.replay(world, transaction, experiment_id)
+    wanted = _not_carried_out(transaction, experiment_id, operations)
+    if not opened and not any(isinstance(each, Create) for each in wanted):
+        raise ConflictError(_nothing_left(experiment, wish.config))
+    state = ExperimentState.ACTIVE if wish.activate else ExperimentState.PAUSED
+    move_experiment(
+        transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
+        waits_since=None, progress=max(0.0, 1 - len(opened) / max(experiment["num_trials"], 1)),
+    )  # fmt: skip
+    _refuse_without_checkpoint(transaction, opened)
+    for trial in opened:
+        _open(transaction, trial, state)
+    carry_out(world, transaction, experiment_id, wanted)
+    _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, told)
+    schedule(world, transaction)
+
+
+def continue_trial(world: World, transaction: Transaction, trial_id: int) -> None:
+    """Let a trial that has ended short of its length go on, and its experiment with it.
+
+    Raises:
+        NotFoundError: If there is no such trial.
+        ConflictError: If it has not ended, has nothing left to do, or its searcher is through
+            with it.
+    """
+    trial = find(transaction, trials, trial_id)
+    if not TRIAL_ACTIONS["continue"].wanted("trial", trial_id, trial["state"]):
+        return
+    experiment = find(transaction, experiments, trial["experiment_id"])
+    home = experiment["id"]
+    if experiment["state"] in EXPERIMENT_STOPPING:
+        msg = (
+            f"trial {trial_id}: its experiment {home} is {experiment['state']}; wait until it has "
+            "ended, then ask again"
+        )
+        raise ConflictError(msg)
+    searcher = world.config(transaction, home).searcher
+    through = trial["request_id"] in _told(transaction, home) and not searcher.continues_ended
+    if through or not _is_unfinished(trial, longer=False):
+        why = f"the {searcher.name} searcher is through with it" if through or trial["stop"] else (
+            "it has trained to its length"
+        )  # fmt: skip
+        msg = (
+            f"trial {trial_id}: is {trial['state']} and cannot be continued: {why}; `zerolab trial "
+            f"fork {trial_id}` trains on from its checkpoint as an experiment of its own"
+        )
+        if searcher.has_one_trial:
+            msg += (
+                f", `zerolab experiment continue {home} --set searcher.max_length.batches=...` to "
+                "a greater length"
+            )
+        raise ConflictError(msg)
+    state = ExperimentState(experiment["state"])
+    if state in EXPERIMENT_ENDED:
+        state = ExperimentState.ACTIVE
+        # What was ended searches no more: only this trial goes on.
+        move_experiment(
+            transaction, experiment, state, ended_at=None, error=None, searcher_done=1,
+            waits_since=None,
+        )  # fmt: skip
+    _open(transaction, trial, state)
+    schedule(world, transaction)
+
+
+def _problems(
+    before: "ExperimentConfig", after: "ExperimentConfig", experiment_id: int
+) -> Iterator[str]:
+    """What of the changes would make the trials that there are other ones."""
+    for path, old, new in _changes(before.to_dict(), after.to_dict()):
+        block, _, rest = path.partition(".")
+        field = rest.partition(".")[0]
+        fixed = block in _FIXED or (block == "checkpoint_storage" and not field.startswith("save_"))
+        if block == "searcher":
+            fixed = field not in after.searcher.may_grow
+        if path == _SEED and new is None:
+            continue  # it stands in no file: the server has chosen it
+        if fixed:
+            yield (
+                f"{path}: must stay as it is when an experiment goes on: {old!r}, got {new!r}; "
+                f"`zerolab experiment fork {experiment_id}` begins anew with it"
+            )
+    if after.searcher.name == before.searcher.name:
+        yield from _shrunk(before, after)
+
+
+_FIXED = frozenset({"hyperparameters", "reproducibility", "entrypoint"})
+_SEED = "reproducibility.experiment_seed"
+
+
+def _shrunk(before: "ExperimentConfig", after: "ExperimentConfig") -> Iterator[str]:
+    old, new = before.searcher.max_length, after.searcher.max_length
+    if old is not None and (new is None or new.unit != old.unit or new.count < old.count):
+        got = "nothing" if new is None else f"{new.count} {new.unit}"
+        yield f"searcher.max_length: must be at least {old.count} {old.unit} as before, got {got}"
+    for field in sorted(after.searcher.may_grow - {"max_length"}):
+        least, got_number = getattr(before.searcher, field), getattr(after.searcher, field)
+        if got_number < least:
+            yield f"searcher.{field}: must be at least {least} as before, got {got_number}"
+
+
+def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            if path or key != "log_policies":
+                below = f"{path}.{key}" if path else key
+                yield from _changes(old.get(key), new.get(key), below)
+    elif old != new:
+        yield path, old, new
+
+
+def _is_longer(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
+    old, new = before.searcher.max_length, after.searcher.max_length
+    return old is not None and new is not None and new.count > old.count
+
+
+def _store(
+    world: World, transaction: Transaction, experiment: RowMapping, wish: Continuation
+) -> None:
+    resolved = wish.config.to_dict()
+    resolved["reproducibility"]["experiment_seed"] = experiment["seed"]
+    save(
+        transaction, experiments, experiment["id"],
+        config=msgspec.json.encode(resolved).decode(),
+        raw_config=msgspec.json.encode(wish.raw_config).decode(),
+        **resource_columns(wish.config),
+    )  # fmt: skip
+    world.configs.pop(experiment["id"], None)
+
+
+def _ended(transaction: Transaction, experiment_id: int) -> list[RowMapping]:
+    query = select(trials).where(
+        trials.c.experiment_id == experiment_id, trials.c.state.in_(TRIAL_ENDED)
+    )
+    return list(transaction.connection.execute(query.order_by(trials.c.id)).mappings())
+
+
+def _told(transaction: Transaction, experiment_id: int) -> set[int]:
+    """The searcher's numbers of the trials of which it knows that they have ended."""
+    columns = searcher_events.c
+    query = select(columns.request_id).where(
+        columns.experiment_id == experiment_id, columns.kind.in_(["exited", "exited_early"])
+    )
+    return set(transaction.connection.scalars(query))
+
+
+def _is_unfinished(trial: RowMapping, *, longer: bool) -> bool:
+    """Whether there is training left that a trial has not done."""
+    if trial["stop"] == "searcher":
+        return False
+    if trial["state"] == TrialState.COMPLETED:
+        return longer and trial["error"] is None  # else its hyperparameters are impossible
+    return True
+
+
+def _not_carried_out(
+    transaction: Transaction, experiment_id: int, operations: list[Operation]
+) -> list[Operation]:
+    query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
+    there = set(transaction.connection.scalars(query))
+    return [
+        each
+        for each in operations
+        if isinstance(each, Shutdown) or (isinstance(each, Create) and each.trial_id not in there)
+    ]
+
+
+def _nothing_left(experiment: RowMapping, config: "ExperimentConfig") -> str:
+    number = experiment["id"]
+    ways = [
+        f"`zerolab experiment continue {number} --set searcher.{field}=...` with more than before"
+        for field in sorted(config.searcher.may_grow)
+    ] or [f"`zerolab experiment fork {number}` begins anew, `zerolab trial fork` from one trial"]
+    return (
+        f"experiment {number}: is {experiment['state']}, and nothing of it is left that could go "
+        f"on; {', or '.join(ways)}"
+    )
+
+
+def _refuse_without_checkpoint(transaction: Transaction, opened: list[RowMapping]) -> None:
+    """Let no trial that has trained to its length begin anew, and lose what it reported."""
+    lost = [
+        str(trial["id"])
+        for trial in opened
+        if trial["state"] == TrialState.COMPLETED
+        and newest_checkpoint(transaction, trial["id"]) is None
+    ]
+    if lost:
+        msg = (
+            f"trial {', '.join(lost[:8])}: has no checkpoint left to go on from "
+            "(checkpoint_storage.save_trial_latest keeps one); fork the experiment instead"
+        )
+        raise ConflictError(msg)
+
+
+def _open(transaction: Transaction, trial: RowMapping, experiment_state: str) -> None:
+    latest = trial["latest_checkpoint"] or newest_checkpoint(transaction, trial["id"])
+    state = resting_state(experiment_state, {**trial, "held": 0})
+    move_trial(
+        transaction, trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
+        restarts=0, latest_checkpoint=latest,
+    )  # fmt: skip
+
+
+def _tell_the_rest(
+    world: World,
+    transaction: Transaction,
+    ended: list[RowMapping],
+    opened: set[int],
+    told: set[int],
+) -> None:
+    """Tell the searcher of trials that ended while it was not told, and stay as they are."""
+    for trial in ended:
+        if trial["id"] in opened or trial["request_id"] in told:
+            continue
+        number = trial["request_id"]
+        if trial["state"] == TrialState.COMPLETED:
+            event = Event("exited", number)
+        else:
+            failed = trial["state"] == TrialState.ERROR
+            event = Event("exited_early", number, reason="errored" if failed else "user_canceled")
+        tell_searcher(world, transaction, trial["experiment_id"], event)

@@ -1,0 +1,171 @@
+"""Runs on several agents: where their ranks meet, what each agent told, and how they end as one."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, Select, func, select, update
+
+from zerolab.contract.nodes import merge_outcomes
+from zerolab.contract.outcome import LEAVING, Outcome
+from zerolab.contract.spec import Nodes
+from zerolab.contract.wire import RunExit
+from zerolab.errors import NotFoundError
+from zeroserver.orchestrator.desk import World, find
+from zeroserver.orchestrator.log_policies import Match, apply_matches
+from zeroserver.store.database import Change, Transaction
+from zeroserver.store.schema import agents, run_nodes, runs
+
+__all__ = [
+    "all_ended",
+    "held_slots",
+    "keep_address",
+    "kills_others",
+    "next_log",
+    "nodes_of",
+    "save_next_log",
+    "spread",
+]
+
+
+def spread(transaction: Transaction, run_id: int, slots: Mapping[int, Sequence[int]]) -> Nodes:
+    """Note the agents of a run that has several; return what its ranks are told of them.
+
+    Args:
+        transaction: Of the writer.
+        run_id: The run.
+        slots: Agent to its slots, in the order of node ranks.
+    """
+    rows = [
+        {
+            "run_id": run_id,
+            "node_rank": rank,
+            "agent_id": agent_id,
+            "slot_ids": msgspec.json.encode(ids).decode(),
+            "next_log": 0,
+            "told": 0,
+        }
+        for rank, (agent_id, ids) in enumerate(slots.items())
+    ]
+    transaction.connection.execute(run_nodes.insert(), rows)
+    return Nodes(tuple(len(ids) for ids in slots.values()), 0, "", 0)
+
+
+def held_slots(states: Sequence[str]) -> Select[tuple[int, int, int | None, str]]:
+    """Select run, experiment, agent and slots of all runs in some states; a row for each agent."""
+    return (
+        select(
+            runs.c.id,
+            runs.c.experiment_id,
+            func.coalesce(run_nodes.c.agent_id, runs.c.agent_id).label("agent_id"),
+            func.coalesce(run_nodes.c.slot_ids, runs.c.slot_ids).label("slot_ids"),
+            func.coalesce(run_nodes.c.node_rank, 0).label("node_rank"),
+            runs.c.state,
+            runs.c.directive,
+            runs.c.killed,
+        )
+        .outerjoin(run_nodes, run_nodes.c.run_id == runs.c.id)
+        .where(runs.c.state.in_(states))
+        .order_by(runs.c.id, run_nodes.c.node_rank)
+    )
+
+
+def nodes_of(connection: Connection, run_id: int) -> list[RowMapping]:
+    """Return the agents of a run that has several, by node rank; none for any other run."""
+    query = select(run_nodes, agents.c.name).outerjoin(agents, agents.c.id == run_nodes.c.agent_id)
+    found = query.where(run_nodes.c.run_id == run_id).order_by(run_nodes.c.node_rank)
+    return list(connection.execute(found).mappings())
+
+
+def keep_address(transaction: Transaction, run_id: int, address: str) -> None:
+    """Note where the ranks of a run meet, as the agent of node rank 0 says; wake the others.
+
+    Raises:
+        NotFoundError: If there is no such run, or it has one agent only.
+    """
+    find(transaction, runs, run_id)
+    if not nodes_of(transaction.connection, run_id):
+        msg = f"run {run_id} has one agent: its ranks meet there"
+        raise NotFoundError(msg)
+    first = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == 0)
+    transaction.connection.execute(update(run_nodes).where(first).values(address=address))
+    transaction.changes.append(Change("agents"))
+
+
+def all_ended(
+    world: World, transaction: Transaction, run: RowMapping, end: RunExit, matches: Sequence[Match]
+) -> RunExit | None:
+    """Note how the ranks of one agent ended; saying it again changes nothing.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        run: The run; it has not ended.
+        end: Of the agent with node rank ``end.node``.
+        matches: What the log policies found in the tail of its log.
+
+    Returns:
+        How the run ended, when all its agents have told; None before. A run with one agent has
+        ended with it.
+    """
+    rows = nodes_of(transaction.connection, run["id"])
+    if not rows:
+        return end
+    mine = next((row for row in rows if row["node_rank"] == end.node), None)
+    if mine is None or mine["ended_at"] is not None:
+        return None
+    this = (run_nodes.c.run_id == run["id"]) & (run_nodes.c.node_rank == end.node)
+    values = {
+        "ended_at": world.clock(),
+        "exit_code": end.exit_code,
+        "reason": end.reason,
+        "told": int(end.told),
+    }
+    transaction.connection.execute(update(run_nodes).where(this).values(**values))
+    transaction.changes.append(Change("agents"))
+    rows = nodes_of(transaction.connection, run["id"])
+    if any(row["ended_at"] is None for row in rows):
+        apply_matches(transaction, run, matches)
+        return None
+    return _merged(rows, end)
+
+
+def _merged(rows: Sequence[RowMapping], last: RunExit) -> RunExit:
+    in_order = sorted(rows, key=lambda row: (row["ended_at"], row["node_rank"]))
+    ends = {
+        row["name"] or f"node {row['node_rank']}": Outcome(
+            row["exit_code"], row["reason"], told=bool(row["told"])
+        )
+        for row in in_order
+    }
+    name, outcome = merge_outcomes(ends)
+    reason = outcome.reason and f"agent {name}: {outcome.reason}"
+    return RunExit(outcome.exit_code, reason, last.log_tail)
+
+
+def kills_others(exit_code: int | None) -> bool:
+    """Whether ranks that ended so bring those of the other agents to an end."""
+    return exit_code is not None and exit_code != 0 and exit_code not in LEAVING
+
+
+def next_log(connection: Connection, run: RowMapping, node: int) -> int:
+    """Return the number of the next log line that an agent of a run sends."""
+    if node == 0:
+        return int(run["next_log"])
+    query = select(run_nodes.c.next_log).where(
+        run_nodes.c.run_id == run["id"], run_nodes.c.node_rank == node
+    )
+    found = connection.execute(query).scalar_one_or_none()
+    if found is None:
+        msg = f"run {run['id']} has no node {node}"
+        raise NotFoundError(msg)
+    return int(found)
+
+
+def save_next_log(transaction: Transaction, run_id: int, node: int, number: int) -> None:
+    """Keep the number of the next log line that an agent of a run sends."""
+    connection = transaction.connection
+    if node == 0:
+        connection.execute(update(runs).where(runs.c.id == run_id).values(next_log=number))
+        return
+    this = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == node)
+    connection.execute(update(run_nodes).where(this).values(next_log=number))

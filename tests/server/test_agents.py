@@ -1,0 +1,162 @@
+"""Agents over REST: they join, leave, are disabled, fall silent and come back."""
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import PREFIX, Server, training
+from tests.server.test_queue import join, refused, running
+
+
+def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
+    found: dict[str, Any] = server.get(f"/agents/{agent_id}")["agent"]
+    return found
+
+
+def silent_for(server: Server, agent_id: int, seconds: float) -> None:
+    """Have it so that an agent was last heard of so long ago."""
+    server.services.world.seen[agent_id] = time.monotonic() - seconds
+
+
+def test_nothing_starts_on_a_disabled_agent_and_the_reason_names_it(server: Server) -> None:
+    join(server, "a")
+    server.post("/agents/1/disable", {})
+    assert agent(server)["state"] == "disabled"
+    server.submit()
+    assert server.experiment()["waiting_reason"] == "it needs 1 slot, and agent a is disabled"
+    server.post("/agents/1/enable", {})
+    assert running(server, 1) == [1]
+    assert agent(server)["state"] == "ready"
+
+
+def test_a_drained_agent_keeps_its_runs_until_they_end_and_gets_no_new_ones(
+    server: Server,
+) -> None:
+    join(server, "a", 2)
+    server.submit()
+    spec = server.begin()
+    drained = server.post("/agents/1/disable", {"drain": True})["agent"]
+    assert drained["state"] == "draining"
+    assert server.directive(spec.run_id) == "train"
+    server.submit()
+    assert running(server, 1) == [1]
+    server.exit(spec.run_id, 0)
+    assert agent(server)["state"] == "disabled"
+    assert running(server, 1) == []
+
+
+def test_what_runs_on_an_agent_that_is_disabled_goes_on_elsewhere(server: Server) -> None:
+    join(server, "a")
+    other = join(server, "b")
+    server.submit()
+    spec = server.begin()
+    server.post("/agents/1/disable", {})
+    assert server.directive(spec.run_id) == "preempt"
+    server.exit(spec.run_id, 66)
+    assert (running(server, 1), running(server, other)) == ([], [1])
+    assert server.trial()["restarts"] == 0
+
+
+def test_single_slots_are_disabled_and_enabled(server: Server) -> None:
+    join(server, "a", 3)
+    server.post("/agents/1/disable", {"slots": [1, 2]})
+    for _ in range(2):
+        server.submit()
+    assert [slot["enabled"] for slot in agent(server)["slots"]] == [True, False, False]
+    assert [item.slot_ids for item in server.work()] == [[0]]
+    server.post("/agents/1/enable", {"slots": [2]})
+    assert [item.slot_ids for item in server.work()] == [[0], [2]]
+    run_id = server.work()[1].run_id
+    server.post("/agents/1/disable", {"slots": [2]})
+    assert server.directive(run_id) == "preempt"
+    assert server.directive(server.work()[0].run_id) == "train"
+    told = refused(server, "POST", "/agents/1/disable", {"slots": [3]}, 422)
+    assert "slots: must be slots of agent a (0, 1, 2), got [3]" in told
+
+
+def test_what_was_disabled_stays_so_when_the_agent_registers_again(server: Server) -> None:
+    join(server, "a", 2)
+    server.post("/agents/1/disable", {})
+    server.post("/agents/1/disable", {"slots": [0]})
+    join(server, "a", 2)
+    assert agent(server)["state"] == "disabled"
+    server.post("/agents/1/enable", {})
+    assert [slot["enabled"] for slot in agent(server)["slots"]] == [False, True]
+
+
+def test_an_agent_that_leaves_is_gone_at_once(server: Server) -> None:
+    join(server, "a")
+    server.submit()
+    spec = server.begin()
+    server.post("/agents/1/leave", {})
+    assert agent(server)["state"] == "leaving"
+    server.exit(spec.run_id, 66)
+    assert running(server, 1) == []
+    server.post("/agents/1/leave", {"done": True})
+    assert agent(server)["state"] == "gone"
+    assert "no agent is there to run it" in server.experiment()["waiting_reason"]
+    server.request("DELETE", "/agents/1")
+    assert server.get("/agents")["agents"] == []
+    assert server.trial()["state"] == "QUEUED"
+
+
+def test_an_agent_that_is_there_cannot_be_removed(sqlite_server: Server) -> None:
+    join(sqlite_server, "a")
+    assert "agent a is there; stop it" in refused(sqlite_server, "DELETE", "/agents/1", None, 409)
+    assert "no agent 7" in refused(sqlite_server, "DELETE", "/agents/7", None, 404)
+
+
+def test_the_run_of_an_agent_that_comes_back_in_time_goes_on(server: Server) -> None:
+    join(server, "a")
+    server.submit()
+    spec = server.begin()
+    silent_for(server, 1, 40)
+    server.tick()
+    assert agent(server)["state"] == "silent"
+    join(server, "b")
+    server.submit()
+    assert running(server, 2) == [2]  # nothing new starts on the silent one
+    assert [item.run_id for item in server.work(1)] == [spec.run_id]
+    server.report(spec.run_id, training(1, 0.5))
+    assert agent(server)["state"] == "ready"
+    server.tick()
+    assert server.trial()["run_id"] == spec.run_id
+    assert server.sql("SELECT COUNT(*) FROM runs WHERE trial_id = 1") == [(1,)]
+
+
+def test_the_trials_of_an_agent_that_does_not_come_back_start_elsewhere_uncounted(
+    server: Server,
+) -> None:
+    join(server, "a")
+    server.submit(max_restarts=0)
+    spec = server.begin()
+    silent_for(server, 1, 61)
+    join(server, "b")
+    server.tick()
+    assert agent(server)["state"] == "gone"
+    server.tick(2)
+    assert running(server, 2) == [1]
+    assert server.trial()["restarts"] == 0
+    assert server.work(1) == []  # it comes back too late: it is to run nothing
+    assert server.send(spec.run_id, 1, [training(1, 0.5)]).status_code == 409
+
+
+def test_a_second_agent_of_a_name_that_is_there_is_refused(server: Server) -> None:
+    join(server, "a", identity="one")
+    body = {"name": "a", "host": "h", "slots": [], "identity": "two"}
+    assert "with another --name" in refused(server, "POST", "/agents", body, 409)
+    assert join(server, "a", identity="one") == 1
+    silent_for(server, 1, 61)
+    server.tick()
+    assert server.post("/agents", body) == {"agent_id": 1}
+    path = f"{PREFIX}/agents/1/work"
+    stranger = server.http.get(path, params={"wait_s": 0, "identity": "one"})
+    assert stranger.status_code == 404
+    assert server.http.get(path, params={"wait_s": 0, "identity": "two"}).is_success
+
+
+@pytest.mark.parametrize("pool", ["", "a b", "/", "x" * 65])
+def test_an_agent_with_a_pool_of_no_name_is_refused(sqlite_server: Server, pool: str) -> None:
+    body = {"name": "a", "host": "h", "slots": [], "pool": pool}
+    assert "pool: must be 1 to 64 letters" in refused(sqlite_server, "POST", "/agents", body, 422)

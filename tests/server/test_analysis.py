@@ -1,0 +1,380 @@
+"""What the trials of an experiment tell together: order, conditions, cost, importance."""
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from tests.server.helpers import PREFIX, Server, validation
+from zerolab.contract.leaves import leaves
+from zeroserver.analysis.columns import Row
+from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
+
+RATES = [0.5, 0.001, 0.1, 0.02, 0.3]
+GRID = {
+    "deepspeed_config": "ds_config.json",
+    "optimizer": {"lr": {"type": "categorical", "vals": RATES}},
+    "word": {"type": "categorical", "vals": ["b", "a"]},
+}
+SEARCHER = {
+    "name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_trials": 10,
+}  # fmt: skip
+
+
+def searched(server: Server, slots_per_trial: int = 1) -> list[dict[str, Any]]:
+    """Ten trials: the loss of each is its learning rate, and its cost grows with its place."""
+    server.submit(
+        searcher=SEARCHER, hyperparameters=GRID, resources={"slots_per_trial": slots_per_trial}
+    )
+    server.add_agent(slots=10 * slots_per_trial)
+    for item in server.work():
+        server.clock.now += 10
+        server.post(f"/runs/{item.run_id}/started", {})
+        loss = item.spec.hparams["optimizer"]["lr"]
+        server.report(item.run_id, validation(20, loss))
+        server.exit(item.run_id, 0)
+    return server.trials()
+
+
+def pages(server: Server, **params: Any) -> list[dict[str, Any]]:
+    """All trials, three at a time."""
+    found: list[dict[str, Any]] = []
+    after: str | None = None
+    while True:
+        cursor = {} if after is None else {"after": after}
+        page = server.get("/experiments/1/trials", limit=3, **params, **cursor)
+        found += page["trials"]
+        after = page["next_after"]
+        if after is None:
+            assert page["total"] == len(found)
+            return found
+
+
+def where(*conditions: Any) -> str:
+    return json.dumps(conditions)
+
+
+def test_trials_are_paged_in_the_order_of_a_hyperparameter(server: Server) -> None:
+    searched(server)
+    rising = pages(server, sort="hparams.optimizer.lr")
+    rates = [trial["hparams"]["optimizer"]["lr"] for trial in rising]
+    assert rates == sorted(RATES * 2)
+    falling = pages(server, sort="-hparams.optimizer.lr")
+    assert [trial["id"] for trial in falling] == [trial["id"] for trial in rising][::-1]
+    words = [trial["hparams"]["word"] for trial in pages(server, sort="-hparams.word")]
+    assert words == ["b"] * 5 + ["a"] * 5
+
+
+def test_an_order_by_a_hyperparameter_takes_in_the_trials_that_join(server: Server) -> None:
+    searched(server)
+    before = pages(server, sort="-hparams.optimizer.lr")
+    columns = "experiment_id, request_id, state, seed, created_at"
+    server.execute(
+        f"INSERT INTO trials ({columns}, hparams, restarts, waits, steps_completed, progress, "
+        "searcher_steps, excluded, labels) VALUES (1, 99, 'CANCELED', 1, 1.0, "
+        """'{"optimizer": {"lr": 7.5}}', 0, 0, 0, 0, -1, '[]', '[]')"""
+    )
+    after = pages(server, sort="-hparams.optimizer.lr")
+    assert after[0]["hparams"] == {"optimizer": {"lr": 7.5}}
+    assert [trial["id"] for trial in after[1:]] == [trial["id"] for trial in before]
+    assert after[0]["id"] == pages(server, sort="hparams.word")[-1]["id"]  # it has none
+
+
+def test_the_best_come_first_whichever_way_the_metric_counts(server: Server) -> None:
+    searched(server)
+    assert [trial["best_validation"] for trial in pages(server, sort="metric")] == sorted(RATES * 2)
+    server.execute("UPDATE experiments SET smaller_is_better = 0")
+    found = [trial["best_validation"] for trial in pages(server, sort="metric")]
+    assert found == sorted(RATES * 2, reverse=True)
+
+
+def test_infinity_has_its_place_between_pages(server: Server) -> None:
+    ids = [trial["id"] for trial in searched(server)]
+    server.execute("UPDATE trials SET best_validation = NULL WHERE id <= 2")
+    huge = "1e999" if server.services.database.sqlite else "'Infinity'::float8"
+    server.execute(f"UPDATE trials SET best_validation = {huge} WHERE id BETWEEN 3 AND 6")
+    for sort in ("best_validation", "-best_validation"):
+        for condition in ({}, {"where": where(["id", ">", 0])}):
+            found = [trial["id"] for trial in pages(server, sort=sort, **condition)]
+            assert sorted(found) == ids, (sort, condition)
+            assert set(found[-2:]) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count"),
+    [
+        ([["hparams.word", "=", "a"]], 5),
+        ([["hparams.word", "!=", "a"], ["hparams.optimizer.lr", "<", 0.1]], 2),
+        ([["hparams.optimizer.lr", "in", [0.5, 0.3]]], 4),
+        ([["best_validation", "<=", 0.1]], 6),
+        ([["state", "contains", "complet"]], 10),
+        ([["state", "=", "RUNNING"]], 0),
+        ([["hparams.word", ">", 3]], 0),
+        ([["restarts", "=", False]], 0),
+        ([], 10),
+    ],
+)
+def test_trials_that_fulfil_conditions_are_counted_and_listed(
+    shared_search: Server, conditions: list[Any], count: int
+) -> None:
+    found = pages(shared_search, where=where(*conditions), sort="hparams.optimizer.lr")
+    assert len(found) == count
+    assert len({trial["id"] for trial in found}) == count
+
+
+@pytest.fixture(scope="module")
+def shared_search(shared_server: Server) -> Server:
+    searched(shared_server)
+    return shared_server
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"sort": "lr"}, "did you mean 'hparams.optimizer.lr'?"),
+        ({"sort": "nonsense"}, "there are: id, state"),
+        ({"where": "nonsense"}, "must be a JSON list"),
+        ({"where": where(["word", "=", 1])}, "did you mean 'hparams.word'?"),
+        ({"where": where(["id", "~", 1])}, "operators are"),
+        ({"where": where(["id", "<", None])}, "needs a number"),
+        ({"where": where(["id", "in", 3])}, "needs a list"),
+        ({"where": where(*[["id", ">", 0]] * 101)}, "at most 100"),
+        ({"where": "[" * 1000}, "must be a JSON list"),
+        ({"sort": "slot_seconds", "after": "nonsense"}, "next_after of the page before"),
+        ({"sort": "slot_seconds", "after": "[[1], 2]"}, "next_after of the page before"),
+        ({"sort": "slot_seconds", "after": "[1, -2]"}, "next_after of the page before"),
+    ],
+)
+def test_a_mistake_in_a_question_is_refused_with_what_there_is(
+    shared_search: Server, params: dict[str, str], told: str
+) -> None:
+    answer = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
+    assert answer.status_code == 422
+    assert told in answer.json()["error"]["problems"][0]
+
+
+def test_all_mistakes_of_a_question_are_told_at_once(shared_search: Server) -> None:
+    params = {"sort": "x", "where": where(["y", "=", 1], ["z", "=", 1])}
+    answer = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
+    assert len(answer.json()["error"]["problems"]) == 3
+
+
+def test_a_page_of_trials_takes_the_same_few_queries_however_many_there_are(
+    sqlite_server: Server,
+) -> None:
+    searched(sqlite_server)
+    statements: list[str] = []
+
+    @event.listens_for(sqlite_server.services.database._readers, "before_cursor_execute")
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    counts = set()
+    for limit in (1, 10):
+        statements.clear()
+        sqlite_server.get("/experiments/1/trials", limit=limit, sort="hparams.word")
+        counts.add(len(statements))
+    assert len(counts) == 1
+
+
+def test_a_trial_costs_its_slots_for_as_long_as_its_runs_have_them(server: Server) -> None:
+    server.submit(resources={"slots_per_trial": 2})
+    assert server.trial()["slot_seconds"] == 0
+    server.add_agent(slots=2)
+    first = server.begin()
+    server.clock.now += 30
+    assert server.trial()["slot_seconds"] == 60
+    server.exit(first.run_id, 1, "it broke")
+    server.tick(1000)  # waits, and holds nothing
+    second = server.begin()
+    server.clock.now += 5
+    server.report(second.run_id, validation(100, 1.0))
+    server.exit(second.run_id, 0)
+    server.clock.now += 1000
+    assert server.trial()["slot_seconds"] == pytest.approx(70)
+    assert server.get("/experiments/1/columns")["columns"]["slot_seconds"] == [pytest.approx(70)]
+
+
+def test_a_clock_that_is_set_back_makes_no_cost_negative(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    server.begin()
+    server.clock.set_back = 86_400.0
+    assert server.trial()["slot_seconds"] == 0
+
+
+def test_columns_hold_every_trial_and_every_hyperparameter(server: Server) -> None:
+    trials = searched(server)
+    columns = server.get("/experiments/1/columns")["columns"]
+    assert columns["id"] == [trial["id"] for trial in trials]
+    assert columns["hparams.optimizer.lr"] == [t["hparams"]["optimizer"]["lr"] for t in trials]
+    assert columns["best_validation"] == [trial["best_validation"] for trial in trials]
+    assert columns["slot_seconds"] == [trial["slot_seconds"] for trial in trials]
+    assert columns["slot_seconds"] == sorted(columns["slot_seconds"])
+
+
+def test_hyperparameters_are_leaves_by_their_dotted_names() -> None:
+    tree = {
+        "a": {"b": 1, "none": None, "flag": True},
+        "layers": [{"width": 8}, {"width": [1, 2]}],
+        "betas": [0.9, 0.999],
+        "empty": {},
+        "no": [],
+        "dotted.name": "x",
+    }
+    assert leaves(tree) == {
+        "a.b": 1,
+        "a.none": None,
+        "a.flag": True,
+        "layers.0.width": 8,
+        "layers.1.width": "[1,2]",
+        "betas": "[0.9,0.999]",
+        "empty": "{}",
+        "no": "[]",
+        "dotted.name": "x",
+    }
+
+
+def test_the_best_so_far_is_what_was_better_than_all_before(server: Server) -> None:
+    server.submit(searcher=SEARCHER | {"max_concurrent_trials": 3}, hyperparameters=GRID)
+    server.add_agent(slots=3)
+    runs = server.work()
+    for item in runs:
+        server.post(f"/runs/{item.run_id}/started", {})
+    told = [
+        (0, 5, "NaN"),
+        (1, 5, 3.0),
+        (2, 5, 4.0),
+        (0, 10, 2.0),
+        (1, 10, "-Infinity"),
+        (2, 9, 1.0),
+    ]
+    for place, steps, loss in told:
+        server.clock.now += 1
+        server.report(runs[place].run_id, validation(steps, loss))
+    found = server.get("/experiments/1/search-progress")
+    assert found["validations"] == 6
+    better = [(each["trial_id"], each["length"], each["value"]) for each in found["improvements"]]
+    trial = [item.spec.trial_id for item in runs]
+    assert better == [(trial[1], 5.0, 3.0), (trial[0], 10.0, 2.0), (trial[2], 9.0, 1.0)]
+    times = [each["time"] for each in found["improvements"]]
+    assert times == sorted(times)
+
+
+def test_nobody_learns_from_what_does_not_exist(server: Server) -> None:
+    for path in ("columns", "search-progress", "importance"):
+        assert server.http.get(f"{PREFIX}/experiments/7/{path}").status_code == 404
+
+
+def made_rows(count: int, seed: int = 3) -> list[Row]:
+    """Trials whose loss depends on the learning rate most, then on the optimizer, else on luck."""
+    chance = random.Random(seed)
+    rows = []
+    for number in range(count):
+        rate, name = 10 ** chance.uniform(-4, 0), chance.choice(["adam", "sgd", "lion"])
+        hparams = {"lr": rate, "opt": name, "idle": chance.random(), "fixed": 3}
+        if name == "sgd":
+            hparams["momentum"] = chance.random()
+        loss = (math.log10(rate) + 2) ** 2 + {"adam": 0, "sgd": 0.3, "lion": 1.5}[name]
+        rows.append(Row({"id": number, "best_validation": loss + chance.gauss(0, 0.1)}, hparams))
+    return rows
+
+
+def shares(found: Found) -> dict[str, float]:
+    return {name: share for name, share, _ in found.shares}
+
+
+def test_what_matters_most_comes_first_and_what_does_not_is_near_nothing() -> None:
+    found = importance(made_rows(200), smaller_is_better=True)
+    assert found.problem is None
+    assert found.explained is not None
+    assert found.explained > 0.8
+    assert [name for name, *_ in found.shares][:2] == ["lr", "opt"]
+    assert "fixed" not in shares(found)
+    assert shares(found)["lr"] > 2 * shares(found)["opt"] > 20 * shares(found)["idle"]
+
+
+def test_importance_is_an_estimate_of_the_total_share_of_the_variance() -> None:
+    chance = random.Random(1)
+    points = [(chance.random(), chance.random()) for _ in range(800)]
+    rows = [
+        Row({"id": i, "best_validation": 2 * x + y}, {"x": x, "y": y})
+        for i, (x, y) in enumerate(points)
+    ]
+    found = shares(importance(rows, smaller_is_better=True))  # of 4 + 1 parts, nearly, as ranks
+    assert found["x"] == pytest.approx(0.8, abs=0.06)
+    assert found["y"] == pytest.approx(0.2, abs=0.06)
+
+
+def test_which_way_the_metric_counts_and_how_it_is_scaled_changes_nothing() -> None:
+    rows = made_rows(100)
+    other = []
+    for row in rows:
+        loss = row.values["best_validation"]
+        assert isinstance(loss, float)
+        other.append(row._replace(values=row.values | {"best_validation": -math.exp(3 * loss)}))
+    one = importance(rows, smaller_is_better=True)
+    assert shares(importance(other, smaller_is_better=False)) == shares(one)
+
+
+def test_where_only_luck_differs_the_forest_explains_nothing() -> None:
+    chance = random.Random(5)
+    rows = [
+        Row({"id": i, "best_validation": chance.random()}, {"a": chance.random()})
+        for i in range(100)
+    ]
+    found = importance(rows, smaller_is_better=True)
+    assert found.explained is not None
+    assert found.explained < 0.2
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "there are 0"),
+        (made_rows(LEAST_TRIALS - 1), f"there are {LEAST_TRIALS - 1}"),
+        ([Row({"best_validation": float(i)}, {"a": 1}) for i in range(20)], "the same hyperparam"),
+        ([Row({"best_validation": 1.0}, {"a": i}) for i in range(20)], "the same result"),
+        ([Row({"best_validation": math.inf}, {"a": i}) for i in range(20)], "there are 0"),
+        ([Row({"best_validation": None}, {"a": i}) for i in range(20)], "there are 0"),
+    ],
+)
+def test_too_little_to_learn_from_is_said(rows: list[Row], told: str) -> None:
+    found = importance(rows, smaller_is_better=True)
+    assert found.shares == []
+    assert found.problem is not None
+    assert told in found.problem
+
+
+def test_mixed_texts_numbers_and_truths_are_categories() -> None:
+    chance = random.Random(2)
+    values = [1, True, "1", None, "x"]
+    rows = []
+    for number in range(100):
+        value = values[number % 5]
+        loss = float(number % 5) + chance.gauss(0, 0.1)
+        rows.append(Row({"id": number, "best_validation": loss}, {"odd": value, "noise": number}))
+    found = shares(importance(rows, smaller_is_better=True))
+    assert found["odd"] > 0.8
+
+
+def test_importance_is_found_out_again_only_when_trials_have_changed() -> None:
+    rows = made_rows(30)
+    kept = Importances()
+    first = kept.of(1, rows, smaller_is_better=True)
+    assert kept.of(1, made_rows(30), smaller_is_better=True) is first
+    assert kept.of(1, made_rows(31), smaller_is_better=True) is not first
+
+
+def test_importance_is_told_with_its_method_and_its_limits(server: Server) -> None:
+    searched(server)
+    found = server.get("/experiments/1/importance")
+    assert found["trials"] == 10
+    assert found["problem"] is None
+    assert {share["name"] for share in found["shares"]} == {"optimizer.lr", "word"}
+    assert found["shares"][0]["name"] == "optimizer.lr"
+    assert "Permutation importance" in found["method"]
+    assert "cannot tell" in found["method"]

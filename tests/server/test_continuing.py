@@ -1,0 +1,332 @@
+"""What has ended goes on, and single trials are paused, canceled, continued and forked."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, training, validation
+from zerolab.contract.spec import EXIT_INVALID_HP, EXIT_PREEMPTED, CheckpointRef
+
+SPACE = {
+    "deepspeed_config": "ds_config.json",
+    "lr": {"type": "double", "minval": 0, "maxval": 1},
+}
+
+
+def random(trials: int = 3, **fields: Any) -> dict[str, Any]:
+    return {
+        "name": "random", "metric": "loss", "max_length": 20, "max_trials": trials,
+        "max_concurrent_trials": 2, **fields,
+    }  # fmt: skip
+
+
+def go_on(server: Server, experiment_id: int = 1, **config: Any) -> Any:
+    """Continue an experiment; return the whole answer."""
+    path = f"/api/v1/experiments/{experiment_id}/continue"
+    return server.http.post(path, json={"config": config})
+
+
+def refusal(answer: Any, status: int = 409) -> str:
+    assert answer.status_code == status, answer.text
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+def trained(server: Server, trial_id: int, steps: int, code: int = 0) -> None:
+    """Let a trial train to ``steps`` with a validation and a checkpoint there, and exit."""
+    spec = server.begin(trial_id)
+    made = checkpoint(steps, str(trial_id))
+    server.report(spec.run_id, training(steps, 1.0), validation(steps, 1 / steps), made)
+    server.exit(spec.run_id, code, "boom" if code else None)
+
+
+def test_an_experiment_goes_on_to_a_greater_length_from_its_checkpoint(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    trained(server, 1, 100)
+    assert server.experiment()["state"] == "COMPLETED"
+    answer = go_on(server, searcher={"max_length": {"batches": 200}})
+    assert answer.is_success, answer.text
+    experiment = answer.json()["experiment"]
+    assert (experiment["state"], experiment["ended_at"]) == ("ACTIVE", None)
+    assert experiment["config"]["searcher"]["max_length"] == {"batches": 200}
+    spec = server.begin()
+    assert spec.latest_checkpoint == CheckpointRef(checkpoint(100, "1").uuid, 100)
+    assert spec.fit is not None
+    assert spec.fit.max_length is not None
+    assert spec.fit.max_length.count == 200
+    server.report(spec.run_id, training(150, 0.5), validation(200, 0.001))
+    server.exit(spec.run_id, 0)
+    assert (server.experiment()["state"], server.experiment()["progress"]) == ("COMPLETED", 1)
+    curve = server.get("/trials/1/metrics", group="training")["metrics"][0]
+    assert curve["points"] == [[100, 1.0], [150, 0.5]]
+    seed = experiment["config"]["reproducibility"]["experiment_seed"]
+    assert server.experiment()["config"]["reproducibility"]["experiment_seed"] == seed
+
+
+def test_a_search_goes_on_with_the_trials_that_it_would_have_had(server: Server) -> None:
+    for number in (1, 2):  # the first is canceled in the middle and goes on, the second is not
+        server.submit(
+            hyperparameters=SPACE, searcher=random(4), reproducibility={"experiment_seed": 5},
+            activate=number == 1,
+        )  # fmt: skip
+    server.add_agent(slots=2)
+    server.exit(server.begin(1).run_id, 0)
+    for trial_id in (2, 5):
+        spec = server.begin(trial_id)
+        server.report(spec.run_id, checkpoint(5, str(trial_id)))
+    server.act("cancel")
+    for item in server.work():
+        server.exit(item.run_id, EXIT_PREEMPTED)
+    states = [trial["state"] for trial in server.trials()]
+    assert states == ["COMPLETED", "CANCELED", "CANCELED"]
+    assert go_on(server).is_success
+    resumed = server.begin(2).latest_checkpoint
+    assert resumed is not None
+    assert resumed.steps_completed == 5
+    while server.experiment()["state"] == "ACTIVE":
+        server.exit(server.work()[0].run_id, 0)
+    server.act("activate", 2)
+    while server.experiment(2)["state"] == "ACTIVE":
+        server.exit(server.work()[0].run_id, 0)
+    first, second = ([(t["hparams"], t["seed"]) for t in server.trials(n)] for n in (1, 2))
+    assert first == second
+    assert len(first) == 4
+    assert {trial["state"] for trial in server.trials()} == {"COMPLETED"}
+
+
+def test_a_search_goes_on_with_more_trials(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=random(2))
+    server.add_agent(slots=2)
+    for trial_id in (1, 2):
+        trained(server, trial_id, 20)
+    assert go_on(server, searcher={"max_trials": 4}).is_success
+    assert [trial["state"] for trial in server.trials()] == ["COMPLETED"] * 2 + ["QUEUED"] * 2
+    for trial_id in (3, 4):
+        trained(server, trial_id, 20)
+    assert server.experiment()["state"] == "COMPLETED"
+    server.services.world.searchers.clear()  # the log alone gives the same end
+    assert refusal(go_on(server)).startswith("experiment 1: is COMPLETED, and nothing of it is")
+
+
+def test_failed_trials_of_an_experiment_are_tried_again_with_changes(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=random(2), max_restarts=0)
+    server.add_agent(slots=2)
+    trained(server, 1, 20)
+    trained(server, 2, 10, code=1)
+    assert [trial["state"] for trial in server.trials()] == ["COMPLETED", "ERROR"]
+    assert go_on(server, max_restarts=1, resources={"priority": 3}).is_success
+    assert server.trial(2)["error"] is None
+    assert server.get("/jobs")["jobs"][0]["priority"] == 3
+    trained(server, 2, 12, code=1)
+    server.tick(2)
+    assert server.trial(2)["restarts"] == 1
+    trained(server, 2, 20)
+    assert server.experiment()["state"] == "COMPLETED"
+
+
+def test_what_its_trials_came_from_does_not_change_when_an_experiment_goes_on(
+    server: Server,
+) -> None:
+    server.submit(hyperparameters=SPACE, searcher=random(2))
+    server.act("kill")
+    answer = go_on(
+        server,
+        hyperparameters={"lr": 3},
+        searcher={"max_length": 10, "max_trials": 1, "metric": "accuracy"},
+        reproducibility={"experiment_seed": 1},
+        checkpoint_storage={"type": "shared_fs", "host_path": "/tmp"},
+    )
+    refusal(answer, 422)
+    told = {line.partition(": ")[0]: line for line in answer.json()["error"]["problems"]}
+    assert set(told) == {
+        "hyperparameters.lr", "searcher.max_length", "searcher.max_trials", "searcher.metric",
+        "checkpoint_storage.type", "checkpoint_storage.host_path",
+        "reproducibility.experiment_seed",
+    }  # fmt: skip
+    assert "must be at least 20 batches as before, got 10 batches" in told["searcher.max_length"]
+    assert "`zerolab experiment fork 1` begins anew with it" in told["searcher.metric"]
+    assert server.experiment()["state"] == "CANCELED"
+    assert server.experiment()["config"]["searcher"]["metric"] == "loss"
+
+
+def test_impossible_hyperparameters_are_not_tried_again(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=random(1))
+    server.add_agent()
+    server.exit(server.begin(1).run_id, EXIT_INVALID_HP, "no")
+    trained(server, 2, 20)
+    assert go_on(server, searcher={"max_length": 40}).is_success
+    assert [trial["state"] for trial in server.trials()] == ["COMPLETED", "QUEUED"]
+
+
+def test_a_trial_without_a_checkpoint_does_not_lose_its_curve_to_a_greater_length(
+    server: Server,
+) -> None:
+    server.submit()
+    server.add_agent()
+    server.report(server.begin().run_id, validation(100, 0.5))
+    server.exit(server.work()[0].run_id, 0)
+    told = refusal(go_on(server, searcher={"max_length": 200}))
+    assert told.startswith("trial 1: has no checkpoint left to go on from")
+    assert server.experiment()["config"]["searcher"]["max_length"]["batches"] == 100
+
+
+def test_continuing_twice_changes_nothing_and_only_what_has_ended_changes(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    trained(server, 1, 100)
+    longer = {"searcher": {"max_length": 200}}
+    for _ in range(2):
+        assert go_on(server, **longer).is_success
+    assert len(server.work()) == 1
+    told = refusal(go_on(server, searcher={"max_length": 300}))
+    assert "`zerolab experiment cancel 1` first" in told
+    server.act("pause")
+    assert "`zerolab experiment activate 1`" in refusal(go_on(server, **longer))
+
+
+def test_an_experiment_may_go_on_paused(server: Server) -> None:
+    server.submit()
+    server.act("kill")
+    answer = server.http.post("/api/v1/experiments/1/continue", json={"activate": False})
+    assert answer.json()["experiment"]["state"] == "PAUSED"
+    server.add_agent()
+    assert (server.trial()["state"], server.work()) == ("PAUSED", [])
+    server.act("activate")
+    assert len(server.work()) == 1
+
+
+# -- single trials --------------------------------------------------------------------------
+
+
+def two(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=random(2))
+    server.add_agent(slots=2)
+
+
+def trial_act(server: Server, action: str, trial_id: int = 1) -> Any:
+    return server.http.post(f"/api/v1/trials/{trial_id}/{action}")
+
+
+def test_one_trial_is_paused_and_the_others_train_on(server: Server) -> None:
+    two(server)
+    first, second = server.begin(1), server.begin(2)
+    for _ in range(2):
+        assert trial_act(server, "pause").is_success
+    assert server.directive(first.run_id) == "preempt"
+    assert server.directive(second.run_id) == "train"
+    server.report(first.run_id, checkpoint(5))
+    server.exit(first.run_id, EXIT_PREEMPTED)
+    assert server.trial(1)["state"] == "PAUSED"
+    server.act("pause")
+    server.exit(second.run_id, EXIT_PREEMPTED)
+    told = refusal(trial_act(server, "activate"))
+    assert told == "trial 1: its experiment 1 is PAUSED; `zerolab experiment activate 1` first"
+    server.act("activate")
+    assert [item.spec.trial_id for item in server.work()] == [2]  # it is paused by itself
+    for _ in range(2):
+        assert trial_act(server, "activate").is_success
+    again = server.begin(1).latest_checkpoint
+    assert again is not None
+    assert again.steps_completed == 5
+
+
+def test_a_trial_that_is_activated_before_its_run_has_left_begins_again(server: Server) -> None:
+    two(server)
+    spec = server.begin(1)
+    trial_act(server, "pause")
+    trial_act(server, "activate")
+    server.exit(spec.run_id, EXIT_PREEMPTED)
+    assert server.begin(1).run_id != spec.run_id
+
+
+def test_a_paused_trial_whose_run_fails_stays_paused(server: Server) -> None:
+    two(server)
+    spec = server.begin(1)
+    trial_act(server, "pause")
+    server.exit(spec.run_id, 1, "boom")
+    server.tick(10)
+    assert server.trial(1)["state"] == "PAUSED"
+
+
+def test_one_trial_is_canceled_after_a_checkpoint_and_the_search_goes_on(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=random(3))
+    server.add_agent(slots=2)
+    spec = server.begin(1)
+    for _ in range(2):
+        assert trial_act(server, "cancel").json()["trial"]["state"] == "STOPPING"
+    assert server.directive(spec.run_id) == "stop"
+    server.report(spec.run_id, checkpoint(5))
+    server.exit(spec.run_id, EXIT_PREEMPTED)
+    assert trial_act(server, "cancel").json()["trial"]["state"] == "CANCELED"
+    assert server.trial(3)["state"] == "QUEUED"
+
+
+def test_a_canceled_trial_goes_on_while_its_experiment_does(server: Server) -> None:
+    two(server)
+    spec = server.begin(1)
+    trial_act(server, "cancel")
+    server.report(spec.run_id, checkpoint(5))
+    server.exit(spec.run_id, EXIT_PREEMPTED)
+    for _ in range(2):
+        assert trial_act(server, "continue").is_success
+    again = server.begin(1)
+    assert again.latest_checkpoint is not None
+    assert again.latest_checkpoint.steps_completed == 5
+    server.exit(server.begin(2).run_id, 0)
+    assert server.experiment()["state"] == "ACTIVE"
+    server.exit(again.run_id, 0)
+    assert server.experiment()["state"] == "COMPLETED"
+
+
+def test_one_trial_of_an_ended_experiment_goes_on_alone(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=random(4))
+    server.add_agent(slots=2)
+    server.act("kill")
+    for item in server.work():
+        server.exit(item.run_id, -9)
+    assert server.experiment()["state"] == "CANCELED"
+    trial_act(server, "continue", 2)
+    assert server.experiment()["state"] == "ACTIVE"
+    server.exit(server.begin(2).run_id, 0)
+    assert server.experiment()["state"] == "COMPLETED"
+    assert [trial["state"] for trial in server.trials()] == ["CANCELED", "COMPLETED"]
+    assert go_on(server).is_success  # and the search itself can go on later
+    while server.experiment()["state"] == "ACTIVE":
+        server.exit(server.work()[0].run_id, 0)
+    assert [trial["state"] for trial in server.trials()] == ["COMPLETED"] * 4
+
+
+def test_a_trial_that_has_trained_to_its_length_is_not_continued(server: Server) -> None:
+    server.submit()
+    server.add_agent()
+    trained(server, 1, 100)
+    told = refusal(trial_act(server, "continue"))
+    assert "it has trained to its length; `zerolab trial fork 1`" in told
+    assert "`zerolab experiment continue 1 --set searcher.max_length.batches=...`" in told
+
+
+def test_a_fork_of_a_trial_is_an_experiment_that_begins_with_its_weights(server: Server) -> None:
+    two(server)
+    trained(server, 1, 20)
+    body = {"config": {"name": "further", "searcher": {"max_length": 50}}}
+    answer = server.http.post("/api/v1/trials/1/fork", json=body)
+    assert answer.status_code == 201, answer.text
+    made = answer.json()["experiment"]
+    assert (made["name"], made["forked_from"], made["searcher_name"]) == ("further", 1, "single")
+    assert made["source_checkpoint"] == checkpoint(20, "1").uuid
+    (trial,) = server.trials(2)
+    assert trial["hparams"] == server.trial(1)["hparams"]
+    spec = server.begin(trial["id"])
+    assert spec.latest_checkpoint is not None
+    assert spec.latest_checkpoint.warm_start
+    told = refusal(server.http.post("/api/v1/trials/2/fork"), 422)
+    assert "got 2, which has no checkpoint" in told
+
+
+@pytest.mark.parametrize("action", ["pause", "activate"])
+def test_a_trial_that_has_ended_says_how_it_goes_on(sqlite_server: Server, action: str) -> None:
+    sqlite_server.submit()
+    sqlite_server.act("kill")
+    told = refusal(trial_act(sqlite_server, action))
+    assert told.endswith("`zerolab trial continue 1` has it go on from its checkpoint")

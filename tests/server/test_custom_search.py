@@ -1,0 +1,96 @@
+"""A searcher outside of the server: events out, operations in."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, serve, validation
+
+SPACE = {"deepspeed_config": "ds_config.json"}
+CUSTOM: dict[str, Any] = {"name": "custom", "metric": "loss", "max_length": 100}
+PATH = "/experiments/1/searcher"
+
+
+def create(trial_id: int, **more: Any) -> dict[str, Any]:
+    return {"kind": "create", "trial_id": trial_id, "hparams": {"lr": 0.1}, **more}
+
+
+def send(server: Server, after: int, handled: int, *operations: dict[str, Any]) -> Any:
+    body = {"after": after, "handled": handled, "operations": list(operations), "progress": 0.25}
+    return server.http.post(f"/api/v1{PATH}/operations", json=body)
+
+
+@pytest.fixture
+def search(server: Server) -> Server:
+    server.submit(hyperparameters=SPACE, searcher=CUSTOM)
+    server.add_agent(slots=2)
+    return server
+
+
+def test_operations_are_carried_out_once_and_events_are_told(search: Server) -> None:
+    assert search.get(f"{PATH}/events") == {"events": [], "handled": -1, "over": False}
+    first = [create(7), {"kind": "continue", "trial_id": 7, "until": 10}, create(3)]
+    for _ in range(2):  # the second time nothing happens
+        assert send(search, -1, 0, *first).json() == {"handled": 0}
+    assert [trial["hparams"] for trial in search.trials()] == [{"lr": 0.1}] * 2
+    assert search.experiment()["progress"] == 0.25
+    spec = search.begin(1)
+    assert spec.fit is not None
+    assert spec.fit.until == 10
+    search.report(spec.run_id, validation(10, "NaN"))
+    assert search.directive(spec.run_id) == "preempt"
+    found = search.get(f"{PATH}/events")
+    told = [(event["kind"], event["trial_id"], event["metric"]) for event in found["events"]]
+    assert told == [("created", 7, None), ("created", 3, None), ("validated", 7, "NaN")]
+    last = found["events"][-1]["id"]
+    assert search.get(f"{PATH}/events", after=last)["events"] == []
+    stops = [{"kind": "stop", "trial_id": 7}, {"kind": "stop", "trial_id": 3}]
+    assert send(search, 0, last, *stops, {"kind": "shutdown"}).status_code == 200
+    search.exit(spec.run_id, 66)
+    search.exit(search.begin(2).run_id, 66)
+    assert search.experiment()["state"] == "COMPLETED"
+    assert search.get(f"{PATH}/events")["over"]
+    assert search.get(PATH)["searcher"]["brackets"] == []
+
+
+def test_a_server_that_was_started_again_knows_what_was_answered(tmp_path: Any) -> None:
+    with serve(tmp_path) as server:
+        server.submit(hyperparameters=SPACE, searcher=CUSTOM)
+        send(server, -1, 0, create(1))
+    with serve(tmp_path) as server:
+        found = server.get(f"{PATH}/events")
+        assert found["handled"] == 0
+        assert [event["kind"] for event in found["events"]] == ["created"]
+        assert send(server, -1, 0, create(2)).json() == {"handled": 0}
+        assert len(server.trials()) == 1
+
+
+@pytest.mark.parametrize(
+    ("after", "operations", "status", "problem"),
+    [
+        (5, [], 409, "after: must be -1"),
+        (-1, [create(1), create(1)], 422, "operations[1].trial_id: must be a number that no trial"),
+        (-1, [{"kind": "stop", "trial_id": 9}], 422, "must be the number of a trial"),
+        (
+            -1,
+            [create(1), {"kind": "continue", "trial_id": 1, "until": 101}],
+            422,
+            "operations[1].until: must be at most the trial's length of 100, got 101",
+        ),
+        (-1, [{"kind": "shutdown"}, create(1)], 422, "operations[0]: must be the last operation"),
+        (-1, [{"kind": "dance"}], 422, "dance"),
+    ],
+)
+def test_operations_that_cannot_be_are_refused_and_none_is_carried_out(
+    search: Server, after: int, operations: list[dict[str, Any]], status: int, problem: str
+) -> None:
+    answer = send(search, after, 6, *operations)
+    assert answer.status_code == status, answer.text
+    assert problem in answer.text
+    assert search.trials() == []
+    assert search.get(f"{PATH}/events")["handled"] == -1
+
+
+def test_a_searcher_that_decides_by_itself_takes_no_operations(sqlite_server: Server) -> None:
+    sqlite_server.submit()
+    assert send(sqlite_server, -1, 0, create(5)).status_code == 409

@@ -1,0 +1,104 @@
+"""``tpe_asha`` and ``pbt`` in the server: what they ask for is what runs get."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, validation
+from zerolab.contract.spec import EXIT_REACHED, RunSpec
+
+SPACE = {
+    "deepspeed_config": "ds_config.json",
+    "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+    "kind": {"type": "categorical", "vals": ["sgd", "adam"]},
+    "momentum": {"type": "double", "minval": 0, "maxval": 0.99, "when": {"kind": "sgd"}},
+}
+TPE: dict[str, Any] = {
+    "name": "tpe_asha", "metric": "loss", "max_trials": 12, "max_length": 27,
+    "max_concurrent_trials": 2,
+}  # fmt: skip
+PBT: dict[str, Any] = {
+    "name": "pbt", "metric": "loss", "population_size": 3, "num_rounds": 2, "length_per_round": 5,
+    "replace_function": {"truncate_fraction": 0.4}, "max_concurrent_trials": 3,
+}  # fmt: skip
+
+
+def reach(server: Server, spec: RunSpec, loss: float) -> int:
+    """Let a trial train as far as it should, and leave; return how far."""
+    assert spec.fit is not None
+    assert spec.fit.max_length is not None
+    steps = spec.fit.until or spec.fit.max_length.count
+    server.report(spec.run_id, validation(steps, loss), checkpoint(steps, str(spec.trial_id)))
+    server.exit(spec.run_id, EXIT_REACHED if spec.fit.until else 0)
+    return steps
+
+
+def finish(server: Server, most: int = 200) -> list[tuple[int, int]]:
+    """Let every trial train as it is asked to; return (trial, length) in order."""
+    reached = []
+    for _ in range(most):
+        items = server.work()
+        if not items:
+            break
+        spec = server.begin(items[0].spec.trial_id)
+        loss = abs(math.log10(spec.hparams["lr"]) + 2)
+        reached.append((spec.trial_id, reach(server, spec, loss)))
+    return reached
+
+
+def log_of(server: Server) -> list[tuple[Any, ...]]:
+    return server.sql(
+        "SELECT request_id, hparams, seed, state, steps_completed FROM trials ORDER BY id"
+    )
+
+
+def test_a_tpe_search_climbs_its_ladder_and_ends(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=TPE)
+    server.add_agent(slots=2)
+    reached = finish(server)
+    assert server.experiment()["state"] == "COMPLETED"
+    assert {length for _, length in reached} == {1, 3, 9, 27}
+    assert {trial["state"] for trial in server.trials()} == {"COMPLETED"}
+    assert [trial["id"] for trial in server.trials()] == list(range(1, 13))
+    rungs = server.get("/experiments/1/searcher")["searcher"]["brackets"][0]["rungs"]
+    assert [rung["length"] for rung in rungs] == [1, 3, 9, 27]
+    assert len(rungs[3]["entries"]) == sum(length == 27 for _, length in reached)
+
+
+@pytest.mark.parametrize("searcher", [TPE, PBT], ids=["tpe_asha", "pbt"])
+def test_a_server_that_forgets_its_searcher_after_every_event_makes_the_same_trials(
+    server: Server, searcher: dict[str, Any]
+) -> None:
+    server.add_agent(slots=3)
+    server.submit(hyperparameters=SPACE, searcher=searcher, reproducibility={"experiment_seed": 5})
+    finish(server)
+    first = log_of(server)
+    count = len(first)
+    server.submit(hyperparameters=SPACE, searcher=searcher, reproducibility={"experiment_seed": 5})
+    for _ in range(200):
+        server.services.world.searchers.clear()
+        if not finish(server, most=1):
+            break
+    assert log_of(server)[count:] == first
+
+
+def test_a_copy_begins_with_the_weights_of_the_best_at_the_end_of_the_round(
+    server: Server,
+) -> None:
+    server.submit(hyperparameters=SPACE, searcher=PBT)
+    server.add_agent(slots=3)
+    for trial_id, loss in ((1, 0.5), (2, 0.1), (3, 0.3)):
+        assert reach(server, server.begin(trial_id), loss) == 5
+    assert server.trial(1)["state"] == "COMPLETED"
+    spec = server.begin(4)
+    assert spec.latest_checkpoint is not None
+    assert spec.latest_checkpoint.uuid == checkpoint(5, "2").uuid
+    assert spec.latest_checkpoint.warm_start
+    assert spec.fit is not None
+    assert spec.fit.until == 5
+    assert server.begin(2).fit.until in {None, 10}  # type: ignore[union-attr]
+    reach(server, spec, 0.2)
+    finish(server)
+    assert server.experiment()["state"] == "COMPLETED"
+    assert [trial["steps_completed"] for trial in server.trials()] == [5, 10, 10, 5]

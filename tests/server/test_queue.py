@@ -1,0 +1,266 @@
+"""The queue over REST: order, pools, quotas, and how long a job waits."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import PREFIX, Server
+from zeroserver.orchestrator.desk import save
+from zeroserver.store.schema import experiments
+
+
+def queue(server: Server, pool: str | None = None) -> list[int]:
+    jobs = server.get("/jobs", **({} if pool is None else {"pool": pool}))["jobs"]
+    return [job["experiment_id"] for job in jobs]
+
+
+def job(server: Server, experiment_id: int) -> dict[str, Any]:
+    jobs = server.get("/jobs")["jobs"]
+    return next(one for one in jobs if one["experiment_id"] == experiment_id)
+
+
+def refused(server: Server, method: str, path: str, body: Any, status: int) -> str:
+    answer = server.http.request(method, PREFIX + path, json=body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    return " ".join([error["message"], *error["problems"]])
+
+
+def running(server: Server, *agents: int) -> list[int]:
+    return sorted(item.spec.experiment_id for agent in agents for item in server.work(agent))
+
+
+def end_first(server: Server, agent_id: int = 1) -> None:
+    server.exit(server.work(agent_id)[0].run_id, 0)
+
+
+def resources(**values: Any) -> dict[str, Any]:
+    return {"hyperparameters": {}, "resources": values}
+
+
+def join(server: Server, name: str, slots: int = 1, **more: Any) -> int:
+    devices = [{"id": number, "device": "cpu"} for number in range(slots)]
+    body = {"name": name, "host": name, "slots": devices, **more}
+    agent_id: int = server.post("/agents", body)["agent_id"]
+    return agent_id
+
+
+def test_a_job_that_is_moved_ahead_starts_next(server: Server) -> None:
+    server.add_agent()
+    for _ in range(4):
+        server.submit()
+    assert queue(server) == [1, 2, 3, 4]
+    moved = server.post("/jobs/4/move", {"ahead_of": 2})["job"]
+    assert (moved["place"], moved["priority"]) == (2, 42)
+    server.post("/jobs/2/move", {"behind": 3})
+    assert queue(server) == [1, 4, 3, 2]
+    order = []
+    for _ in range(4):
+        order += running(server, 1)
+        end_first(server)
+    assert order == [1, 4, 3, 2]
+
+
+def test_moving_again_and_again_to_one_place_finds_room(sqlite_server: Server) -> None:
+    for _ in range(3):
+        sqlite_server.submit()
+    for turn in range(80):
+        sqlite_server.post(f"/jobs/{2 + turn % 2}/move", {"ahead_of": 3 - turn % 2})
+        sqlite_server.post("/jobs/1/move", {"ahead_of": 2 + turn % 2})
+    assert queue(sqlite_server) == [1, 3, 2]
+
+
+def test_a_moved_job_takes_the_priority_of_the_one_it_is_moved_to(sqlite_server: Server) -> None:
+    sqlite_server.submit(**resources(priority=10))
+    sqlite_server.submit(**resources(priority=50))
+    sqlite_server.submit(**resources(priority=50))
+    sqlite_server.post("/jobs/3/move", {"ahead_of": 1})
+    assert queue(sqlite_server) == [3, 1, 2]
+    assert job(sqlite_server, 3)["priority"] == 10
+
+
+def test_a_move_that_makes_no_sense_is_refused_with_what_to_do(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.submit(**resources(resource_pool="other"))
+    server.submit()
+    server.act("kill", 3)
+    assert "must be two" in refused(server, "POST", "/jobs/1/move", {"ahead_of": 1}, 422)
+    assert "name one of" in refused(server, "POST", "/jobs/1/move", {}, 422)
+    assert "in its own pool" in refused(server, "POST", "/jobs/1/move", {"behind": 2}, 409)
+    assert "not in the queue" in refused(server, "POST", "/jobs/1/move", {"behind": 3}, 409)
+    assert "no experiment 9" in refused(server, "POST", "/jobs/9/move", {"behind": 1}, 404)
+    assert queue(server, "default") == [1]
+
+
+def test_a_new_priority_preempts_what_is_less_important(server: Server) -> None:
+    server.add_agent()
+    server.submit()
+    server.submit()
+    spec = server.begin()
+    server.request("PATCH", "/jobs/2", json={"priority": 10})
+    assert server.directive(spec.run_id) == "preempt"
+    server.exit(spec.run_id, 66)
+    assert running(server, 1) == [2]
+    assert "of which none is free" in server.experiment(1)["waiting_reason"]
+
+
+def test_most_slots_can_be_raised_and_taken_away_while_a_job_waits(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.add_agent(4)
+    searcher = {"name": "random", "metric": "loss", "max_length": 9, "max_trials": 6}
+    server.submit(searcher=searcher, **resources(max_slots=1))
+    assert running(server, 1) == [1]
+    assert "resources.max_slots" in job(server, 1)["waiting_reason"]
+    server.request("PATCH", "/jobs/1", json={"max_slots": 2})
+    assert running(server, 1) == [1, 1]
+    server.request("PATCH", "/jobs/1", json={"max_slots": None})
+    assert running(server, 1) == [1, 1, 1, 1]
+    assert job(server, 1)["max_slots"] is None
+    assert "slots_per_trial" in refused(
+        server, "PATCH", f"/jobs/{server.submit(**resources(slots_per_trial=3))['id']}",
+        {"max_slots": 2}, 422,
+    )  # fmt: skip
+
+
+def test_an_experiment_runs_in_its_pool_and_says_so_while_nobody_is_there(server: Server) -> None:
+    join(server, "a")
+    server.submit(**resources(resource_pool="big"))
+    reason = server.experiment()["waiting_reason"]
+    assert reason == (
+        "no agent of pool big is there: start one with `zerolab agent start --pool big`; "
+        "agents are in default"
+    )
+    assert server.trial()["waiting_reason"] == reason
+    big = join(server, "b", pool="big")
+    assert running(server, big) == [1]
+    pools = {pool.pop("name"): pool for pool in server.get("/pools")["pools"]}
+    assert pools["default"]["free_slots"] == 1
+    assert pools["big"] == {
+        "policy": "fair_share", "agents": 1, "slots": 1, "free_slots": 0, "jobs": 1,
+        "max_slots": None,
+    }  # fmt: skip
+
+
+def test_a_pool_is_served_by_its_policy(server: Server) -> None:
+    server.request("PUT", "/pools/default", json={"policy": "fifo"})
+    for priority in (99, 1):
+        server.submit(**resources(priority=priority))
+    server.add_agent()
+    assert running(server, 1) == [1]
+    assert server.directive(server.work()[0].run_id) == "train"
+    assert queue(server) == [1, 2]
+    server.request("PUT", "/pools/default", json={"policy": "priority"})
+    assert server.directive(server.work()[0].run_id) == "preempt"
+    assert queue(server) == [2, 1]
+    assert "name" in refused(server, "PUT", "/pools/.x", {"policy": "fifo"}, 422)
+    assert "policy" in refused(server, "PUT", "/pools/x", {"policy": "round"}, 422)
+
+
+@pytest.mark.parametrize("group", ["label/vision x", "pool/default"])
+def test_a_quota_bounds_what_its_jobs_hold_together(server: Server, group: str) -> None:
+    server.add_agent(4)
+    answer = server.request("PUT", f"/quotas/{group}", json={"max_slots": 2})
+    name = group.replace("/", ":")
+    assert answer == {"quota": {"group": name, "max_slots": 2, "held_slots": 0}}
+    for _ in range(3):
+        server.submit(labels=["vision x"])
+    server.submit(**resources(resource_pool="none"))
+    assert running(server, 1) == [1, 2]
+    assert (
+        job(server, 3)["waiting_reason"]
+        == f"it needs 1 slot, and 2 of the 2 of quota {name} are held"
+    )
+    assert server.get("/quotas")["quotas"] == [{"group": name, "max_slots": 2, "held_slots": 2}]
+    server.request("DELETE", f"/quotas/{group}")
+    assert running(server, 1) == [1, 2, 3]
+    assert f"no quota {name}" in refused(server, "DELETE", f"/quotas/{group}", None, 404)
+
+
+def test_a_label_that_is_added_counts_from_then_on(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.request("PUT", "/quotas/label/x", json={"max_slots": 1})
+    server.submit(labels=["x"])
+    server.submit()
+    server.request("PATCH", "/experiments/2", json={"labels": ["x"]})
+    server.add_agent(2)
+    assert running(server, 1) == [1]
+
+
+def test_a_job_that_waits_longer_than_its_queue_time_ends_with_the_reason(server: Server) -> None:
+    server.add_agent()
+    server.submit()
+    server.submit(**resources(queue_time=60))
+    server.tick()
+    server.tick(59)
+    assert server.experiment(2)["state"] == "ACTIVE"
+    server.tick(2)
+    ended = server.experiment(2)
+    assert (ended["state"], server.trials(2)[0]["state"]) == ("ERROR", "CANCELED")
+    assert ended["error"] == (
+        "it has waited for slots for more than 60 s (resources.queue_time): "
+        "it needs 1 slot, of which none is free"
+    )
+    assert server.experiment(1)["state"] == "ACTIVE"
+
+
+def test_a_job_that_has_slots_or_is_paused_does_not_wait(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(**resources(queue_time=60))
+    server.tick()
+    server.act("pause")
+    server.tick(100)
+    server.act("activate")
+    server.tick()
+    server.tick(50)
+    server.add_agent()
+    server.tick()
+    server.tick(1000)
+    assert server.experiment()["state"] == "ACTIVE"
+
+
+def test_a_small_job_starts_before_a_large_one_that_it_does_not_delay(
+    sqlite_server: Server,
+) -> None:
+    server = sqlite_server
+    server.add_agent(4)
+    server.submit(**resources(slots_per_trial=3))
+    server.submit(**resources(slots_per_trial=2))
+    server.submit()
+    server.submit()
+    assert running(server, 1) == [1, 3]
+    assert (
+        job(server, 2)["waiting_reason"] == "it needs 2 slots on one machine, of which none is free"
+    )
+    assert job(server, 4)["waiting_reason"] == "experiment 2 goes first"
+    logs = [line["text"] for line in server.get("/experiments/3/logs")["logs"]]
+    assert any(
+        "starts before experiment 2, which waits and is not delayed" in text for text in logs
+    )
+    end_first(server)
+    assert running(server, 1) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("searcher", "resources", "bound"),
+    [
+        ({"name": "random", "max_trials": 9, "max_concurrent_trials": 3}, {}, (6, "searcher")),
+        ({"name": "random", "max_trials": 9, "max_concurrent_trials": 0}, {}, (None, "resources")),
+        ({"name": "random", "max_trials": 9}, {"max_slots": 4}, (4, "resources")),
+        ({"name": "single"}, {}, (None, "resources")),
+    ],
+)
+def test_how_many_slots_an_experiment_may_hold_is_known_without_reading_its_configuration(
+    server: Server, searcher: dict[str, object], resources: dict[str, object], bound: object
+) -> None:
+    found = server.submit(
+        searcher={"metric": "loss", "max_length": 10, **searcher},
+        resources={"slots_per_trial": 2, **resources},
+        hyperparameters={"deepspeed_config": "ds_config.json"},
+    )
+    server.write(lambda _world, tx: save(tx, experiments, found["id"], config="not to be read"))
+    world = server.services.world
+    world.jobs.clear()
+    server.tick()
+    told = world.jobs[found["id"]]
+    assert (told.max_slots, told.bounded_by.partition(".")[0]) == bound

@@ -1,0 +1,220 @@
+"""Trials that pause at a rung and go on from their checkpoints, in the server."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, metrics, validation
+from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED
+
+SPACE = {
+    "deepspeed_config": "ds_config.json",
+    "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
+}
+PROMOTING: dict[str, Any] = {
+    "name": "async_halving", "metric": "loss", "num_rungs": 3, "divisor": 2, "max_trials": 4,
+    "max_concurrent_trials": 1, "max_time": 20, "time_metric": "batches", "stop_once": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def search(server: Server) -> Server:
+    server.submit(hyperparameters=SPACE, searcher=PROMOTING, max_restarts=0)
+    server.add_agent(slots=2)
+    return server
+
+
+def reach(server: Server, trial_id: int, loss: float, code: int = EXIT_REACHED) -> None:
+    """Let a trial train as far as it should, and leave."""
+    spec = server.begin(trial_id)
+    assert spec.fit is not None
+    assert spec.fit.max_length is not None
+    steps = spec.fit.until or spec.fit.max_length.count
+    server.report(spec.run_id, validation(steps, loss), checkpoint(steps, str(trial_id)))
+    server.exit(spec.run_id, code if spec.fit.until else 0)
+
+
+def states(server: Server) -> list[str]:
+    return [trial["state"] for trial in server.trials()]
+
+
+def test_a_trial_pauses_at_its_rung_and_goes_on_from_its_checkpoint(search: Server) -> None:
+    spec = search.begin(1)
+    assert spec.fit is not None
+    assert (spec.fit.until, spec.fit.validate_at) == (5, (5, 10, 20))
+    reach(search, 1, 0.5)
+    assert states(search) == ["PAUSED", "QUEUED"]
+    assert [item.spec.trial_id for item in search.work()] == [2]
+    reach(search, 2, 0.4)
+    again = search.begin(2)
+    assert again.fit is not None
+    assert again.fit.until == 10
+    assert again.latest_checkpoint is not None
+    assert again.latest_checkpoint.steps_completed == 5
+    assert search.sql("SELECT waits FROM trials ORDER BY id")[:2] == [(1,), (0,)]
+
+
+def test_the_whole_search_ends_with_its_paused_trials(search: Server) -> None:
+    for _ in range(20):
+        items = search.work()
+        if not items:
+            break
+        trial_id = items[0].spec.trial_id
+        reach(search, trial_id, 1.0 / trial_id)
+    assert search.experiment()["state"] == "COMPLETED"
+    assert states(search) == ["COMPLETED"] * 4
+    assert max(trial["steps_completed"] for trial in search.trials()) == 20
+    for trial in search.trials():
+        runs = search.sql(f"SELECT count(*) FROM runs WHERE trial_id = {trial['id']}")[0][0]
+        assert runs == {5: 1, 10: 2, 20: 3}[trial["steps_completed"]]
+
+
+def test_no_metric_at_the_rung_is_an_error_of_that_trial_alone(search: Server) -> None:
+    spec = search.begin(1)
+    search.report(spec.run_id, validation(3, 0.5), metrics("validation", 5, accuracy=0.1))
+    search.exit(spec.run_id, EXIT_REACHED)
+    assert states(search) == ["ERROR", "QUEUED"]
+    assert "by a validation at length 5" in search.trial(1)["error"]
+    assert search.experiment()["state"] == "ACTIVE"
+
+
+def test_a_run_that_fails_after_its_validation_is_not_run_again_until_it_goes_on(
+    search: Server,
+) -> None:
+    spec = search.begin(1)
+    search.report(spec.run_id, validation(5, 0.5))
+    search.exit(spec.run_id, -9, "killed while it saved")
+    assert states(search) == ["PAUSED", "QUEUED"]
+    reach(search, 2, 0.6)  # of two at the rung, the first one goes on
+    again = search.begin(1)
+    assert again.latest_checkpoint is None
+    assert again.fit is not None
+    assert again.fit.until == 10
+
+
+def test_a_trial_that_may_go_on_before_it_has_left_is_queued_again(server: Server) -> None:
+    searcher = {**PROMOTING, "max_trials": 1}
+    server.submit(hyperparameters=SPACE, searcher=searcher)
+    server.add_agent()
+    reach(server, 1, 0.5, EXIT_PREEMPTED)
+    assert states(server) == ["QUEUED"]
+    reach(server, 1, 0.4)
+    spec = server.begin(1)
+    assert spec.fit is not None
+    assert spec.fit.until is None
+    reach(server, 1, 0.3)
+    assert server.experiment()["state"] == "COMPLETED"
+
+
+def test_a_pause_of_the_experiment_wakes_nobody_who_waits_at_a_rung(search: Server) -> None:
+    reach(search, 1, 0.5)
+    search.act("pause")
+    run = search.work()[0].run_id
+    search.post(f"/runs/{run}/started", {})
+    search.exit(run, EXIT_PREEMPTED)
+    assert states(search) == ["PAUSED", "PAUSED"]
+    search.act("activate")
+    assert states(search) == ["PAUSED", "QUEUED"]
+    search.act("cancel")
+    assert search.experiment()["state"] in {"CANCELED", "STOPPING_CANCELED"}
+
+
+def test_a_searcher_that_counts_in_epochs_needs_them(server: Server) -> None:
+    searcher = {**PROMOTING, "time_metric": "epochs", "num_rungs": 2, "divisor": 4}
+    server.submit(hyperparameters=SPACE, searcher=searcher)
+    server.add_agent()
+    spec = server.begin(1)
+    server.report(spec.run_id, validation(100, 0.5))
+    server.exit(spec.run_id, -9)
+    assert states(server)[0] == "ERROR"
+    assert server.trial(1)["error"].startswith("epochs: must be among the validation metrics")
+    spec = server.begin(2)
+    server.report(spec.run_id, validation(100, 0.5, epochs=4.0))
+    assert server.directive(spec.run_id) == "train"
+    server.report(spec.run_id, validation(125, 0.5, epochs=5.0))
+    assert server.directive(spec.run_id) == "preempt"
+
+
+def test_no_more_trials_run_at_a_time_than_the_searcher_may_have(search: Server) -> None:
+    spec = search.begin(1)  # there are two slots, but one trial at a time
+    search.report(spec.run_id, validation(5, 0.5))
+    assert states(search) == ["RUNNING", "QUEUED"]
+    assert [item.spec.trial_id for item in search.work()] == [1]
+    _, second = search.get("/experiments/1/trials")["trials"]
+    assert "searcher.max_concurrent_trials" in second["waiting_reason"]
+    search.report(spec.run_id, checkpoint(5, "1"))
+    search.exit(spec.run_id, EXIT_REACHED)
+    assert [item.spec.trial_id for item in search.work()] == [2]
+
+
+def extend(server: Server, run_id: int, until: int) -> dict[str, Any]:
+    answer: dict[str, Any] = server.post(f"/runs/{run_id}/extend", {"until": until})
+    return answer
+
+
+def test_what_a_report_makes_the_searcher_want_starts_at_once(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_concurrent_trials": 2})
+    server.add_agent(slots=3)
+    assert [item.spec.trial_id for item in server.work()] == [1, 2]
+    server.execute("UPDATE experiments SET concurrent_trials = 0")
+    server.services.world.jobs.clear()
+    spec = server.begin(1)
+    server.report(spec.run_id, validation(5, 0.5))  # nothing else happens: no tick, no exit
+    assert [item.spec.trial_id for item in server.work()] == [1, 2, 3]
+
+
+def test_a_promoted_trial_whose_slots_nobody_wants_goes_on_in_its_run(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
+    server.add_agent()
+    spec = server.begin(1)
+    assert extend(server, spec.run_id, 5) == {"goes_on": False, "until": None}  # nothing reported
+    server.report(spec.run_id, validation(5, 0.5), checkpoint(5, "1"))
+    assert server.directive(spec.run_id) == "train"
+    for _ in range(2):  # an answer may be lost
+        found = extend(server, spec.run_id, 5)
+        assert found["goes_on"]
+    if found["until"] is not None:
+        assert found["until"] > 5
+    server.report(spec.run_id, validation(10, 0.4), validation(20, 0.3))
+    server.exit(spec.run_id, 0)
+    assert server.experiment()["state"] == "COMPLETED"
+    assert server.sql("SELECT count(*) FROM runs") == [(1,)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_promoted_trial_leaves_where_another_experiment_goes_first(
+    server: Server, first: bool
+) -> None:
+    server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
+    server.add_agent()
+    spec = server.begin(1)
+    server.submit(hyperparameters={"deepspeed_config": "ds_config.json"})
+    server.post("/jobs/2/move", {"ahead_of" if first else "behind": 1})
+    server.report(spec.run_id, validation(5, 0.5), checkpoint(5, "1"))
+    assert server.directive(spec.run_id) == "train"
+    assert extend(server, spec.run_id, 5)["goes_on"] != first
+
+
+def test_a_run_that_is_asked_to_leave_does_not_go_on(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
+    server.add_agent()
+    spec = server.begin(1)
+    server.report(spec.run_id, validation(5, 0.5), checkpoint(5, "1"))
+    server.act("pause")
+    assert not extend(server, spec.run_id, 5)["goes_on"]
+
+
+def test_a_trial_that_is_compared_without_a_metric_ends_where_it_trains_on_too(
+    server: Server,
+) -> None:
+    server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "stop_once": True})
+    server.add_agent()
+    spec = server.begin(1)
+    server.report(spec.run_id, validation(3, 0.5), metrics("validation", 4, accuracy=0.1))
+    assert server.directive(spec.run_id) == "train"  # nobody is compared at 4
+    server.report(spec.run_id, metrics("validation", 5, accuracy=0.1))
+    server.exit(spec.run_id, 0)
+    assert states(server) == ["ERROR", "QUEUED"]
+    error = server.trial(1)["error"]
+    assert "by a validation at length 5" in error
+    assert error.endswith("there are: accuracy")

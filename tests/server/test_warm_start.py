@@ -1,0 +1,166 @@
+"""Trials that begin with the weights of another trial's checkpoint."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, validation
+from zerolab.contract.spec import EXIT_PREEMPTED, CheckpointRef
+from zerolab.searcher import Create
+from zeroserver.orchestrator.checkpoints.retention import apply_to_experiment
+from zeroserver.orchestrator.trials import carry_out
+
+RANDOM = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
+SPACE = {
+    "deepspeed_config": "ds_config.json",
+    "lr": {"type": "double", "minval": 0, "maxval": 1},
+}
+
+
+def single(**fields: Any) -> dict[str, Any]:
+    return {"name": "single", "metric": "loss", "max_length": 100, **fields}
+
+
+def trained(server: Server, *steps: int, name: str = "") -> list[str]:
+    """Have experiment 1 train one trial with checkpoints after some steps."""
+    server.submit(checkpoint_storage={"save_trial_latest": 5})
+    server.add_agent()
+    spec = server.begin()
+    for step in steps:
+        server.report(spec.run_id, validation(step, 1 / step), checkpoint(step, name))
+    server.exit(spec.run_id, 0)
+    return [checkpoint(step, name).uuid for step in steps]
+
+
+def create_from(server: Server, source: int, number: int = 3) -> None:
+    """Let the searcher of experiment 1 ask for a trial with the weights of another."""
+    operation = Create(number, {"lr": 0.5}, 7, source=source)
+    server.write(lambda world, transaction: carry_out(world, transaction, 1, [operation]))
+
+
+@pytest.mark.parametrize("by", ["trial", "checkpoint"])
+def test_every_trial_of_a_warm_started_experiment_begins_with_the_weights_named(
+    server: Server, by: str
+) -> None:
+    first, last = trained(server, 10, 20)
+    source = {"source_trial_id": 1} if by == "trial" else {"source_checkpoint_uuid": first}
+    uuid = last if by == "trial" else first
+    made = server.submit(hyperparameters=SPACE, searcher={**RANDOM, **source})
+    assert made["source_checkpoint"] == uuid
+    root = str(server.services.world.home.checkpoints)
+    spec = server.begin(2)
+    assert spec.latest_checkpoint == CheckpointRef(uuid, 0, root=root, warm_start=True)
+    assert server.trial(2)["steps_completed"] == 0
+    server.report(spec.run_id, validation(5, 0.9), checkpoint(5, "own"))
+    server.exit(spec.run_id, EXIT_PREEMPTED)
+    again = server.begin(2).latest_checkpoint
+    assert again == CheckpointRef(checkpoint(5, "own").uuid, 5)
+    assert [point[0] for point in server.get("/trials/2/metrics")["metrics"][0]["points"]] == [5]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ({"source_trial_id": 9}, "source_trial_id: must be a trial with a checkpoint, got 9, which "
+         "does not exist"),
+        ({"source_trial_id": 1}, "got 1, which has no checkpoint"),
+        ({"source_checkpoint_uuid": checkpoint(3).uuid}, "must be a checkpoint that is there"),
+    ],
+)  # fmt: skip
+def test_a_source_that_is_not_there_is_refused_at_submission(
+    server: Server, source: dict[str, Any], problem: str
+) -> None:
+    server.submit()
+    answer = server.try_submit(searcher=single(**source))
+    assert answer.status_code == 422
+    assert problem in answer.json()["error"]["message"]
+    assert len(server.get("/experiments")["experiments"]) == 1
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_begins_with_the_weights_again(
+    server: Server,
+) -> None:
+    (uuid,) = trained(server, 10)
+    server.submit(searcher=single(source_trial_id=1))
+    spec = server.begin(2)
+    server.report(spec.run_id, validation(5, 0.9))
+    server.exit(spec.run_id, 1)
+    server.tick(2)
+    again = server.begin(2)
+    assert again.latest_checkpoint is not None
+    assert again.latest_checkpoint.uuid == uuid
+    assert server.get("/trials/2/metrics")["metrics"] == []  # it reports all of them again
+
+
+def test_the_source_stays_while_a_trial_may_begin_with_it(server: Server) -> None:
+    first, _, _ = trained(server, 10, 20, 30)
+    server.submit(searcher=single(source_checkpoint_uuid=first))
+    statement = "UPDATE experiments SET config = replace(config, :old, :new)"
+    server.execute(statement, old='_trial_latest":5', new='_trial_latest":1')
+    server.services.world.configs.clear()
+    server.write(lambda world, transaction: apply_to_experiment(world, transaction, 1))
+    kept = {one["uuid"] for one in server.get("/experiments/1/checkpoints")["checkpoints"]
+            if one["state"] == "COMPLETED"}  # fmt: skip
+    assert kept == {first, checkpoint(30).uuid}
+    answer = server.http.delete("/api/v1/experiments/1")
+    assert answer.status_code == 409
+    assert "trials of experiment 2 begin" in answer.json()["error"]["message"]
+    server.act("kill", 2)
+    server.exit(server.work()[0].run_id, -9)
+    assert server.http.delete("/api/v1/experiments/1").status_code == 204
+
+
+def two_trials(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=RANDOM)
+    server.add_agent(slots=3)
+
+
+def test_a_trial_of_the_searcher_begins_with_the_checkpoint_of_the_validation_told(
+    server: Server,
+) -> None:
+    two_trials(server)
+    spec = server.begin(1)
+    server.report(spec.run_id, checkpoint(5), validation(10, 0.5), checkpoint(10))
+    server.report(spec.run_id, checkpoint(15))
+    create_from(server, source=1)
+    made = server.trial(3)
+    assert made["hparams"] == {"lr": 0.5}
+    assert (made["source_trial_id"], made["source_checkpoint"]) == (1, checkpoint(10).uuid)
+
+
+def test_a_trial_waits_for_the_checkpoint_that_it_begins_with(server: Server) -> None:
+    two_trials(server)
+    spec = server.begin(1)
+    server.report(spec.run_id, checkpoint(5), validation(10, 0.5))
+    create_from(server, source=1)
+    server.tick()
+    assert len(server.work()) == 2
+    assert "waits for a checkpoint" in server.trial(3)["waiting_reason"]
+    server.report(spec.run_id, checkpoint(10), checkpoint(20))
+    server.tick()
+    begun = server.begin(3).latest_checkpoint
+    assert begun is not None
+    assert begun.uuid == checkpoint(10).uuid
+
+
+def test_when_no_checkpoint_can_come_any_more_the_newest_is_taken(server: Server) -> None:
+    two_trials(server)
+    spec = server.begin(1)
+    server.report(spec.run_id, checkpoint(5), validation(10, 0.5))
+    create_from(server, source=1)
+    server.exit(spec.run_id, 0)
+    assert server.trial(3)["source_checkpoint"] == checkpoint(5).uuid
+    assert server.begin(3).trial_id == 3
+
+
+def test_a_trial_whose_source_has_no_checkpoint_fails_alone(server: Server) -> None:
+    two_trials(server)
+    spec = server.begin(1)
+    server.report(spec.run_id, validation(10, 0.5))
+    create_from(server, source=1)
+    server.exit(spec.run_id, 0)
+    failed = server.trial(3)
+    assert failed["state"] == "ERROR"
+    assert failed["error"] == "trial 1, with whose weights it begins, has no checkpoint"
+    assert server.experiment()["state"] == "ACTIVE"
+    assert server.begin(2).latest_checkpoint is None

@@ -1,0 +1,68 @@
+"""The cluster: the queue in its order, with what each job waits for, and the machines."""
+
+import re
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.waiting import until
+from tests.web.conftest import Watched
+from tests.web.stage import Stage
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+
+TAKES = re.compile("ready|silent")  # nobody plays this agent, so it falls silent
+SEARCHER = {"name": "single", "metric": "loss", "max_length": 20}
+
+
+def jobs(page: Page) -> Locator:
+    return page.get_by_role("region", name="queue of pool later").locator("tbody tr")
+
+
+def names(page: Page) -> list[str]:
+    return [text or "" for text in jobs(page).locator(".name a").all_text_contents()]
+
+
+def test_the_queue_and_the_machines_are_seen_and_steered(stage: Stage, spectator: Watched) -> None:
+    played, page = stage.played, spectator.page
+    nowhere = {"slots_per_trial": 1, "resource_pool": "later"}
+    made = [
+        int(played.submit(name=name, searcher=SEARCHER, resources=nowhere)["id"])
+        for name in ("first", "second")
+    ]
+    spectator.show("#/cluster")
+    mine = jobs(page)
+    expect(mine).to_have_count(2)
+    expect(mine.first).to_contain_text("waits: ")
+
+    # The order: up, and by priority.
+    order = names(page)
+    assert order.index("first") < order.index("second")
+    mine.filter(has_text="second").get_by_role("button", name="up").click()
+    until("second goes first", lambda: names(page).index("second") < names(page).index("first"))
+    field = mine.filter(has_text="first").get_by_label("priority of first")
+    field.fill("7")
+    field.press("Enter")
+    until("first is more important", lambda: names(page)[0] == "first")
+    assert {job["experiment_id"]: job["priority"] for job in played.get("/jobs")["jobs"]}[
+        made[0]
+    ] == 7
+    field.fill("0")
+    field.press("Tab")
+    assert not field.evaluate("field => field.validity.valid")
+
+    # Machines: one slot, then all of it; another one that joins is there without a reload.
+    played.add_agent(2, "spare-machine")
+    machines = page.locator("tr", has=page.locator(".slots"))
+    machine = machines.filter(has_text="spare-machine")
+    expect(machine.locator(".badge")).to_have_text(TAKES)
+    machine.get_by_role("button", name="slot 1").click()
+    expect(machine.get_by_role("button", name="slot 1 (cpu): disabled")).to_be_visible()
+    machine.get_by_role("button", name="drain").click()
+    expect(machine.locator(".badge")).to_have_text("disabled")
+    machine.get_by_role("button", name="enable").click()
+    expect(machine.locator(".badge")).to_have_text(TAKES)
+    for experiment_id in made:
+        played.act("kill", experiment_id)
+        played.request("DELETE", f"/experiments/{experiment_id}")
+    expect(mine).to_have_count(0)

@@ -1,0 +1,375 @@
+"""What a search shows: its trials as a table, by their hyperparameters, over time and in cost."""
+
+import gzip
+import json
+import random
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.server.helpers import validation
+from tests.waiting import until
+from tests.web.conftest import Watched
+from tests.web.drawings import near, pixels
+from tests.web.stage import TRIALS, Stage
+from zeroserver.app import STATIC
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+
+MANY = 10_000
+LR = '[data-name="optimizer.lr"]'
+NARROW = {"width": 400, "height": 800}
+
+
+@pytest.fixture(scope="module")
+def many(stage: Stage) -> Iterator[int]:
+    """An experiment of ten thousand trials, put into the database as they would lie there."""
+    played = stage.played
+    searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": MANY}
+    space = {
+        "deepspeed_config": "ds_config.json",
+        "optimizer": {"lr": {"type": "log", "base": 10, "minval": -5, "maxval": -1}},
+    }
+    made = played.submit(activate=False, name="many", searcher=searcher, hyperparameters=space)
+    yield _fill(stage, int(made["id"]))
+    away(stage, int(made["id"]))
+
+
+def away(stage: Stage, experiment_id: int) -> None:
+    """End an experiment and delete it: other tests look at the same stage."""
+    played = stage.played
+    played.act("kill", experiment_id)
+    for item in played.work():
+        if item.spec.experiment_id == experiment_id:
+            played.exit(item.run_id, 0)
+    played.request("DELETE", f"/experiments/{experiment_id}")
+
+
+def _fill(stage: Stage, experiment_id: int) -> int:
+    chance = random.Random(1)
+    rows = []
+    for number in range(MANY):
+        hparams = {"optimizer": {"lr": 10 ** chance.uniform(-5, -1), "name": chance.choice("abc")}}
+        loss = chance.random()
+        state = "ERROR" if number % 10 == 0 else "COMPLETED"
+        rows.append((experiment_id, 100 + number, state, json.dumps(hparams), loss, time.time()))
+    columns = "experiment_id, request_id, state, hparams, best_validation, created_at"
+    rest = "restarts, waits, excluded, labels, seed, steps_completed, progress, searcher_steps"
+    with sqlite3.connect(stage.server.home / "zerolab.db", timeout=60) as database:
+        database.executemany(
+            f"INSERT INTO trials ({columns}, {rest}) "
+            "VALUES (?, ?, ?, ?, ?, ?, 0, 0, '[]', '[]', 1, 20, 1.0, 20)",
+            rows,
+        )
+        database.execute(
+            "UPDATE experiments SET num_trials = "
+            "(SELECT count(*) FROM trials WHERE experiment_id = ?) WHERE id = ?",
+            (experiment_id, experiment_id),
+        )
+    return experiment_id
+
+
+def figure(page: Page, name: str) -> Locator:
+    return page.get_by_role("figure", name=name, exact=True)
+
+
+def plot(page: Page, name: str) -> Locator:
+    return figure(page, name).get_by_role("application")
+
+
+def test_a_page_of_all_views_is_under_150_kilobytes_compressed() -> None:
+    sizes = [len(gzip.compress(file.read_bytes())) for file in (STATIC / "assets").iterdir()]
+    assert 10_000 < sum(sizes) < 150_000
+
+
+def test_ten_thousand_trials_are_sorted_filtered_and_scrolled_through(
+    stage: Stage, spectator: Watched, many: int
+) -> None:
+    page = spectator.show(f"#/experiments/{many}/trials?sort=hparams.optimizer.lr")
+    rows = page.locator("tbody tr[aria-rowindex]")
+    expect(rows.first).to_be_visible()
+    assert rows.count() < 200, "only what is in sight is drawn"
+    total = len(stage.played.get(f"/experiments/{many}/columns")["columns"]["id"])
+    expect(page.get_by_role("status")).to_have_text(f"{total:,} trials")
+    box = page.locator(".long")
+    box.evaluate("element => element.scrollTop = element.scrollHeight / 2")
+    expect(page.locator(f"tr[aria-rowindex='{total // 2}']")).to_be_visible()
+    rates = [float(text) for text in page.locator(LR).all_inner_texts()]
+    assert rates == sorted(rates)
+    page.get_by_label("state").select_option(label="ended without a result")
+    expect(page.get_by_role("status")).to_have_text(f"1,000 of {total:,} trials")
+    expect(page.locator("tbody .badge").first).to_have_text("error")
+
+
+def test_a_condition_is_added_kept_and_taken_away(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/trials")
+    page.get_by_role("button", name="filter").click()
+    page.get_by_label("comparison").select_option("<=")
+    page.get_by_label("value").fill("0.1")
+    page.get_by_role("button", name="add").click()
+    expect(page.locator(LR)).to_have_count(10)
+    page.reload()
+    expect(page.locator(LR)).to_have_count(10)
+    expect(page.get_by_role("status")).to_have_text(f"10 of {TRIALS} trials")
+    page.get_by_role("link", name="hyperparameters", exact=True).click()
+    expect(plot(page, "parallel coordinates")).to_have_accessible_name(re.compile(", 10 kept"))
+    page.get_by_role("button", name=re.compile("^remove optimizer.lr")).click()
+    kept = re.compile(f", {TRIALS} kept")
+    expect(plot(page, "parallel coordinates")).to_have_accessible_name(kept)
+
+
+def test_a_condition_that_cannot_be_read_is_told(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/trials?where=nonsense")
+    expect(page.get_by_role("alert")).to_contain_text("cannot be read")
+    expect(page.locator(LR)).to_have_count(TRIALS)
+
+
+def test_a_brush_keeps_the_trials_that_the_server_would_find(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
+    grip = page.locator("[data-axis='hparams.optimizer.lr']")
+    grip.scroll_into_view_if_needed()
+    box = grip.bounding_box()
+    assert box is not None
+    across = box["x"] + box["width"] / 2
+    page.mouse.move(across, box["y"] + 0.7 * box["height"])
+    page.mouse.down()
+    page.mouse.move(across, box["y"] + 0.3 * box["height"], steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("status")).to_have_text(re.compile(rf"^\d+ of {TRIALS} trials$"))
+    told = page.get_by_role("status").inner_text()
+    count = int(told.split()[0])
+    assert 10 < count < 40
+    page.get_by_role("link", name="these in the table").click()
+    expect(page.locator(LR)).to_have_count(count)
+    expect(page.get_by_role("status")).to_have_text(told)
+
+
+def test_a_brush_is_set_and_taken_away_with_the_keyboard(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
+    handle = page.get_by_role("slider", name="optimizer.lr, from")
+    handle.focus()
+    for _ in range(5):
+        handle.press("Shift+ArrowUp")
+    expect(page.get_by_role("status")).to_have_text(re.compile(rf"^2\d of {TRIALS} trials$"))
+    handle.press("Escape")
+    expect(page.get_by_role("status")).to_have_text(f"{TRIALS} trials")
+
+
+def test_an_axis_changes_between_linear_and_logarithmic(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
+    button = page.get_by_role("button", name=re.compile("^optimizer.lr: .* axis"))
+    before = button.text_content() or ""
+    button.focus()
+    button.press("Enter")
+    expect(button).not_to_have_text(before)
+    page.reload()
+    expect(button).not_to_have_text(before)
+
+
+def test_a_trial_keeps_its_colour_in_every_view(stage: Stage, spectator: Watched) -> None:
+    trial = stage.trials(stage.sweep)[7]
+    page = spectator.show(f"#/experiments/{stage.sweep}/curves/{trial}")
+    color = page.get_by_label("trials").locator("line").get_attribute("stroke") or ""
+    page.goto(f"{stage.url}/#/experiments/{stage.sweep}/trials")
+    row = page.get_by_role("row").filter(has=page.get_by_label(f"trial {trial}", exact=True))
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    expect(row.locator(".swatch")).to_have_css("background-color", f"rgb({red}, {green}, {blue})")
+    only = json.dumps([["id", "=", trial]])
+    page.goto(f"{stage.url}/#/experiments/{stage.sweep}/hyperparameters?where={only}")
+    for name in ("parallel coordinates", "scatter"):
+        expect(figure(page, name).locator("canvas").first).to_be_visible()
+        until(f"{name} has it", lambda: _drawn(figure(page, name), color), lambda n: n > 5)  # noqa: B023 - asked at once
+
+
+def _drawn(drawing: Locator, color: str) -> int:
+    return pixels(drawing, near(color))
+
+
+def test_the_arrow_keys_go_from_dot_to_dot_and_enter_opens_its_trial(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
+    dots = plot(page, "scatter")
+    dots.focus()
+    dots.press("ArrowRight")
+    told = figure(page, "scatter").locator(".readout")
+    expect(told).to_contain_text("lr 0.01")
+    dots.press("ArrowRight")
+    expect(told).to_contain_text("lr 0.02")
+    trial = told.inner_text().split()[1]
+    dots.press("Enter")
+    expect(page).to_have_url(re.compile(f"/curves/{trial}"))
+
+
+def test_any_two_columns_are_drawn_against_each_other(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
+    page.get_by_label("x axis").select_option("slot_seconds")
+    page.get_by_label("y axis").select_option(label="optimizer.lr")
+    expect(plot(page, "scatter")).to_have_accessible_name(re.compile("optimizer.lr over slot time"))
+    page.reload()
+    expect(plot(page, "scatter")).to_have_accessible_name(re.compile("optimizer.lr over slot time"))
+
+
+def test_importance_is_shown_with_its_method_and_its_limits(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
+    shown = figure(page, "importance")
+    expect(shown.get_by_role("row")).to_have_count(1)
+    expect(shown).to_contain_text("optimizer.lr")
+    shown.get_by_text("how this was found out").click()
+    expect(shown).to_contain_text("Permutation importance")
+    expect(shown).to_contain_text("cannot tell")
+
+
+def test_the_best_so_far_and_the_cost_of_trials_are_shown(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/search")
+    found = stage.played.get(f"/experiments/{stage.sweep}/search-progress")
+    count = len(found["improvements"])
+    assert count >= 1
+    best = figure(page, "best so far")
+    expect(best).to_contain_text(f"in {TRIALS} validations")
+    expect(plot(page, "best so far")).to_have_accessible_name(re.compile(f": {count} dots"))
+    cost = figure(page, "cost")
+    expect(cost.get_by_role("row")).to_have_count(13)  # twelve, and the others
+    expect(cost).to_contain_text(f"{TRIALS - 12} others")
+    page.get_by_role("link", name="all trials by cost").click()
+    expect(page.get_by_role("columnheader", name="slot time")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+
+
+def test_the_rungs_show_who_stands_where(stage: Stage, spectator: Watched) -> None:
+    played = stage.played
+    searcher = {
+        "name": "async_halving", "metric": "loss", "max_time": 90, "time_metric": "batches",
+        "max_trials": 6, "num_rungs": 2, "divisor": 3, "max_concurrent_trials": 6,
+    }  # fmt: skip
+    space = {
+        "deepspeed_config": "ds_config.json",
+        "optimizer": {"lr": {"type": "log", "base": 10, "minval": -5, "maxval": -1}},
+    }
+    made = int(played.submit(name="rungs", searcher=searcher, hyperparameters=space)["id"])
+    page = spectator.show(f"#/experiments/{made}/search")
+    expect(page.get_by_text("No trial has been judged yet.")).to_be_visible()
+    runs = until(
+        "its six trials run",
+        lambda: [item for item in played.work() if item.spec.experiment_id == made],
+        lambda found: len(found) == 6,
+    )
+    for place, item in enumerate(runs):
+        played.post(f"/runs/{item.run_id}/started", {})
+        played.report(item.run_id, validation(30, 1.0 + place))
+    rungs = figure(page, "rungs of bracket 1")
+    told = played.get(f"/experiments/{made}/searcher")["searcher"]["brackets"][0]["rungs"]
+    first = rungs.locator("tbody tr").first
+    for state in ("promoted", "stopped"):
+        count = sum(entry["state"] == state for entry in told[0]["entries"])
+        assert count > 0
+        expect(first.locator(f"[data-name={state}] summary")).to_have_text(str(count))
+    expect(first.locator("[data-name=best]")).to_have_text("1")
+    judged = sum(len(rung["entries"]) for rung in told)
+    dots = rungs.get_by_role("application")
+    expect(dots).to_have_accessible_name(re.compile(f": {judged} dots"))
+    dots.focus()
+    dots.press("ArrowRight")
+    expect(rungs.locator(".readout")).to_contain_text("1. of 6")
+    away(stage, made)
+
+
+@pytest.mark.parametrize("view", ["trials", "search", "hyperparameters"])
+def test_a_search_without_anything_yet_says_a_word(
+    stage: Stage, spectator: Watched, view: str
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.waiting}/{view}")
+    words = {
+        "trials": "slots",
+        "search": "No validation yet.",
+        "hyperparameters": "There is one trial: nothing to compare it with.",
+    }
+    expect(page.locator("section, p.muted").filter(has_text=words[view]).first).to_be_visible()
+
+
+def test_only_one_bulk_of_trials_is_changed_and_only_after_a_question(
+    stage: Stage, spectator: Watched
+) -> None:
+    searcher = {"name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_trials": 9}
+    space = {
+        "deepspeed_config": "ds_config.json",
+        "lr": {"type": "categorical", "vals": [0.1, 0.2, 0.3]},
+    }
+    made = stage.played.submit(
+        activate=False, searcher=searcher, hyperparameters=space, name="bulk"
+    )
+    page = spectator.show(f"#/experiments/{made['id']}/trials")
+    boxes = page.get_by_role("checkbox")
+    expect(boxes).to_have_count(3)
+    boxes.nth(0).check()
+    boxes.nth(2).check()
+    page.get_by_role("button", name="kill", exact=True).last.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("kill 2 trials?")
+    dialog.get_by_role("button", name="no").click()
+    states = [trial["state"] for trial in stage.played.trials(made["id"])]
+    assert "CANCELED" not in states
+    page.get_by_role("button", name="kill", exact=True).last.click()
+    dialog.get_by_role("button", name="kill").click()
+    expect(dialog).to_have_count(0)
+    expect(page.locator("tbody .badge.canceled")).to_have_count(2)
+    away(stage, made["id"])
+
+
+def test_several_experiments_are_archived_and_deleted_after_a_question(
+    stage: Stage, spectator: Watched
+) -> None:
+    made = []
+    for number in range(3):
+        one = stage.played.submit(activate=False, name=f"throwaway {number}")["id"]
+        stage.played.act("kill", one)
+        made.append(one)
+    page = spectator.show("#/?find=throwaway")
+    for one in made[:2]:
+        page.get_by_label(f"experiment {one}", exact=True).check()
+    page.get_by_role("button", name="archive", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="archive").click()
+    expect(page.locator("td.name")).to_have_count(1)
+    page.get_by_label("archived too").check()
+    page.get_by_label("all of the list").check()
+    page.get_by_role("button", name="delete").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("delete 3 experiments?")
+    expect(dialog).to_contain_text("cannot be undone")
+    dialog.get_by_role("button", name="delete").click()
+    expect(page.get_by_text("None matches.")).to_be_visible()
+    left = {one["id"] for one in stage.played.get("/experiments", limit=1000)["experiments"]}
+    assert not left & set(made)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_views_of_a_search_fit_a_narrow_window(
+    stage: Stage, spectator: Watched, scheme: str
+) -> None:
+    page = spectator.page
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
+    for view in ("search", "hyperparameters", "trials"):
+        spectator.show(f"#/experiments/{stage.sweep}/{view}")
+        expect(page.locator("section")).to_be_visible()
+        page.wait_for_function("document.fonts.ready.then(() => true)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], view
+
+
+def test_every_control_of_a_search_has_a_name(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
+    expect(figure(page, "importance").get_by_role("row")).to_have_count(1)
+    nameless = page.evaluate("""() => [...document.querySelectorAll(
+        'button, select, input, [role=slider], [role=button], [role=application]')]
+        .filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.length))
+        .map((e) => e.outerHTML)""")
+    assert nameless == []
