@@ -9,10 +9,14 @@ import sys
 SHORT = [
     ["cli"],
     ["submit", "--rounds", "5"],
+    ["queue_cost", "--trials", "100"],
     ["reporting"],
     ["controller"],
     ["server", "--quick"],
+    ["scheduler"],
+    ["search", "run", "--seeds", "2", "--horizon", "5", "--methods", "random", "tpe_asha"],
     ["offload", "--size", "1m"],
+    ["pipeline", "--micro-batches", "8"],
     ["engine", "--sizes", "10m", "--precisions", "fp32", "--ranks", "1", "2", "4", "--rounds", "3"],
 ]
 

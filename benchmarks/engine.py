@@ -5,10 +5,13 @@
     python -m benchmarks.engine --device cuda                      350 M and 1.3 B on one GPU
     python -m benchmarks.engine --device cuda --offload --stages 1 2
 
-Every case is a fresh world of processes; the peers of a case take turns, ``--rounds`` times, so
-that a disturbance of the machine meets all of them. The figure is the median step over all rounds;
-"CPU ms" is the processor time of a step, over all ranks, which a busy machine disturbs less. The
-limit is the same ranks training with no collective at all, in a loop written by hand.
+Every peer is a world of processes. The peers of a case take turns, ``--rounds`` times, so that a
+disturbance of the machine meets all of them: with fresh processes each time, or, with
+``--together``, in worlds that all stay alive (which needs the memory of all at once), so that turns
+are as short as a few steps and a machine that is fast one minute and slow the next disturbs no
+ratio. A ratio is the median, over the rounds, of the ratio of the two medians of one round; "CPU
+ms" is the processor time of a step, over all ranks. The limit is the same ranks training with no
+collective at all, in a loop written by hand.
 
 A table goes to stdout, and everything to ``benchmarks/results/engine.json``.
 """
@@ -20,9 +23,7 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from datetime import timedelta
@@ -30,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpt import SIZES
-from benchmarks.peers import Case, make_step, shared_memory_of_deepspeed
+from benchmarks.peers import Case, make_step
+from benchmarks.worlds import World, WorldError, turns
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOBAL_BATCH = 16
@@ -63,19 +65,56 @@ def main() -> int:
         options.sizes, options.precisions, options.ranks
     ):
         cases = [_case(peer, size, precision, ranks, options) for peer in peers]
-        times: dict[str, list[float]] = {peer: [] for peer in peers}
-        notes: dict[str, dict[str, Any]] = {}
-        for _ in range(options.rounds):
-            for case in cases:
-                answer = _run(case, options)
-                times[case.peer] += answer.pop("seconds", [])
-                notes[case.peer] = answer
-        results += [_row(case, times[case.peer], notes[case.peer], options) for case in cases]
+        answers = (_together if options.together else _afresh)(cases, options)
+        results += [_row(case, answers[case.peer], options) for case in cases]
         _relate(results)
         _save(results, options)
         _print_table([r for r in results if _same_case(r, size, precision, ranks)])
     _print_goals(results, options)
     return 0
+
+
+Answers = dict[str, list[dict[str, Any]]]
+"""Peer to what it answered in each round."""
+
+
+def _afresh(cases: list[Case], options: argparse.Namespace) -> Answers:
+    """Measure each peer in each round in processes of its own."""
+    answers: Answers = {case.peer: [] for case in cases}
+    for _ in range(options.rounds):
+        for case in cases:
+            world = _world(case, options)
+            _turn(case, world, answers)
+            world.close()
+    return answers
+
+
+def _together(cases: list[Case], options: argparse.Namespace) -> Answers:
+    """Measure peers that are all alive, in turns, there and back."""
+    answers: Answers = {case.peer: [] for case in cases}
+    worlds: list[tuple[Case, World]] = []
+    for case in cases:
+        world = _world(case, options)
+        if _turn(case, world, {case.peer: []}):  # compiles, allocates; not counted
+            worlds.append((case, world))
+        else:
+            world.close()
+    for _ in range(options.rounds):
+        for case, world in worlds:
+            _turn(case, world, answers)
+        worlds.reverse()
+    for _, world in worlds:
+        world.close()
+    return answers
+
+
+def _turn(case: Case, world: World, answers: Answers) -> bool:
+    try:
+        answers[case.peer].append(world.turn())
+    except WorldError as error:
+        print(f"{case.peer} {case.size} {case.precision} {case.ranks}: failed\n{error}")
+        return False
+    return True
 
 
 def _options() -> argparse.Namespace:
@@ -85,7 +124,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", nargs="+", type=int)
     parser.add_argument("--stages", nargs="+", type=int, default=[0, 1, 2, 3])
     parser.add_argument("--peers", nargs="+", help="zerolab, deepspeed, ddp, fsdp2, limit")
+    parser.add_argument("--before", metavar="DIR", help="measure another working tree's, too")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--together", action="store_true", help="peers stay alive between turns")
     parser.add_argument("--steps", type=int, default=0, help="timed steps a round; 0: by size")
     parser.add_argument("--warmup", type=int)
     parser.add_argument("--threads", type=int, default=0, help="of a rank; 0: cores / ranks")
@@ -99,6 +140,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--answers", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for name, value in DEFAULTS[options.device].items():
         if getattr(options, name) is None:
@@ -111,9 +153,11 @@ def _peers(options: argparse.Namespace) -> list[str]:
     if "deepspeed" in wanted and importlib.util.find_spec("deepspeed") is None:
         print("deepspeed is not installed: its columns stay empty (extra 'bench')")
         wanted = [peer for peer in wanted if peer != "deepspeed"]
+    if options.before:
+        wanted = [*wanted, "before"]
     found = []
     for peer in wanted:
-        staged = peer in {"zerolab", "deepspeed"}
+        staged = peer in {"zerolab", "deepspeed", "before"}
         found += [f"{peer}-{stage}" for stage in options.stages] if staged else [peer]
     return found
 
@@ -123,47 +167,22 @@ def _case(peer: str, size: str, precision: str, ranks: int, options: argparse.Na
     return Case(peer, size, precision, ranks, options.accumulation, micro, options.offload)
 
 
-def _run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """Start a world, wait for it, and read rank 0's answer."""
+def _world(case: Case, options: argparse.Namespace) -> World:
+    sources = [str(ROOT)]
+    if case.peer.startswith("before"):
+        sources += [str(Path(options.before, name).resolve()) for name in ("platform", "trials")]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(options.threads or max(1, (os.cpu_count() or 1) // case.ranks)),
         "WORLD_SIZE": str(case.ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join([*sources, *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     if options.device == "cpu":
         environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    before = set(shared_memory_of_deepspeed())
-    with tempfile.TemporaryDirectory() as directory:
-        answer = Path(directory) / "answer.json"
-        processes = []
-        for rank in range(case.ranks):
-            command = [sys.executable, "-m", "benchmarks.engine", *sys.argv[1:]]
-            command += ["--worker", json.dumps(asdict(case)), "--rank", str(rank)]
-            command += ["--store", directory]
-            mine = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            log = (Path(directory) / f"log{rank}").open("wb")
-            processes.append(subprocess.Popen(command, env=mine, cwd=ROOT, stdout=log, stderr=log))
-        deadline = time.monotonic() + options.timeout
-        failed = False
-        for process in processes:
-            try:
-                failed |= process.wait(max(1.0, deadline - time.monotonic())) != 0
-            except subprocess.TimeoutExpired:
-                failed = True
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        for path in set(shared_memory_of_deepspeed()) - before:
-            path.unlink(missing_ok=True)
-        if failed or not answer.exists():
-            text = (Path(directory) / "log0").read_text(errors="replace")
-            print(f"{case.peer} {case.size} {case.precision} {case.ranks}: failed\n{text[-1500:]}")
-            return {"failed": text[-1500:]}
-        found: dict[str, Any] = json.loads(answer.read_text())
-        return found
+    command = [sys.executable, "-m", "benchmarks.engine", *sys.argv[1:]]
+    command += ["--worker", json.dumps(asdict(case))]
+    return World(command, case.ranks, environment, ROOT, options.timeout)
 
 
 def _work(case: Case, options: argparse.Namespace) -> None:
@@ -194,46 +213,52 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     source = batches(case.micro, SIZES[case.size].sequence, options.rank)
     few = 20 if device.type == "cuda" else 6
     count = options.steps or (12 if case.size in {"1m", "10m"} else few)
-    seconds, busy, losses = [], [], []
-    for index in range(options.warmup + count):
-        micro_batches = [next(source).to(device) for _ in range(case.accumulation)]
-        if case.peer != "limit":
-            dist.barrier()
-        used, started = time.process_time(), time.perf_counter()
-        losses.append(step(micro_batches))
+    warmup = options.warmup
+    for _ in turns():
+        seconds, busy, losses = [], [], []
+        for index in range(warmup + count):
+            micro_batches = [next(source).to(device) for _ in range(case.accumulation)]
+            if case.peer != "limit":
+                dist.barrier()
+            used, started = time.process_time(), time.perf_counter()
+            losses.append(step(micro_batches))
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if index >= warmup:
+                seconds.append(time.perf_counter() - started)
+                busy.append(time.process_time() - used)
+        slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        work = torch.tensor(statistics.median(busy), dtype=torch.float64, device=device)
+        dist.all_reduce(work)
+        mean_loss = torch.tensor(losses[-1], dtype=torch.float64, device=device)
+        dist.all_reduce(mean_loss, op=dist.ReduceOp.AVG)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if device.type == "cuda":
-            torch.cuda.synchronize()
-        if index >= options.warmup:
-            seconds.append(time.perf_counter() - started)
-            busy.append(time.process_time() - used)
-    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    work = torch.tensor(statistics.median(busy), dtype=torch.float64, device=device)
-    dist.all_reduce(work)
-    mean_loss = torch.tensor(losses[-1], dtype=torch.float64, device=device)
-    dist.all_reduce(mean_loss, op=dist.ReduceOp.AVG)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-    if options.rank == 0:
-        answer = {
-            "seconds": slowest.tolist(),
-            "cpu_seconds": work.item(),
-            "parameters": numel,
-            "loss": mean_loss.item(),
-            "peak_bytes": peak,
-            "peak_flops": peak_flops(device, DTYPES[case.precision]),
-        }
-        Path(options.store, "answer.json").write_text(json.dumps(answer))
+            peak = torch.cuda.max_memory_allocated()
+        if options.rank == 0:
+            answer = {
+                "seconds": slowest.tolist(),
+                "cpu_seconds": work.item(),
+                "parameters": numel,
+                "loss": mean_loss.item(),
+                "peak_bytes": peak,
+                "peak_flops": peak_flops(device, DTYPES[case.precision]),
+            }
+            os.write(options.answers, json.dumps(answer).encode() + b"\n")
+        warmup = min(warmup, 1)  # the caches are cold, nothing else is
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _row(
-    case: Case, seconds: list[float], note: dict[str, Any], options: argparse.Namespace
-) -> dict[str, Any]:
-    row: dict[str, Any] = {**asdict(case), **note}
-    if seconds:
+def _row(case: Case, answers: list[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    row: dict[str, Any] = asdict(case)
+    if answers:
+        note = answers[-1]
+        row |= note
+        row["cpu_seconds"] = statistics.median(answer["cpu_seconds"] for answer in answers)
+        row["rounds"] = [statistics.median(answer["seconds"]) for answer in answers]
+        seconds = list(itertools.chain.from_iterable(answer["seconds"] for answer in answers))
         samples = case.micro * case.ranks * case.accumulation
         row["samples_per_s"] = samples / statistics.median(seconds)
         row["best_samples_per_s"] = samples / min(seconds)
@@ -255,16 +280,20 @@ def _same_case(row: dict[str, Any], size: str, precision: str, ranks: int) -> bo
 
 def _relate(results: list[dict[str, Any]]) -> None:
     """Add the ratios to DeepSpeed at the same stage, to DDP, to FSDP2 and to the limit."""
-    rates = {
-        (r["peer"], r["size"], r["precision"], r["ranks"]): r.get("samples_per_s") for r in results
-    }
+    rounds = {(r["peer"], r["size"], r["precision"], r["ranks"]): r.get("rounds") for r in results}
     for row in results:
-        rate = row.get("samples_per_s")
+        mine = row.get("rounds")
         stage = row["peer"].partition("-")[2]
-        for name in ("limit", "ddp", "fsdp2", f"deepspeed-{stage}" if stage else ""):
-            other = rates.get((name, row["size"], row["precision"], row["ranks"]))
-            if rate and other:
-                row[f"to_{name.partition('-')[0]}"] = rate / other
+        for name in (
+            "limit",
+            "ddp",
+            "fsdp2",
+            *(f"{n}-{stage}" for n in ("deepspeed", "before") if stage),
+        ):
+            other = rounds.get((name, row["size"], row["precision"], row["ranks"]))
+            if mine and other:
+                pairs = [theirs / ours for theirs, ours in zip(other, mine, strict=False)]
+                row[f"to_{name.partition('-')[0]}"] = statistics.median(pairs)
 
 
 def _save(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
@@ -286,7 +315,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         f"\n{first['size']} ({numel / 1e6:.1f} M parameters), {first['precision']}, "
         f"{first['ranks']} rank(s), {first['accumulation']} x {first['micro']} samples a rank"
     )
-    names = ("limit", "ddp", "fsdp2", "deepspeed")
+    names = ("limit", "ddp", "fsdp2", "deepspeed", "before")
     print(
         f"{'':14}{'samples/s':>10}{'best':>8}{'CPU ms':>8}{'TFLOP/s':>9}{'MFU':>7}"
         f"{'MiB':>7}{'loss':>8}",

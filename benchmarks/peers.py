@@ -27,7 +27,7 @@ class Case:
     """One measurement."""
 
     peer: str
-    """``zerolab-1``, ``deepspeed-2``, ``ddp``, ``fsdp2`` or ``limit``."""
+    """``zerolab-1``, ``before-1``, ``deepspeed-2``, ``ddp``, ``fsdp2`` or ``limit``."""
 
     size: str
     precision: str
@@ -196,6 +196,7 @@ def _widen(weights: list[nn.Parameter], sums: list[Tensor], *, add: bool) -> Non
 Maker = Callable[[Case, GPT, torch.device, int], Step]
 PEERS: dict[str, Maker] = {
     "zerolab": zerolab,
+    "before": zerolab,  # of another working tree
     "deepspeed": deepspeed,
     "ddp": ddp,
     "fsdp2": fsdp2,
