@@ -15,8 +15,8 @@ demo: .venv/.installed ## install, then train the digits example and leave the r
 test: .venv/.installed-dev ## install the test extra when it is missing, then run the whole suite
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not processes and not browser" $(ARGS)
+test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser, or take long
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not processes and not browser and not slow" $(ARGS)
 
 check: lint types imports ## lint, types and the rules of who may import whom
 

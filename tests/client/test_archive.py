@@ -111,7 +111,7 @@ def test_too_much_is_refused_with_the_largest_files_named(tmp_path: Path) -> Non
     assert ".zerolabignore" in message
     assert message.index("file_8") < message.index("file_7") < message.index("file_4")
     assert "file_3" not in message
-    assert archive.MAX_BYTES == 96 * 1024 * 1024
+    assert archive.ARCHIVE_BYTES == 96 * 1024 * 1024
 
 
 @pytest.mark.parametrize("present", [True, False])

@@ -12,11 +12,11 @@ from tests.faults.helpers import KillableServer, make_runs, stored_points
 from tests.waiting import until
 from zerolab.client.http import Client
 from zerolab.contract.wire import MetricsRecord, RunExit
-from zerolab.core.store import new_uuid
 from zerolab.errors import ConfigError, StaleRunError
 from zerolab.reports.delivery import deliver
 from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter
 from zerolab.reports.spool import Spool
+from zerolab.storage.store import new_uuid
 
 pytestmark = pytest.mark.processes
 

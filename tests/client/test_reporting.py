@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import random
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ import msgspec
 import pytest
 
 from tests.client.helpers import closed_port, make_spec
+from tests.waiting import until
 from zerolab.contract import wire
 from zerolab.contract.spec import RunSpec
+from zerolab.core.preempt import DirectivePoller
 from zerolab.errors import ConfigError
 from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter, plain_metadata
 from zerolab.reports.spool import SpoolReader
@@ -102,6 +105,19 @@ def test_numbers_of_every_kind_are_taken_and_the_rest_is_left_out_with_one_warni
         assert caplog.text.count(f"metric {name!r} is left out") == 1
 
 
+class LostTensor:
+    def item(self) -> float:
+        raise RuntimeError("the device is gone\nand more")
+
+
+def test_a_number_that_cannot_be_had_is_left_out_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(make_spec(tmp_path))
+    reporter.report_metrics("training", 1, {"loss": LostTensor()})
+    assert "got LostTensor, whose float() raises RuntimeError: the device is gone" in caplog.text
+
+
 @pytest.mark.parametrize("steps", [-1, 1.5, "3", None])
 def test_steps_that_are_no_whole_number_are_refused(steps: Any, tmp_path: Path) -> None:
     reporter = Reporter(make_spec(tmp_path))
@@ -146,6 +162,26 @@ def test_a_server_that_is_away_neither_stops_nor_fails_the_run(
     assert "zerolab up" in caplog.text
 
 
+def test_a_server_that_is_away_leaves_the_random_numbers_of_a_training_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    random.seed(1)
+    expected = random.getstate()
+    spec = make_spec(tmp_path, master=closed_port())
+    reporter = Reporter(spec)
+    poller = DirectivePoller(spec, reporter.stale)
+    reporter.report_progress(0.5)
+    until(
+        "both have paused",
+        lambda: caplog.text,
+        lambda said: "reports wait" in said and "no directive" in said,
+    )
+    poller.close()
+    reporter.close(0.0)
+    assert random.getstate() == expected
+
+
 def test_a_second_reporter_of_the_run_goes_on_with_its_spool(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, master=closed_port())
     for step in range(3):
@@ -178,6 +214,7 @@ assert reporter.lost == 0
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_delays_reports_until_there_is_room(tmp_path: Path) -> None:
     # The limit on a file's size stands for a full disk: writes fail until it is lifted.
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]

@@ -85,6 +85,7 @@ def test_acknowledged_segments_are_deleted_and_the_newest_stays(tmp_path: Path) 
     assert Spool(tmp_path).count == 60
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(cut=st.integers(0, 2000), garbage=st.binary(max_size=40))
 def test_a_torn_tail_is_dropped_wherever_it_was_torn(
@@ -119,6 +120,7 @@ def damage(file: Path, at: int, count: int = 1) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_costs_its_own_record_only(tmp_path: Path) -> None:
     Spool(tmp_path / "whole").close()
     (whole,) = (tmp_path / "whole").iterdir()
@@ -139,6 +141,7 @@ def test_a_flipped_bit_anywhere_costs_its_own_record_only(tmp_path: Path) -> Non
         assert read_all(directory) == [*expected, (6, b"behind")]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     at=st.integers(0, 2000), count=st.integers(1, 300), segment_bytes=st.sampled_from([200, 9999])
@@ -237,3 +240,14 @@ def test_the_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
     AppendFile(tmp_path / "file", 0).close()
     for path in (tmp_path / "spool", *(tmp_path / "spool").iterdir(), tmp_path / "file"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_torn_tail_is_gone_as_soon_as_a_writer_opens_the_spool(tmp_path: Path) -> None:
+    first = Spool(tmp_path)
+    first.append(b"whole")
+    first.close()
+    (segment,) = tmp_path.iterdir()
+    whole = segment.read_bytes()
+    segment.write_bytes(whole + whole[:-2])
+    Spool(tmp_path).close()
+    assert segment.read_bytes() == whole

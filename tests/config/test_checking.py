@@ -119,8 +119,10 @@ def test_the_report_of_an_experiment_shows_its_engine(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     (tmp_path / "model_def.py").write_text("class T(ZeroTrial): ...")
     retention = {"retention_policy": {"log_retention_days": 3}}
-    file.write_text(yaml.safe_dump({**EXPERIMENT, **retention}))
+    resources = {"resources": {**EXPERIMENT.get("resources", {}), "queue_time": 9}}
+    file.write_text(yaml.safe_dump({**EXPERIMENT, **retention, **resources}))
     report = check_file(file)
+    assert "queue_time" not in report  # it has an effect: nothing is to be said of it
     assert report.startswith(f"{file}: ok\n  experiment: 1 trial, 10 batches each, 2 slot(s)")
     assert "retention_policy.log_retention_days = 3  (hint: logs are kept" in report
     assert "conf/ds.json: ok for 2 data-parallel rank(s)" in report

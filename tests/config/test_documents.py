@@ -79,5 +79,8 @@ def test_the_examples_of_the_pages_are_valid() -> None:
     pages = {name: (DOCS / name).read_text(encoding="utf-8") for name in PAGES}
     (engine,) = re.findall(r"```json\n(.*?)```", pages["ds_config.md"], re.DOTALL)
     assert load_engine_config(json.loads(engine)).batch_sizes(4).micro == 8
-    (experiment,) = re.findall(r"```yaml\n(.*?)```", pages["experiment_config.md"], re.DOTALL)
-    assert load_experiment(yaml.safe_load(experiment)).searcher.max_trials == 8
+    found = re.findall(r"```yaml\n(.*?)```", pages["experiment_config.md"], re.DOTALL)
+    experiment, *parts = [yaml.safe_load(text) for text in found]
+    assert load_experiment(experiment).searcher.max_trials == 8
+    for part in parts:
+        load_experiment(experiment | part)

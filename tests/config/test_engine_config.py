@@ -17,8 +17,9 @@ from zerolab.config import (
     resolve,
 )
 from zerolab.config.describe import rows
-from zerolab.config.engine.engine_config import EngineConfig, parse_engine_config
+from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import AdamParams
+from zerolab.config.engine.reading import parse_engine_config
 from zerolab.config.engine.refused import REFUSED
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
@@ -27,11 +28,8 @@ ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
 
 
 def problems(content: dict[str, Any], **more: Any) -> list[str]:
-    try:
-        load_engine_config(content, **more)
-    except ConfigError as error:
-        return error.problems
-    return []
+    """What the strict reader says, without the tolerant step before it."""
+    return parse_engine_config(content, "file", strict=True, **more).problems
 
 
 def test_attributes_are_named_as_the_keys() -> None:
@@ -84,7 +82,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"train_batch_size": True}, "train_batch_size: input should be a valid integer, got True"),
     ({"train_batch_size": 0}, "train_batch_size: input should be greater than 0, got 0"),
     ({"gradient_clipping": -0.5}, "gradient_clipping: input should be greater than or equal to 0"),
-    ({"gradient_clipping": "auto"}, "gradient_clipping: must be a value, got 'auto'"),
+    ({"compile": {"backend": "auto"}}, "compile.backend: must be a value, got 'auto'"),
     ({"gradient_allreduce_op": "max"}, "gradient_allreduce_op: input should be 'mean' or 'sum'"),
     ({"communication_data_type": "int8"}, "communication_data_type: input should be 'fp32'"),
     ({"fp16": {"enabled": True, "hysteresis": 0}}, "fp16.hysteresis: input should be greater"),
@@ -207,8 +205,8 @@ def test_a_key_without_counterpart_is_refused_unless_it_is_off(key: str) -> None
         ("zero_optimization.zenflow", [False], [{}, {"topk_ratio": 0.1}, True]),
         ("sparse_attention", [False], [{}, {"mode": "fixed"}]),
         ("datastates_ckpt", [False], [{}, True]),
-        ("pipeline", [{}], [{"stages": 2}]),
-        ("tensor_parallel", [{}, {"autotp_size": 0}, {"autotp_size": 1}], [{"autotp_size": 2}]),
+        ("tensor_parallel.autotp_size", [0, 1], [2, False]),
+        ("tensor_parallel.tp", [{}, {"tp_size": 1}], [{"tp_size": 2}]),
         ("zero_optimization.mics_shard_size", [-1, 0], [1, 2, False]),
         ("zero_optimization.zero_hpz_partition_size", [0, 1], [2, False, True]),
         ("zero_optimization.zeropp_loco_param", [False], [{}, {"err_beta": 0.8}]),
@@ -305,23 +303,6 @@ def test_resolved_batch_sizes_are_consistent_and_keep_what_was_given(
     assert train in (None, found.train)
     assert micro in (None, found.micro)
     assert steps in (None, found.accumulation_steps)
-
-
-def test_auto_is_filled_from_hyperparameters_or_refused_by_name() -> None:
-    content = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": "auto"}},
-    }
-    hparams = {"train_micro_batch_size_per_gpu": 4, "learning_rate": 0.5}
-    (line,) = problems(content, hyperparameters=hparams)
-    assert line == (
-        "optimizer.params.eps: must be a value, got 'auto'; "
-        "give one, or set hyperparameters.eps or hyperparameters.adam_epsilon"
-    )
-    config = load_engine_config(content, hyperparameters={**hparams, "eps": 1e-6})
-    assert config.train_micro_batch_size_per_gpu == 4
-    assert config.optimizer is not None
-    assert config.optimizer.params == {"lr": 0.5, "eps": 1e-6}
 
 
 def test_second_names_of_keys_mean_the_first() -> None:
@@ -475,37 +456,31 @@ def test_a_file_of_a_deepspeed_user_is_accepted_and_tells_what_has_no_effect() -
     assert config.batch_sizes(2).accumulation_steps == 8
 
 
-def test_one_name_for_many_switches_is_not_offered_where_auto_stands() -> None:
+def test_one_name_for_many_switches_fills_none_of_them() -> None:
     content = {"train_batch_size": 8, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
-    with pytest.raises(ConfigError) as caught:
-        load_engine_config(content)
-    told = "must be a value, got 'auto'; give one, or set hyperparameters"
-    assert caught.value.problems == [f"fp16.enabled: {told}.fp16", f"bf16.enabled: {told}.bf16"]
     both = {"bf16": True, "fp16": False, "enabled": True}
-    config = parse_engine_config(content, "file", hyperparameters=both).config
-    assert config is not None
+    config = load_engine_config(content, hyperparameters=both)
     assert (config.bf16.enabled, config.fp16.enabled) == (True, False)
+    assert load_engine_config(content, hyperparameters={"enabled": True}).dtype == "fp32"
 
 
-def test_batch_sizes_that_say_auto_are_not_missed_a_second_time(tmp_path: Path) -> None:
+def test_batch_sizes_that_say_auto_are_missed_once(tmp_path: Path) -> None:
     sizes = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(sizes))
     with pytest.raises(ConfigError) as caught:
         check_file(file)
-    assert [line.partition(":")[0] for line in caught.value.problems] == list(sizes)
+    (line,) = caught.value.problems
+    assert line.startswith("train_micro_batch_size_per_gpu: must be a value, got 'auto'")
 
 
-def test_comments_and_duplicate_keys_are_refused(tmp_path: Path) -> None:
+def test_duplicate_keys_and_endless_numbers_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text('{"train_batch_size": 4, "fp16": {"enabled": true, "enabled": false}}')
     with pytest.raises(ConfigError, match="enabled: must be given once"):
         load_engine_config(file)
-    file.write_text('{\n  // comment\n  "train_batch_size": 4}')
-    with pytest.raises(ConfigError, match="line 2, column 3: must be JSON without comments"):
-        load_engine_config(file)
     file.write_text('{"gradient_clipping": NaN}')
-    with pytest.raises(ConfigError, match="numbers must be finite, got NaN"):
+    with pytest.raises(ConfigError, match="gradient_clipping: must be a finite number, got nan"):
         load_engine_config(file)
     file.write_text("[1]")
     with pytest.raises(ConfigError, match="must be a mapping of keys to values, got list"):

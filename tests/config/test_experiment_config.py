@@ -11,6 +11,7 @@ from zerolab.config.experiment.for_runs import sections_of
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import extremes
+from zerolab.searcher.registered import SEARCHERS
 
 MINIMAL: dict[str, Any] = {
     "entrypoint": "model_def:DigitsTrial",
@@ -142,8 +143,31 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "searcher.max_trials: does not belong to the single searcher, got 2",
     ),
     (
-        {"searcher": {"name": "single", "metric": "m", "max_length": 1, "source_trial_id": 2}},
-        "searcher.source_trial_id: is not supported; load weights",
+        {"searcher": {"name": "single", "metric": "m", "max_length": 1, "source_trial_id": 0}},
+        "searcher.source_trial_id: input should be greater than 0, got 0",
+    ),
+    (
+        {
+            "searcher": {
+                "name": "single",
+                "metric": "m",
+                "max_length": 1,
+                "source_trial_id": 2,
+                "source_checkpoint_uuid": "01234567-89ab-cdef-0123-456789abcdef",
+            }
+        },
+        "searcher.source_checkpoint_uuid: must not stand beside source_trial_id = 2",
+    ),
+    (
+        {
+            "searcher": {
+                "name": "single",
+                "metric": "m",
+                "max_length": 1,
+                "source_checkpoint_uuid": "best",
+            }
+        },
+        "searcher.source_checkpoint_uuid: must be the uuid of a checkpoint, got 'best'",
     ),
     (
         {"hyperparameters": {"net": [{"lr": {"type": "double", "minval": 0, "maxval": 1}}]}},
@@ -196,9 +220,53 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "checkpoint_storage.container_path: must be an absolute path, got 'here'",
     ),
     (
-        {"checkpoint_storage": {"type": "s3", "bucket": "b"}},
-        "checkpoint_storage.type: must be shared_fs or directory; mount the bucket on every "
-        "machine and name the directory: {type: shared_fs, host_path: /mnt/bucket}, got 's3'",
+        {"checkpoint_storage": {"type": "s3"}},
+        "checkpoint_storage.bucket: is required for type 's3', got nothing; name the bucket",
+    ),
+    (
+        {"checkpoint_storage": {"bucket": "b"}},
+        "checkpoint_storage.type: is required with bucket, got nothing; set it to s3 or gcs",
+    ),
+    (
+        {"checkpoint_storage": {"type": "gcs", "bucket": "b", "host_path": "/x"}},
+        "checkpoint_storage.host_path: does not belong to the type gcs; remove it or set "
+        "checkpoint_storage.type to shared_fs",
+    ),
+    (
+        {"checkpoint_storage": {"type": "s3", "bucket": "b", "prefix": "a/../b"}},
+        "checkpoint_storage.prefix: must not contain '..', got 'a/../b'",
+    ),
+    (
+        {"checkpoint_storage": {"type": "s3", "bucket": "b/c"}},
+        "checkpoint_storage.bucket: must be a name alone, without '/', got 'b/c'",
+    ),
+    (
+        {"checkpoint_storage": {"type": "s3", "bucket": "b", "access_key": "k"}},
+        "checkpoint_storage.secret_key: is required with access_key, got nothing; give both",
+    ),
+    (
+        {"checkpoint_storage": {"type": "s3", "bucket": "b", "endpoint_url": "minio:9000"}},
+        "checkpoint_storage.endpoint_url: must look like https://host:port, got 'minio:9000'",
+    ),
+    (
+        {"checkpoint_storage": {"type": "s3", "bucket": "b", "endpoint_url": "http://u:p@m"}},
+        "checkpoint_storage.endpoint_url: must not hold a name and a password",
+    ),
+    (
+        {"checkpoint_storage": {"type": "azure", "container": "c"}},
+        "checkpoint_storage: exactly one of connection_string and account_url must be given for "
+        "type 'azure', got none",
+    ),
+    (
+        {
+            "checkpoint_storage": {
+                "type": "s3",
+                "bucket": "b",
+                "access_key": "********",
+                "secret_key": "********",
+            }
+        },
+        "checkpoint_storage.secret_key: must be the key itself, got the stars that stand for it",
     ),
     (
         {"checkpoint_storage": {"type": "shared_fs", "host_path": "/a", "storage_path": "../b"}},
@@ -233,7 +301,7 @@ def test_a_searcher_that_does_not_exist_here_is_refused_by_one_line(name: str) -
     searcher = {"name": name, "metric": "m", "max_trials": 3, "max_length": 10}
     searcher |= {"max_time": 100, "time_metric": "batches", "divisor": 4, "max_rungs": 3}
     (line,) = problems(with_values(searcher=searcher))
-    assert line.startswith("searcher.name: must be one of single, random, grid, got ")
+    assert line.startswith(f"searcher.name: must be one of {', '.join(SEARCHERS)}, got ")
 
 
 def test_variables_may_differ_by_kind_of_slot() -> None:

@@ -1,12 +1,14 @@
 """Files that cannot be read say where, what was found there and what to write."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.config.memory_files import MemoryFiles
-from zerolab.config import check_file, load_engine_config
+from zerolab.config import check_file
 from zerolab.config.checking import check_experiment
+from zerolab.config.engine.reading import parse_engine_config
 from zerolab.config.files import experiment_file, parse_json, parse_yaml
 from zerolab.errors import ConfigError
 
@@ -61,10 +63,18 @@ def test_json_that_cannot_be_read_is_told_by_what_stands_there(text: str, proble
     assert problem in problem_of(parse_json, text)
 
 
+@pytest.mark.parametrize("parse", [parse_json, parse_yaml])
+def test_what_is_nested_too_deep_to_be_read_is_told_how_deep_it_may_be(
+    parse: Callable[[str, str], object],
+) -> None:
+    text = '{"x": ' + "[" * 20_000 + "]" * 20_000 + "}"
+    with pytest.raises(ConfigError, match="file: must be nested at most 64 deep, got far more"):
+        parse(text, "deep")
+
+
 def test_a_dotted_key_is_told_to_be_nested() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_engine_config({"train_batch_size": 8, "zero_optimization.stage": 1})
-    assert caught.value.problems == [
+    content = {"train_batch_size": 8, "zero_optimization.stage": 1}
+    assert parse_engine_config(content, "file", strict=True).problems == [
         "zero_optimization.stage: unknown key; a dot does not nest; "
         "write zero_optimization: {stage: ...}"
     ]

@@ -17,8 +17,8 @@ from zerolab.contract.spec import (
     EXIT_STALE,
     write_run_spec,
 )
-from zerolab.core.store import CheckpointStore
 from zerolab.errors import ConfigError, NotFoundError
+from zerolab.storage.store import CheckpointStore
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,13 @@
+import http.server
+import logging
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.client.helpers import closed_port, make_spec
 from tests.faults.helpers import KillableServer, make_runs
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.contract.wire import RunExit
 from zerolab.core.preempt import DirectivePoller
@@ -23,6 +26,38 @@ def test_a_server_that_is_away_preempts_nobody(tmp_path: Path) -> None:
     assert not poller.should_preempt
     assert not poller.stale.is_set()
     poller.close()
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Another program that listens where the server did."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"Welcome!")
+
+
+def test_what_is_no_answer_of_a_server_is_told_once_and_preempts_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    asked = threading.Semaphore(0)
+
+    class Counted(Stranger):
+        def log_message(self, *_: object) -> None:
+            asked.release()
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Counted) as stranger:
+        threading.Thread(target=stranger.serve_forever, daemon=True).start()
+        poller = DirectivePoller(
+            make_spec(tmp_path, master=f"http://127.0.0.1:{stranger.server_port}")
+        )
+        for _ in range(3):
+            assert asked.acquire(timeout=DEADLINE_S)
+        poller.close()
+        stranger.shutdown()
+    assert caplog.text.count("cannot be asked whether to pause or to stop") == 1
+    assert not poller.should_preempt
 
 
 @pytest.mark.processes

@@ -11,7 +11,6 @@ from tests.core.test_socket_ranks import on_ranks
 from tests.waiting import DEADLINE_S
 from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.core.store import CheckpointStore
 from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,
@@ -19,6 +18,7 @@ from zerolab.errors import (
     StorageError,
     ZerolabError,
 )
+from zerolab.storage.store import CheckpointStore
 
 Write = Callable[[int, Path], dict[str, Any]]
 """Writes as a rank into a directory; returns the rank's metadata."""
@@ -105,6 +105,23 @@ def test_ranks_that_contradict_each_other_store_nothing(
     for answer in store_sharded(tmp_path, write):
         assert answer.startswith("ConfigError: checkpoint: not stored")
         assert problem in answer
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_one_rank_that_is_a_folder_of_another_is_no_fault_of_the_storage(
+    tmp_path: Path,
+) -> None:
+    def write(rank: int, path: Path) -> dict[str, Any]:
+        if rank == 0:
+            (path / "model").write_text("weights")
+        else:
+            (path / "model" / "part").mkdir(parents=True)
+            (path / "model" / "part" / "weights").write_text("weights")
+        return {}
+
+    for answer in store_sharded(tmp_path, write):
+        assert answer.startswith("ConfigError: checkpoint: not stored")
+        assert "model: rank 0 has written a file of that name, and rank 1 a folder" in answer
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.end_to_end.installation import Installation
 from tests.waiting import until
-from zerolab.core.store import CheckpointStore
+from zerolab.storage.store import CheckpointStore
 
 SCRIPT = """
 import sys, time

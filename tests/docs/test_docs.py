@@ -92,6 +92,7 @@ def test_the_files_of_the_readme_are_accepted_together(tmp_path: Path) -> None:
     assert check_file(tmp_path).startswith(f"{tmp_path}/experiment.yaml: ok")
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
     write_files_of_the_readme(tmp_path)
     hparams = yaml.safe_load((tmp_path / "experiment.yaml").read_text())["hyperparameters"]
@@ -181,7 +182,10 @@ def test_an_example_has_its_parts_and_valid_files(folder: Path) -> None:
     if folder.name == "__pycache__":
         pytest.skip("not an example")
     assert (folder / "README.md").is_file()
-    for file in ("experiment.yaml", "smoke.yaml"):
+    experiments = {"experiment.yaml", "smoke.yaml"} & {file.name for file in folder.iterdir()}
+    scripts = [*folder.glob("train.py"), *folder.glob("*.sh")]
+    assert len(experiments) == 2 or (not experiments and scripts)
+    for file in experiments:
         load_experiment(folder / file)
     for file in folder.glob("*.json"):
         load_engine_config(file)

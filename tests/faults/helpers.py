@@ -32,7 +32,7 @@ class KillableServer:
 
     @property
     def client(self) -> Client:
-        return Client(self.url, self.home.ensure_token())
+        return Client(self.url, self.home.ensure_token(), timeout_s=DEADLINE_S)
 
     def start(self, *, wait: bool = True) -> None:
         arguments = ["--home", str(self.home.path), "--port", str(self._port)]

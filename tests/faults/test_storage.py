@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.client.helpers import make_spec
+from tests.disks import mounted
 from tests.faults.test_trials import launch, make_run, said
 from tests.launcher.helpers import end_of
 from tests.trial.helpers import last_checkpoint, metrics
 from zerolab.contract.outcome import read_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_INFRASTRUCTURE, CheckpointRef, write_run_spec
-from zerolab.core.store import CheckpointStore
 from zerolab.errors import StorageError
+from zerolab.storage.store import CheckpointStore
 
 pytestmark = pytest.mark.processes
 
@@ -24,17 +25,8 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no `mount` here")
-    if done.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "1m") as place:
+        yield place
 
 
 def test_a_full_disk_is_no_fault_of_the_trial_which_goes_on_when_there_is_room(

@@ -1,0 +1,64 @@
+"""Every benchmark that needs no GPU runs to its end; its figures are nobody's business here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--sizes", "1m", "--ranks", "1", "--precisions", "fp32", "--stages", "0"]
+ENGINE = ["engine", *TINY, "--peers", "limit", "zerolab", "--rounds", "1", "--steps", "1"]
+SEARCH = [
+    *("search", "run", "--seeds", "1", "--horizon", "1", "--methods", "random", "tpe_asha"),
+    *("asha promoting", "asha stopping", "adaptive_asha", "pbt", "pasha"),
+]
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["server", "--quick"],
+        ["scheduler", "--jobs", "200", "--rounds", "1"],
+        ["submit", "--rounds", "1"],
+        ["queue_cost", "--trials", "2", "--kinds", "command", "--warm-up", "0"],
+        ["controller", "--rounds", "1", "--batches", "2"],
+        SEARCH,
+        ["search", "cost", "--methods", "asha promoting", "tpe_asha"],
+        ENGINE,
+        [*ENGINE, "--together", "--before", str(ROOT)],
+    ],
+    ids=[
+        "server",
+        "scheduler",
+        "submit",
+        "queue cost",
+        "controller",
+        "search",
+        "search cost",
+        "engine",
+        "engine together",
+    ],
+)
+def test_a_benchmark_runs_to_its_end(arguments: list[str], tmp_path: Path) -> None:
+    name, *options = arguments
+    if name == "engine":
+        options += ["--output", str(tmp_path / "engine.json")]
+    if arguments is SEARCH:
+        options += ["--results", str(tmp_path / "search.jsonl"), "--jobs", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *options],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert "failed\n" not in text
+    assert "Traceback" not in text

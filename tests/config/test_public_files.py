@@ -1,0 +1,252 @@
+"""Engine files as they are in public: what is read tolerantly, and what is said about it."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.config.memory_files import MemoryFiles
+from zerolab.cli.main import app
+from zerolab.config import (
+    check_experiment,
+    check_file,
+    load_engine_config,
+    overwrite_deepspeed_config,
+)
+from zerolab.config.engine.reading import parse_engine_config
+from zerolab.errors import ConfigError
+
+BATCH = {"train_micro_batch_size_per_gpu": 1}
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"steps_per_print": float("inf")}, {}, "steps_per_print: inf means never"),
+    ({"steps_per_print": "Infinity"}, {}, "steps_per_print: Infinity means never"),
+    ({"_comment": "for 8 GPUs"}, {}, "_comment: is a comment"),
+    ({"fp16": {"//": ["a", "b"]}}, {"fp16": {}}, "fp16.//: is a comment"),
+    (
+        {"zero_optimization.stage": 3, "zero_optimization": {"stage": 2, "overlap_comm": True}},
+        {"zero_optimization": {"stage": 3, "overlap_comm": True}},
+        "zero_optimization.stage: a dotted key; taken for 'stage' inside 'zero_optimization', "
+        "in place of 2",
+    ),
+    (
+        {"zero_optimization.offload_param.device": "cpu", "zero_optimization.stage": 3},
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+        "zero_optimization.offload_param.device: a dotted key; taken for 'device' inside "
+        "'zero_optimization.offload_param'",
+    ),
+    (
+        {"zero_optimization": {"stage": 3, "sub_group_size": 0}},
+        {"zero_optimization": {"stage": 3}},
+        "zero_optimization.sub_group_size: 0 is no size",
+    ),
+    (
+        {"compile": {"disable": False, "backend": "inductor"}},
+        {"compile": {"backend": "inductor"}},
+        "compile.disable: false turns nothing on",
+    ),
+    (
+        {"compile": {"disable": True, "enabled": True}},
+        {"compile": {"enabled": False}},
+        "compile.disable: true is taken for compile.enabled: false",
+    ),
+    (
+        {"zero_optimization": {"stage": 2, "cpu_offload": True}},
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+        "zero_optimization.cpu_offload: an old name; taken for "
+        'zero_optimization.offload_optimizer: {"device": "cpu"}',
+    ),
+    (
+        {"zero_optimization": {"stage": 3, "cpu_offload_params": True}},
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+        "zero_optimization.cpu_offload_params: an old name",
+    ),
+    (
+        {"zero_optimization": {"stage": 2, "cpu_offload_use_pin_memory": True}},
+        {"zero_optimization": {"stage": 2}},
+        "zero_optimization.cpu_offload_use_pin_memory: true is the default of pin_memory",
+    ),
+    ({"bfloat16": {"enabled": True}}, {"bf16": {"enabled": True}}, "bfloat16: an old name of bf16"),
+    (
+        {"communication_data_type": "bfloat16"},
+        {"communication_data_type": "bf16"},
+        "communication_data_type: 'bfloat16' is taken for 'bf16'",
+    ),
+    (
+        {"data_types": {"grad_accum_dtype": "torch.float32"}},
+        {"data_types": {"grad_accum_dtype": "fp32"}},
+        "data_types.grad_accum_dtype: 'torch.float32' is taken for 'fp32'",
+    ),
+    (
+        {"gradient_allreduce_op": "SUM"},
+        {"gradient_allreduce_op": "sum"},
+        "gradient_allreduce_op: 'SUM' is taken for 'sum'",
+    ),
+    ({"disable_allgather": True}, {}, "disable_allgather: left out; updated weights must reach"),
+    (
+        {"comms_config": {"comms_logger": {"enabled": False}}},
+        {},
+        "comms_config: turns nothing on, and DeepSpeed reads no such key",
+    ),
+    ({"monitor_config": {"tag": "x"}}, {}, "monitor_config: turns nothing on"),
+]
+
+
+@pytest.mark.parametrize(("written", "meant", "line"), CHANGES, ids=lambda value: str(value)[:50])
+def test_what_stands_in_public_files_is_read_with_one_line_and_refused_when_strict(
+    written: dict[str, Any],
+    meant: dict[str, Any],
+    line: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = json.dumps(written)
+    config = load_engine_config(BATCH | written)
+    assert config == load_engine_config(BATCH | meant)
+    told = [record.getMessage() for record in caplog.records]
+    assert sum(text.startswith(f"engine config: {line}") for text in told) == 1
+    assert json.dumps(written) == before
+    assert not parse_engine_config(BATCH | meant, "file").changes
+    assert parse_engine_config(BATCH | written, "file", strict=True).problems
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"bf16": {}, "bfloat16": {"enabled": True}}, "bfloat16: unknown key"),
+        ({"comms_config": {"enabled": True}}, "comms_config: is not supported; set comms_logger"),
+        (
+            {"monitor_config": {"csv_monitor": {"enabled": True}}},
+            "monitor_config: is not supported; set tensorboard or csv_monitor",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "cpu_offload": True, "offload_optimizer": {}}},
+            "zero_optimization.cpu_offload: is not supported",
+        ),
+        ({"zero_optimisation.stage": 2}, "zero_optimisation.stage: unknown key"),
+        ({"zero_optimization": 3, "zero_optimization.stage": 2}, "must be a mapping of keys"),
+        (
+            {"zero_optimization": {"offload_param": 3}, "zero_optimization.offload_param.a": 1},
+            "zero_optimization.offload_param: must be a mapping of keys to values, got 3",
+        ),
+        ({"zero_optimization..stage": 2}, "zero_optimization..stage: unknown key"),
+        ({"_stage": 2}, "_stage: unknown key"),
+        ({"steps_per_print": float("nan")}, "steps_per_print: must be a finite number, got nan"),
+        ({"gradient_clipping": float("inf")}, "gradient_clipping: must be a finite number"),
+        ({"fp8": {"enabled": True}}, "fp8: is not supported; the engine computes in fp32"),
+    ],
+)
+def test_what_cannot_be_meant_otherwise_is_still_refused(
+    content: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_engine_config(BATCH | content)
+    assert any(problem in line for line in caught.value.problems), caught.value.problems
+
+
+WITH_COMMENTS = """{
+  // the batch
+  "train_batch_size": 8, # of all ranks
+  /* how it is sharded */
+  "zero_optimization": {"stage": 2,},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 1e2,},},
+  "steps_per_print": Infinity,
+}"""
+
+
+def test_comments_and_spare_commas_are_read_as_deepspeed_reads_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(WITH_COMMENTS)
+    config = load_engine_config(file)
+    assert (config.train_batch_size, config.zero_optimization.stage) == (8, 2)
+    assert config.scheduler is not None
+    assert config.scheduler.params == {"warmup_num_steps": 100}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{file}: line 2, column 3: is no plain JSON without comments, got a comment; "
+        "read as hjson, as DeepSpeed does",
+        f"{file}: steps_per_print: inf means never; left out, and no line of progress is printed",
+    ]
+    merged = overwrite_deepspeed_config(file, {"zero_optimization": {"stage": 1}})
+    assert merged["zero_optimization"] == {"stage": 1}
+    with pytest.raises(ConfigError, match="line 2, column 3: must be JSON without comments"):
+        check_file(file, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"fp16": {"enabled": True,\n}}', "fp16.enabled: must be JSON, got True; write true"),
+        ('{"a": one, \n"b": 2 }', 'a: must stand in "double quotes" or be JSON, got one'),
+        ('{"a": 1, "a": 2,}', "a: must be given once"),
+        ('{"a": [1, 2}', "line 1, column 12: must be JSON"),
+        ("train_batch_size: 8", "line 1, column 1: must be JSON"),
+        ("", "got the end of the file before everything is closed"),
+        ('{"a": 1e999,}', "got a comma before '}'"),
+        ('{"a":' * 2000, "file: must be nested at most 64 deep"),
+        ('{"a":' * 400, "got the end of the file"),
+    ],
+)
+def test_what_is_not_even_hjson_is_told_by_what_stands_there(
+    text: str, problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_engine_config(file)
+    assert any(problem in line for line in caught.value.problems), caught.value.problems
+
+
+def test_one_rank_of_many_logs_what_was_changed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    load_engine_config(BATCH | {"_comment": "x"})
+    assert not caplog.records
+    monkeypatch.setenv("RANK", "0")
+    load_engine_config(BATCH | {"_comment": "x"})
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_an_override_wins_over_a_dotted_key_and_over_an_old_name() -> None:
+    base = {"zero_optimization.stage": 2, "zero_optimization": {"cpu_offload": True}}
+    zero = {"stage": 3, "offload_optimizer": {"device": "none"}}
+    merged = overwrite_deepspeed_config(base, {"zero_optimization": zero})
+    assert merged == {"zero_optimization": zero}
+    dotted = overwrite_deepspeed_config({"zero_optimization": zero}, {"zero_optimization.stage": 1})
+    assert dotted["zero_optimization"] == zero | {"stage": 1}
+
+
+def test_the_command_shows_what_it_changes_and_strict_refuses_it(tmp_path: Path) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(BATCH | {"_comment": "x", "gradient_allreduce_op": "SUM"}))
+    shown = CliRunner().invoke(app, ["config", "check", str(file)])
+    assert shown.exit_code == 0
+    lines = [" ".join(line.split()) for line in shown.output.splitlines()]
+    assert lines[1:3] == [
+        "changed: _comment: is a comment, and left out",
+        "changed: gradient_allreduce_op: 'SUM' is taken for 'sum'",
+    ]
+    assert "gradient_allreduce_op = sum (file)" in lines
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["config", "check", "--strict", str(file)], catch_exceptions=False)
+    assert [line.partition(":")[0] for line in caught.value.problems] == [
+        "_comment",
+        "gradient_allreduce_op",
+    ]
+
+
+def test_an_experiments_engine_file_is_read_as_tolerantly() -> None:
+    experiment = {
+        "entrypoint": "model_def:T",
+        "hyperparameters": {"deepspeed_config": "ds.json"},
+        "searcher": {"name": "single", "metric": "loss", "max_length": 10},
+    }
+    engine = b'{"train_batch_size": 8, "steps_per_print": Infinity\n, } // end'
+    files = MemoryFiles({"ds.json": engine, "model_def.py": b"class T(ZeroTrial): ..."})
+    check_experiment(experiment, files)
+    with pytest.raises(ConfigError, match=r"ds\.json: file: .* got Infinity"):
+        check_experiment(experiment, files, strict=True)

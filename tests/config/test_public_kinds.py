@@ -1,0 +1,117 @@
+"""Twenty engine files of the kinds that are found in public, and what happens to each."""
+
+from pathlib import Path
+
+import pytest
+
+from zerolab.config.checking import check_file
+from zerolab.errors import ConfigError
+
+FILES = Path(__file__).parent / "public"
+
+ARGUMENTS = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "learning_rate": 1e-3,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "max_grad_norm": 1.0,
+    "warmup_steps": 10,
+    "max_steps": 100,
+    "bf16": True,
+    "fp16": False,
+    "offload_optimizer_device": "cpu",
+}
+"""What a Trainer or a launcher would know."""
+
+ACCEPTED: dict[str, list[str]] = {
+    "accelerate_zero2": [
+        "changed: steps_per_print: inf means never",
+        "zero_optimization.offload_optimizer.device = cpu  (auto: hyperparameters.offload",
+    ],
+    "axolotl_zero1": ["bf16.enabled = true  (auto: hyperparameters.bf16)"],
+    "axolotl_zero1_compile": [
+        "changed: compile.disable: false turns nothing on",
+        "compile.enabled = false  (default)",
+    ],
+    "axolotl_zero3": [
+        "changed: zero_optimization.sub_group_size: 0 is no size",
+        "zero_optimization.stage3_prefetch_bucket_size = null  (auto: as if absent)",
+    ],
+    "factory_zero0": [
+        "zero_optimization.stage = 0  (file)",
+        "zero_allow_untested_optimizer = true  (hint: any optimizer may be used",
+    ],
+    "factory_zero3": ["zero_optimization.stage3_max_live_parameters = 1_000_000_000  (file)"],
+    "lightning_zero2": ["aio.block_size = 1_048_576  (hint: files are read and written"],
+    "old_bfloat16": [
+        "changed: bfloat16: an old name of bf16",
+        "changed: communication_data_type: 'bfloat16' is taken for 'bf16'",
+        "gradient_allreduce_op = sum  (file)",
+    ],
+    "old_zero2_offload": [
+        "changed: disable_allgather: left out",
+        "changed: zero_optimization.cpu_offload_use_pin_memory: true is the default",
+        "zero_optimization.offload_optimizer.device = cpu  (file)",
+    ],
+    "profiled": ["wandb = null  (hint: does not exist here, and is off)"],
+    "trainer_zero2_offload": [
+        "scheduler.params.warmup_max_lr = 0.001  (auto: optimizer.params.lr)",
+        "train_batch_size = 16  (derived: the file says auto)",
+    ],
+    "trainer_zero3_offload": [
+        "scheduler.params.total_num_steps = 100  (auto: hyperparameters.max_steps)",
+        "optimizer.params.eps = 1e-08  (auto: the optimizer's default)",
+    ],
+    "trl_zero3": [
+        "changed: zero_optimization.reduce_bucket_size: a dotted key; taken for",
+        "zero_optimization.stage3_param_persistence_threshold = 640  (file)",
+    ],
+    "with_comments": ["changed: line 2, column 3: is no plain JSON without comments"],
+}
+"""Lines of the report."""
+
+REFUSED: dict[str, list[str]] = {
+    "bert_max_grad_norm": [
+        "optimizer.params.max_grad_norm: is not an optimizer's parameter; set gradient_clipping",
+    ],
+    "factory_fp8": ["fp8: is not supported; the engine computes in fp32, fp16 or bf16"],
+    "factory_tensor_parallel": [
+        "tensor_parallel.autotp_size: is not supported; set tensor_parallel.size to the number",
+    ],
+    "one_bit_adam": ["optimizer.type: compressed communication is not supported; use 'Adam'"],
+    "parameters_in_files": [
+        "zero_optimization.offload_param.device: input should be 'none' or 'cpu', got 'nvme'",
+    ],
+    "zero_plus_plus": [
+        "zero_optimization.zero_quantized_weights: is not supported; communication is not",
+        "zero_optimization.zero_hpz_partition_size: is not supported; use stage 3 over all",
+        "zero_optimization.zero_quantized_gradients: is not supported; communication is not",
+    ],
+}
+"""All problems that are told."""
+
+
+def test_there_are_twenty_files_and_each_is_spoken_of() -> None:
+    names = sorted(file.stem for file in FILES.iterdir())
+    assert len(names) == 20
+    assert names == sorted([*ACCEPTED, *REFUSED])
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_file_is_accepted_and_the_report_says_what_it_comes_to(name: str) -> None:
+    report = check_file(FILES / f"{name}.json", 2, ARGUMENTS)
+    lines = [line.strip() for line in report.splitlines()]
+    lines = ["  (".join(part.strip() for part in line.split("  (", 1)) for line in lines]
+    for expected in ACCEPTED[name]:
+        assert any(line.startswith(expected) for line in lines), report
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_is_refused_with_the_reason_alone(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_file(FILES / f"{name}.json", 2, ARGUMENTS)
+    told = caught.value.problems
+    assert len(told) == len(REFUSED[name]), told
+    for line, expected in zip(told, REFUSED[name], strict=True):
+        assert line.startswith(expected), told

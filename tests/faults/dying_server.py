@@ -1,0 +1,37 @@
+"""A real server that kills itself with SIGKILL where it tells a searcher something.
+
+That is before the transaction of its first event is committed, or when it is, and nobody has been
+answered yet.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+
+from zerolab.searcher import Operation
+from zeroserver.__main__ import main
+from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.searching import Event
+from zeroserver.store.database import Transaction
+
+
+def serve(when: str, arguments: list[str]) -> int:
+    """What a child of the nursery runs: it dies ``before`` or ``after`` its first event."""
+    tell = searching.tell
+
+    def tell_and_die(
+        world: World, transaction: Transaction, experiment_id: int, event: Event
+    ) -> Sequence[Operation]:
+        operations = tell(world, transaction, experiment_id, event)
+        if when == "before":
+            _die()
+        transaction.then.append(_die)
+        return operations
+
+    searching.tell = tell_and_die
+    return main(arguments)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

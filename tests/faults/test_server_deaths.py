@@ -1,0 +1,158 @@
+"""A search whose server is killed at every event comes to the same end, with the same processes."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.end_to_end.installation import ENDED, Installation
+from tests.faults.nursery import Nursery
+from tests.waiting import until
+from zerolab.client import archive
+from zerolab.errors import UnreachableError
+
+SCRIPT = """
+import os, pathlib
+import zerolab.core
+
+with zerolab.core.init() as context:
+    info = context.info
+    with (pathlib.Path(info.config["data"]["seen"]) / str(info.trial_id)).open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    lr = context.train.get_hparams()["lr"]
+    for step in (10, 20):
+        context.train.report_validation_metrics(step, {"loss": lr / step})
+        with context.checkpoint.store_path({"steps_completed": step}) as (path, _):
+            (path / "weights").write_text(str(lr))
+"""
+
+RANDOM = {
+    "name": "random", "metric": "loss", "max_length": 20, "max_trials": 3,
+    "max_concurrent_trials": 2,  # so the third trial is created where another ends
+}  # fmt: skip
+
+
+class Lives:
+    """Servers of one installation, each of which dies at its first event; then one that does not.
+
+    Every event is met twice: by a server that dies before the commit, and by one that dies after.
+    """
+
+    def __init__(self, installation: Installation, nursery: Nursery) -> None:
+        self._installation = installation
+        self._nursery = nursery
+        self._pid = 0
+        self._ways = itertools.cycle(["before", "after"])
+        self.deaths = 0
+
+    def next(self) -> None:
+        """Start a server, and wait until it listens."""
+        home = self._installation.home
+        home.server_file.unlink(missing_ok=True)
+        self._installation._forget_client()
+        arguments = ["--home", str(home.path), "--port", str(self._installation.port)]
+        self._pid = self._nursery.start(
+            "tests.faults.dying_server:serve", next(self._ways), arguments
+        )
+        until("the server listens, or is dead", lambda: home.server_file.exists() or self.dead())
+
+    def dead(self) -> bool:
+        return self._nursery.ended(self._pid)
+
+    def revive(self) -> None:
+        """Start the next server, if this one is dead."""
+        if self.dead():
+            assert self._nursery.wait(self._pid) == -9, self._nursery.log.read_text()[-2000:]
+            self.deaths += 1
+            self.next()
+
+
+def config(directory: Path, searcher: dict[str, Any]) -> dict[str, Any]:
+    seen = directory / "seen"
+    seen.mkdir()
+    return {
+        "name": "mortal",
+        "entrypoint": "python train.py",
+        "data": {"seen": str(seen)},
+        "hyperparameters": {"lr": {"type": "double", "minval": 0, "maxval": 1}},
+        "searcher": searcher,
+        "reproducibility": {"experiment_seed": 11},
+    }
+
+
+def outcome(installation: Installation, seen: Path) -> dict[str, Any]:
+    """All that a search has come to, and how often each of its trials was started."""
+    client = installation.client
+    names = ("hparams", "seed", "state", "steps_completed", "best_validation", "restarts")
+    trials = client.trials(1)
+    best = client.experiment(1)
+    started = {trial["id"]: (seen / str(trial["id"])).read_text().split() for trial in trials}
+    for pid in itertools.chain.from_iterable(started.values()):
+        until(f"process {pid} has ended", lambda pid=pid: not psutil.pid_exists(int(pid)))
+    return {
+        "trials": [{name: trial[name] for name in names} for trial in trials],
+        "best": (best["state"], best["best_trial_id"], best["best_validation"]),
+        "starts": {trial: len(pids) for trial, pids in started.items()},
+        "checkpoints": sorted(
+            (one["trial_id"], one["steps_completed"], one["state"])
+            for one in client.experiment_checkpoints(1)
+        ),
+    }
+
+
+def search(directory: Path, searcher: dict[str, Any], slots: int) -> dict[str, Any]:
+    """Run a search without disturbance."""
+    directory.mkdir()
+    with Installation.running(directory / "home", slots) as installation:
+        content = config(directory, searcher)
+        installation.submit(directory / "model", content, {"train.py": SCRIPT})
+        assert installation.wait_for(1)["state"] == "COMPLETED"
+        return outcome(installation, directory / "seen")
+
+
+def mortal_search(directory: Path, searcher: dict[str, Any], slots: int) -> dict[str, Any]:
+    """Run a search whose server is killed at every event."""
+    directory.mkdir()
+    with Installation.running(directory / "home", slots) as installation:
+        installation.kill_server()
+        log = directory / "deaths.log"
+        with Nursery("zeroserver.__main__", "tests.faults.dying_server", log=log) as nursery:
+            lives = Lives(installation, nursery)
+            _submit(installation, lives, config(directory, searcher), directory / "model")
+            until("the search has ended", lambda: _state(installation, lives), ENDED.__contains__)
+            found = outcome(installation, directory / "seen")
+        assert lives.deaths >= 2 * (2 * len(found["trials"]))  # created or validated, and exited
+        return found
+
+
+def _submit(installation: Installation, lives: Lives, content: dict[str, Any], model: Path) -> None:
+    """Submit until it is there; what died before the commit has left nothing."""
+    model.mkdir()
+    (model / "train.py").write_text(SCRIPT)
+    lives.next()
+    for there in (0, 1):
+        with pytest.raises(UnreachableError):
+            installation.client.create_experiment(content, archive.pack(model))
+        until("the server is dead", lives.dead)
+        lives.revive()
+        assert len(installation.client.experiments()) == there
+
+
+def _state(installation: Installation, lives: Lives) -> str:
+    lives.revive()
+    try:
+        return str(installation.client.experiment(1)["state"])
+    except UnreachableError:
+        return "unreachable"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_killed_at_every_event_comes_to_the_same_end_with_the_same_processes(
+    tmp_path: Path,
+) -> None:
+    plain = search(tmp_path / "plain", RANDOM, slots=2)
+    assert plain["starts"] == dict.fromkeys(range(1, 4), 1)
+    assert mortal_search(tmp_path / "mortal", RANDOM, slots=2) == plain
