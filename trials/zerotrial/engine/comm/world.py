@@ -1,0 +1,47 @@
+"""Starting torch.distributed for a script that has not, and leaving it when the script ends."""
+
+import atexit
+import gc
+from datetime import timedelta
+
+import torch.distributed as dist
+
+__all__ = ["start_world"]
+
+
+def start_world(
+    backend: str,
+    *,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    store: "dist.Store | None" = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Start torch.distributed, to be left when the process ends. **Collective**.
+
+    Args:
+        backend: nccl or gloo.
+        init_method: As in ``torch.distributed.init_process_group``, as are the others.
+        timeout: Of collectives; torch's by default.
+        store: By which the ranks meet; the environment's by default.
+        rank: Of this process; from the environment by default.
+        world_size: Number of ranks; from the environment by default.
+    """
+    dist.init_process_group(
+        backend, init_method, timeout, world_size=world_size, rank=rank, store=store
+    )
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """End gloo's threads before the interpreter: one that lets go of a tensor later aborts.
+
+    The ranks need not come here together. NCCL's groups are left to torch, whose end waits for
+    ranks that may be gone.
+    """
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        gc.collect()  # what holds a group keeps its threads
+        dist.destroy_process_group()
+        gc.collect()
