@@ -78,9 +78,7 @@ def init_distributed(  # noqa: PLR0917 - DeepSpeed's order
         _check_alone()
         start_world(backend, store=HashStore(), rank=0, world_size=1)
         return
-    start_world(
-        backend, init_method=init_method, timeout=timeout, world_size=world_size, rank=rank
-    )
+    start_world(backend, init_method=init_method, timeout=timeout, world_size=world_size, rank=rank)
 
 
 def _check_alone() -> None:
