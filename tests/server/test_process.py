@@ -211,7 +211,7 @@ def test_a_stream_tells_what_changes_and_goes_on_behind_its_cursor(
     assert "no agent is there" in first[1].data["waiting_reason"]
 
     agent_id = add_agent(client, 1)
-    told = {event.name: event.data for event, _ in zip(stream, range(2), strict=False)}
+    told = {event.name: event.data for _, event in zip(range(2), stream, strict=False)}
     assert told["experiment"]["waiting_reason"] is None
     assert told["trial"]["waiting_reason"] is None
     run_id = client.work(agent_id, 0, 0).runs[0].run_id

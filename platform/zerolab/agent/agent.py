@@ -33,6 +33,8 @@ _STOP_GRACE_S = 20.0
 """For ranks to checkpoint when the agent is stopped, in seconds."""
 _DELIVERY_S = 10.0
 """For what they leave, after that."""
+_FAREWELL_S = 5.0
+"""For the server to hear that this agent leaves; one that hangs holds nobody up."""
 _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
@@ -111,9 +113,10 @@ class Agent:
             self._launcher.keep_ready()
             self._stopping.wait(_ALIVE_POLL_S)
         logger.info("stopping")
-        self._tell_leaving(done=False)
+        answered = self._tell_leaving(done=False)
         self._stop_runs()
-        self._tell_leaving(done=True)
+        if answered:
+            self._tell_leaving(done=True)
         self._launcher.close()
 
     def _finish(self, folder: RunFolder, run_id: int) -> None:
@@ -138,14 +141,26 @@ class Agent:
         for run in runs:
             run.join(_DELIVERY_S)
 
-    def _tell_leaving(self, *, done: bool) -> None:
-        """Have the server start nothing here any more; it finds out by itself, only later."""
-        if self._agent_id is None:
-            return
-        try:
-            self._client.leave(self._agent_id, done=done)
-        except ZerolabError as error:
-            logger.info("the server does not hear that this agent leaves: %s", error)
+    def _tell_leaving(self, *, done: bool) -> bool:
+        """Have the server start nothing here any more; it finds out by itself, only later.
+
+        Returns:
+            Whether the server is there: one that does not answer need not be told again.
+        """
+        agent_id = self._agent_id
+        if agent_id is None:
+            return False
+
+        def tell() -> None:
+            try:
+                self._client.leave(agent_id, done=done)
+            except ZerolabError as error:
+                logger.info("the server does not hear that this agent leaves: %s", error)
+
+        farewell = threading.Thread(target=tell, name="farewell", daemon=True)
+        farewell.start()
+        farewell.join(_FAREWELL_S)
+        return not farewell.is_alive()
 
     def _poll(self) -> None:
         """Ask for work until the agent stops; also what keeps it alive for the server."""
