@@ -5,6 +5,7 @@ import gc
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["start_world"]
 
@@ -14,7 +15,7 @@ def start_world(
     *,
     init_method: str | None = None,
     timeout: timedelta | None = None,
-    store: "dist.Store | None" = None,
+    store: Store | None = None,
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
