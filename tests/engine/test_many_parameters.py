@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import zerotrial
+from zerotrial.engine.memory.heap import uncollected
 
 FEW, TIMES = 400, 4
 LIMIT = 9.0
@@ -63,3 +64,21 @@ def test_time_grows_with_the_number_of_parameters_and_no_faster(stage: int, opti
         small = max(min(run[what] for run in few), 0.002)  # below, the clock is too coarse
         large = min(run[what] for run in many)
         assert large < LIMIT * small, f"{what}: {small:.3f} s for {FEW}, {large:.3f} s"
+
+
+def test_the_collector_does_not_run_while_an_engine_is_built_and_is_left_as_it_was() -> None:
+    seen: list[bool] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        seen.append(gc.isenabled())
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    config = {"train_micro_batch_size_per_gpu": 1}
+    engine, *_ = zerotrial.initialize(model=chain(2), optimizer=make, config=config)
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
+    engine.close()
+    with uncollected(), uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
