@@ -60,7 +60,8 @@ def test_a_line_comes_every_so_many_steps_with_rates(
     found = [line for line in lines.messages if line.startswith("step ")]
     assert [line.split(":")[0] for line in found] == ["step 2", "step 4"]
     assert re.fullmatch(
-        r"step 4: lr 0\.001, gradient norm [\d.]+, skipped 0, [\d,.]+ samples/s, [\d,]+ tokens/s, "
+        r"step 4: loss [\d.]+, lr 0\.001, momentum 0\.9, gradient norm [\d.]+, skipped 0, "
+        r"[\d,.]+ ms a step, [\d,.]+ samples/s, [\d,]+ tokens/s, "
         r"[\d.]+ [kMG]?FLOP/s on each device, MFU [\d.]+%",
         found[1],
     )
@@ -73,7 +74,8 @@ def test_a_line_comes_every_so_many_steps_with_rates(
 def test_rates_are_left_out_where_the_config_says_so(lines: pytest.LogCaptureFixture) -> None:
     off = {"steps_per_print": 2, "timers": {"throughput": {"enabled": False}}}
     observer = train(4, off).observer
-    step = r"step \d: lr 0\.001, gradient norm [\d.]+, skipped 0"
+    step = r"step \d: loss [\d.]+, lr 0\.001, momentum 0\.9, gradient norm [\d.]+, skipped 0, "
+    step += r"[\d,.]+ ms a step"
     assert len(lines.messages) == 2
     assert all(re.fullmatch(step, line) for line in lines.messages)
     assert isinstance(observer, StepObserver)
@@ -102,7 +104,7 @@ def test_the_time_of_a_step_is_divided_into_phases(lines: pytest.LogCaptureFixtu
     train(4, {"steps_per_print": 2, "wall_clock_breakdown": True})
     found = [line for line in lines.messages if line.startswith("time of a step")]
     assert len(found) == 2
-    for phase in ("forward", "backward", "reduce", "step", "between"):
+    for phase in ("input", "forward", "backward", "communication", "step", "between"):
         assert re.search(rf"{phase} [\d.]+ ms \(\d+%\)", found[1])
     whole, *parts = (float(text) for text in re.findall(r"([\d.]+) ms", found[1]))
     assert sum(parts) == pytest.approx(whole, rel=0.02, abs=0.05)
@@ -309,3 +311,28 @@ def test_tokens_are_counted_in_the_first_integer_matrix() -> None:
     assert count_tokens(({"x": ids},), {}) == 16
     assert count_tokens((torch.randn(2, 3, 4, 4), torch.zeros(2).long()), {}) == 0
     assert count_tokens((mask,), {}) == 0
+
+
+def test_the_loss_in_a_line_is_the_mean_since_the_line_before(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(1)
+    optimizer = {"type": "SGD", "params": {"lr": 0.01}}
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "optimizer": optimizer,
+        "steps_per_print": 2,
+    }
+    engine, *_ = initialize(model=Language(), config=config)
+    means = []
+    for step in make_batches(4, 2, 1):
+        losses = []
+        for (batch,) in step:
+            losses.append(float(engine.backward(engine(*batch))))
+            engine.step()
+        means.append(sum(losses))
+    engine.close()
+    found = [float(text) for text in re.findall(r"loss ([\d.]+)", "\n".join(lines.messages))]
+    # The first step warms up, and is in no line.
+    assert found == pytest.approx([means[1], (means[2] + means[3]) / 2], rel=1e-4)

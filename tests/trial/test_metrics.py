@@ -2,8 +2,10 @@
 
 import math
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 import zerotrial
 from tests.trial.helpers import (
+    Line,
     LineTrial,
     PlainEngine,
     fit,
@@ -379,3 +382,37 @@ def test_profiler_traces_and_tensorboard_files_are_kept_with_the_run(tmp_path: P
     events.Reload()
     assert [event.step for event in events.Scalars("training/loss")] == [1, 2, 3]
     assert [event.step for event in events.Scalars("validation/validation_loss")] == [3]
+
+
+def test_a_trial_reports_where_the_time_of_a_step_went(tmp_path: Path) -> None:
+    class Slow(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+            time.sleep(0.1)
+            return Line(16)[index]
+
+    class Trial(LineTrial):
+        def __init__(self, context):
+            self.context = context
+            self.seen = []
+            config = {
+                "train_micro_batch_size_per_gpu": 2,
+                "optimizer": {"type": "AdamW"},
+                "steps_per_print": 2,
+                "wall_clock_breakdown": True,
+            }
+            engine, *_ = zerotrial.initialize(model=torch.nn.Linear(1, 1), config=config)
+            self.engine = context.wrap_model_engine(engine)
+
+        def build_training_data_loader(self):
+            return zerotrial.DataLoader(Slow(), batch_size=2)
+
+    fit(make_spec(tmp_path), Trial, make_settings(4, report_period=Batch(2)))
+    found = metrics(tmp_path, "training")[4]
+    shares = {name: value for name, value in found.items() if name.endswith("_share")}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["input_share"] > 0.5
+    assert found["step_seconds"] > 0.2
+    assert found["momentum"] == pytest.approx(0.9)

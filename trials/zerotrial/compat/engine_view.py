@@ -1,11 +1,12 @@
 """An engine as the trial loop sees it: ours, DeepSpeed's, or anything of that shape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.engine.engine import Engine
+from zerotrial.engine.seams import Observer
 from zerotrial.mpu import ModelParallelUnit, make_mesh_mpu, make_pipeline_mpu
 
 __all__ = ["EngineView", "view_of"]
@@ -144,6 +145,10 @@ class EngineView:
             readers.append(("skipped_steps", lambda: engine.skipped_steps))
         return readers
 
+    def timed_input(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Count the time that is waited for micro-batches as the engine's, if it counts any."""
+        return batches
+
     @property
     def saves_in_background(self) -> bool:
         """Whether ``save_checkpoint`` returns before everything is written."""
@@ -198,6 +203,13 @@ class _OwnEngine(EngineView):
             ("skipped_steps", lambda: engine.skipped_steps),
         ]
 
+    def numbers(self) -> dict[str, float]:
+        return {**super().numbers(), **self.engine.observer.measured}
+
+    def timed_input(self, batches: Iterator[Any]) -> Iterator[Any]:
+        observer = self.engine.observer
+        return _TimedInput(batches, observer) if observer.times_phases else batches
+
     @property
     def saves_in_background(self) -> bool:
         return self.engine.config.checkpoint.writer.decoupled
@@ -208,6 +220,19 @@ class _OwnEngine(EngineView):
 
     def wait_for_checkpoint(self) -> None:
         self.engine.wait_for_checkpoint()
+
+
+class _TimedInput:
+    def __init__(self, batches: Iterator[Any], observer: Observer) -> None:
+        self._batches = batches
+        self._observer = observer
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._observer.phase("input"):
+            return next(self._batches)
 
 
 def _first(rates: Any) -> Any:

@@ -24,6 +24,7 @@ from zerotrial.engine.building.ground import Ground, find_ground, is_pipeline
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
 from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.comm.connect import connect
+from zerotrial.engine.comm.observed import observed
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
@@ -33,7 +34,7 @@ from zerotrial.engine.module.activation import checkpoint_blocks
 from zerotrial.engine.module.compiling import compile_blocks
 from zerotrial.engine.module.precision import register_input_cast
 from zerotrial.engine.module.taken import Taken, release
-from zerotrial.engine.seams import OptimizerFactory, Stage, StageInputs
+from zerotrial.engine.seams import Observer, OptimizerFactory, Stage, StageInputs
 from zerotrial.engine.tensor.divide import Divided, divide
 from zerotrial.engine.update.choose import choose_optimizer
 from zerotrial.engine.update.states import check_savable
@@ -130,10 +131,11 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     taken = Taken(model)
     ground = find_ground(resolved, model, device, mpu, start=dist_init_required)
     with taken.undone_if_refused():
-        divided = _prepare_model(model, ground)
+        observer = make_observer(ground.config, ground.device, ground.mesh.saving.rank)
+        divided = _prepare_model(model, ground, observer)
         taken.closed_by(divided.undo)
         made = make_given(optimizer, model_parameters, model)
-        inputs = _stage_inputs(model, ground, taken, made, model_parameters)
+        inputs = _stage_inputs(model, ground, taken, made, model_parameters, observer)
         stage = _build_stage(inputs)
         taken.closed_by(partial(_undo, stage, divided))
         _cast_inputs(inputs)
@@ -141,7 +143,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         schedule = make_schedule(
             resolved, lr_scheduler, stage.optimizer, has_optimizer=has_optimizer
         )
-        loader = _make_loader(training_data, ground, collate_fn)
+        loader = _make_loader(training_data, ground, collate_fn, observer)
     engine = _assemble(
         inputs, stage, divided, ground, schedule=schedule, loader=loader, engine_class=engine_class
     )
@@ -151,12 +153,14 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     return engine, engine.optimizer if engine.trains else cast("Any", None), loader, schedule
 
 
-def _prepare_model(model: nn.Module, ground: Ground) -> Divided:
+def _prepare_model(model: nn.Module, ground: Ground, observer: Observer) -> Divided:
     """Put the model where it trains; cut, compiled and checkpointed as the file says."""
     if is_pipeline(model):
         model.to(ground.device)
         model.prepare(ground.mesh, ground.config.pipeline.activation_checkpoint_interval)
-    divided = divide(model, ground.config.tensor_parallel, ground.mesh, ground.device)
+    divided = divide(
+        model, ground.config.tensor_parallel, ground.mesh, ground.device, observer.phase
+    )
     model.to(ground.device)  # only now, when a rank's part is all there is
     compile_blocks(model, ground.config.compile)
     checkpoint_blocks(model, ground.config.activation_checkpointing, divided.line)
@@ -169,12 +173,13 @@ def _undo(stage: Stage, divided: Divided) -> None:
     divided.undo()
 
 
-def _stage_inputs(
+def _stage_inputs(  # noqa: PLR0917 - one caller
     model: nn.Module,
     ground: Ground,
     taken: Taken,
     made: torch.optim.Optimizer | None,
     model_parameters: Any,
+    observer: Observer,
 ) -> StageInputs:
     trains = made is not None or ground.config.optimizer is not None
     return StageInputs(
@@ -187,7 +192,7 @@ def _stage_inputs(
         device=ground.device,
         mesh=ground.mesh,
         taken=taken,
-        observer=make_observer(ground.config, ground.device, ground.mesh.saving.rank),
+        observer=observer,
     )
 
 
@@ -198,13 +203,19 @@ def _cast_inputs(inputs: StageInputs) -> None:
         register_input_cast(inputs.module, precision.compute)
 
 
-def _make_loader(training_data: Any, ground: Ground, collate_fn: Any) -> Any:
+def _make_loader(training_data: Any, ground: Ground, collate_fn: Any, observer: Observer) -> Any:
     if training_data is None:
         return None
     pinned = ground.device.type == "cuda"
     rank = ground.mesh.data.rank
     return build_loader(
-        training_data, ground.config, ground.batch, rank, collate_fn, pin_memory=pinned
+        training_data,
+        ground.config,
+        ground.batch,
+        rank,
+        collate_fn,
+        pin_memory=pinned,
+        reading=partial(observer.phase, "input"),
     )
 
 
@@ -290,5 +301,6 @@ def _build_stage(inputs: StageInputs) -> Stage:
     comm = connect(inputs.mesh.data.group, inputs.device)
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
+    comm = observed(comm, inputs.observer)
     kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # only what is updated is sharded
     return kind(inputs, comm, updater)

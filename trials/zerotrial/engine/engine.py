@@ -123,6 +123,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         _check_loss("backward", loss)
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
         self.recover()
+        self.observer.add_loss(share.detach())
         with self._backward_call, self.observer.phase("backward"):
             boundary = self._begin_backward()
             torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
@@ -159,6 +160,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             self._end_backward(boundary=boundary)
             self._scaled_call.leave()
 
+        self.observer.add_loss(loss.detach() / steps)
         scaled = loss * self.scaler.scale
         scaled.register_hook(begin)  # type: ignore[no-untyped-call]
         return scaled
@@ -218,9 +220,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         return self._last
 
     def _update(self, lr_kwargs: dict[str, Any]) -> StepResult:
-        with self.observer.phase("reduce"):
-            norm = self.stage.reduce_gradients(self.scaler.scale)
         with self.observer.phase("step"):
+            norm = self.stage.reduce_gradients(self.scaler.scale)
             updated = math.isfinite(norm)
             scale = self.scaler.scale
             self.scaler.update(not updated)
@@ -277,7 +278,9 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             data_iter = self._own_batches()
         total = torch.zeros((), device=self.device)
         for left in reversed(range(self.batch.accumulation_steps)):
-            total += self.backward(self._loss_of(next(data_iter))).float()
+            with self.observer.phase("input"):
+                batch = to_device(next(data_iter), self.device)
+            total += self.backward(self._loss_of(batch)).float()
             if self.progress.managed or not left:
                 self.step()
         return total
@@ -288,12 +291,11 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.module.eval()
         try:
             with torch.no_grad():
-                return self._loss_of(next(data_iter))
+                return self._loss_of(to_device(next(data_iter), self.device))
         finally:
             self.module.train(training)
 
     def _loss_of(self, batch: Any) -> Any:
-        batch = to_device(batch, self.device)
         if isinstance(batch, dict):
             return self(**batch)
         return self(*batch) if isinstance(batch, tuple | list) else self(batch)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,9 @@ __all__ = ["EngineLoader", "build_loader"]
 logger = logging.getLogger(__name__)
 
 
+_END = object()
+
+
 class EngineLoader:
     """Micro-batches of this rank's share of a dataset, in a new order each epoch.
 
@@ -23,6 +27,7 @@ class EngineLoader:
         sampler: Whose ``set_epoch`` chooses the order; None for iterable datasets.
         samples: Of one micro-batch, over all ranks.
         speaks: Whether this rank says where a checkpoint has moved it.
+        reading: Around the reading of each micro-batch.
     """
 
     def __init__(
@@ -32,6 +37,7 @@ class EngineLoader:
         samples: int,
         *,
         speaks: bool = True,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.epoch = 0
         """The next one."""
@@ -40,6 +46,7 @@ class EngineLoader:
         self._sampler = sampler
         self._samples = samples
         self._speaks = speaks
+        self._reading = reading
         self._running = False
         self._taken = 0  # micro-batches of the running epoch
         self._skip = 0  # micro-batches that a checkpoint has seen of the next epoch
@@ -72,7 +79,12 @@ class EngineLoader:
             self._sampler.skip = skipped * (self._loader.batch_size or 1)
             skipped = 0
         self.epoch += 1
-        for batch in islice(self._loader, skipped, None):
+        batches = islice(self._loader, skipped, None)
+        while True:
+            with self._reading():
+                batch = next(batches, _END)
+            if batch is _END:
+                return
             self._taken += 1
             yield batch
 
@@ -127,6 +139,7 @@ def build_loader(
     collate_fn: Callable[[Any], Any] | None,
     *,
     pin_memory: bool = False,
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> EngineLoader:
     """Divide a dataset over the ranks and shuffle it anew each epoch; see ``DataLoader``."""
     sampler: _Sampler | None = None
@@ -146,4 +159,6 @@ def build_loader(
         collate_fn=collate_fn,
         pin_memory=pin_memory,
     )
-    return EngineLoader(loader, sampler, batch.micro * batch.dp_world_size, speaks=rank == 0)
+    return EngineLoader(
+        loader, sampler, batch.micro * batch.dp_world_size, speaks=rank == 0, reading=reading
+    )

@@ -7,6 +7,7 @@ new stage, or another place for optimizer states, is a new class behind one of t
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -102,12 +103,35 @@ class OptimizerFactory(Protocol):
 class Observer(Protocol):
     """Is told what the engine does: timers, progress lines, breakdowns."""
 
+    @property
+    def times_phases(self) -> bool:
+        """Whether :meth:`phase` measures anything."""
+        ...
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """Numbers of the last line, by the names in ``docs/engine.md``."""
+        ...
+
     def attach(self, engine: Any) -> None:
         """Get to know the engine, when it is built."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time what runs inside; ``forward``, ``backward``, ``reduce`` or ``step``."""
+        """Time what runs inside.
+
+        Args:
+            name: ``input``, ``forward``, ``backward``, ``communication`` or ``step``; in pipelines
+                also ``send``, ``receive`` and ``tied_gradients``.
+        """
+        ...
+
+    def under_way(self, change: int) -> None:
+        """Count collectives that have begun (1) or ended (-1)."""
+        ...
+
+    def add_loss(self, share: Tensor) -> None:
+        """Take note of a loss, divided by the micro-batches of a step; on the device."""
         ...
 
     def step_finished(self, result: StepResult) -> None:
@@ -122,12 +146,21 @@ class Observer(Protocol):
 class NullObserver:
     """Observes nothing, at no cost."""
 
+    times_phases = False
+    measured: Mapping[str, float] = MappingProxyType({})
+
     def attach(self, engine: Any) -> None:
         """Do nothing."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return _NOTHING
+
+    def under_way(self, change: int) -> None:
+        """Do nothing."""
+
+    def add_loss(self, share: Tensor) -> None:
+        """Do nothing."""
 
     def step_finished(self, result: StepResult) -> None:
         """Do nothing."""

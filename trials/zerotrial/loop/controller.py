@@ -419,9 +419,8 @@ class Controller:
     def _batches(self) -> Iterator[Any] | None:
         if isinstance(self._feed, EmptyFeed):
             return None
-        if self._settings.profiling.enabled:
-            return self._timings.timed(self._feed)
-        return self._feed
+        batches = self._context.engines[0].timed_input(self._feed)
+        return self._timings.timed(batches) if self._settings.profiling.enabled else batches
 
     def _machine_prefix(self) -> str:
         ranks = self._distributed

@@ -97,11 +97,12 @@ class EngineConfig(Section):
     """Drop a last micro-batch that is not full, in the loader that ``initialize()`` builds."""
 
     steps_per_print: PositiveInt | None = None
-    """Print a line of progress every so many optimizer steps; null prints none."""
+    """Print a line of progress every so many optimizer steps: loss, rates, momentum, speed; null
+    prints none."""
 
     wall_clock_breakdown: bool = False
-    """Time forward, backward, reduction and update, and print their shares with each line of
-    progress: every 10 optimizer steps unless ``steps_per_print`` says otherwise."""
+    """Time input, forward, backward, communication and update, and print their shares with each
+    line of progress: every 10 optimizer steps unless ``steps_per_print`` says otherwise."""
 
     memory_breakdown: bool = False
     """Print the bytes held, by kind, after the first step and with each line of progress."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
+from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.flat.gradients import Averaging, Gradients, Handling
 from zerotrial.engine.flat.hooks import GradientHooks
@@ -50,6 +51,7 @@ class FlatStage:
         self, inputs: StageInputs, comm: Communicator, updater_factory: UpdaterFactory | None
     ) -> None:
         self._inputs = inputs
+        self._observer = inputs.observer
         self._comm = comm
         whole = self.shards_states and not inputs.optimizer_factory.elementwise
         self.buckets = cut_into_buckets(
@@ -98,7 +100,8 @@ class FlatStage:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.send_rest()
         self.gradients.finish()
-        self.ties.add(self.gradients)
+        with self._observer.phase("tied_gradients") if self.ties.exist else nullcontext():
+            self.ties.add(self.gradients)
         squares = torch.zeros(1, dtype=torch.float64, device=self._inputs.device)
         for bucket in self.buckets:
             for part in self._counted(bucket):
@@ -106,7 +109,8 @@ class FlatStage:
         # Every rank comes here after it has read what it needs of the others' buckets, so once
         # the sum is known the buckets may be written again.
         squares = self._comm.sum(squares)
-        self._inputs.mesh.add_over_model(squares)
+        with self._observer.phase(COMMUNICATION):
+            self._inputs.mesh.add_over_model(squares)
         return float(squares.sqrt()) / loss_scale
 
     def _counted(self, bucket: Bucket) -> list[Tensor]:

@@ -32,6 +32,11 @@ class Ties:
         self._comm = comm
         self.traffic = Traffic()
 
+    @property
+    def exist(self) -> bool:
+        """Whether there are any on this rank."""
+        return bool(self._buckets)
+
     def add(self, gradients: Gradients) -> None:
         """Add what the other owners have. **Collective** over them, if there are any.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
@@ -106,13 +107,14 @@ class PipelineEngine(Engine):
         with self.attendance.call("train_batch"):
             self.recover()
             steps = self.batch.accumulation_steps
-            window = self._draw(data_iter, steps - self.progress.ended)
+            with self.observer.phase("input"):
+                window = self._draw(data_iter, steps - self.progress.ended)
             if self._runner is None:
-                total = self._train_alone(window)
+                loss = self._train_alone(window)
             else:
-                total = self._train_together(self._runner, window)
+                loss = self._train_together(self._runner, window)
             self._frozen.look()
-            return self._mean(total)
+            return loss
 
     def _train_alone(self, window: Window) -> Tensor:
         total = torch.zeros((), device=self.device)
@@ -120,7 +122,7 @@ class PipelineEngine(Engine):
             loss = self._loss(Engine.__call__(self, *inputs), labels)
             total += Engine.backward(self, loss).float()
             Engine.step(self)
-        return total
+        return self._mean(total)
 
     def _train_together(self, runner: Runner, window: Window) -> Tensor:
         assert isinstance(self.stage, FlatStage)
@@ -139,8 +141,11 @@ class PipelineEngine(Engine):
         for _ in range(count):
             self.progress.backwards = 1
             self.progress.end_micro_batch()
+        with self.observer.phase(COMMUNICATION):
+            loss = self._mean(self._sum(losses) * share)
+        self.observer.add_loss(loss)
         self._last = self._update({})
-        return self._sum(losses) * share
+        return loss
 
     def eval_batch(
         self,

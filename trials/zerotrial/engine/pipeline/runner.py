@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from zerotrial.engine.pipeline.observed import observed_transfers
 from zerotrial.engine.pipeline.schedule import make_schedule
 from zerotrial.engine.pipeline.stage import Feed, Passes, Signature, ZeroStage
 from zerotrial.engine.pipeline.transfer import Transfer, parts_of
@@ -106,11 +107,12 @@ class Runner:
             self._feed.inputs = window.inputs
         numbers = torch.arange(count)
         last = self._total - 1 in self._chunks
-        plan.schedule.step(
-            *((numbers,) if self._feed is not None else ()),
-            target=numbers if last else None,
-            return_outputs=False,
-        )
+        with observed_transfers(observer):
+            plan.schedule.step(
+                *((numbers,) if self._feed is not None else ()),
+                target=numbers if last else None,
+                return_outputs=False,
+            )
         self._plans[key] = plan  # not after an error, which leaves it in the middle
         while len(self._plans) > _KEPT:
             self._plans.pop(next(iter(self._plans)))

@@ -28,10 +28,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Communicator
+from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.stage3.internals import AllGather, UnitParameters
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
+
+    from zerotrial.engine.seams import Observer
 
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -44,6 +47,7 @@ def publish_shards(
     parameters: UnitParameters,
     comm: Communicator,
     meanwhile: Callable[[], None],
+    observer: Observer,
 ) -> PublishedShards:
     """Let a unit's shards be seen by all ranks. **Collective**.
 
@@ -52,6 +56,7 @@ def publish_shards(
         parameters: Of the unit.
         comm: Between the ranks.
         meanwhile: Called whenever the unit is wanted whole, to bring on what is under way.
+        observer: Is told when the unit is gathered between hosts.
     """
     published = PublishedShards(parameters, comm)
     if published.wholes:
@@ -60,7 +65,7 @@ def publish_shards(
             published.wholes, meanwhile, lambda: comm.traffic.add("all_gather", numel)
         )
     else:
-        unit.set_custom_all_gather(GroupAllGather(comm))
+        unit.set_custom_all_gather(GroupAllGather(comm, observer))
     return published
 
 
@@ -125,10 +130,12 @@ class GroupAllGather(AllGather):
 
     Args:
         comm: Counts.
+        observer: Is told.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, observer: Observer) -> None:
         self._comm = comm
+        self._observer = observer
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
@@ -147,4 +154,5 @@ class GroupAllGather(AllGather):
         self._comm.traffic.add("all_gather", output_tensor.numel())
         own = input_tensor.clone()  # gloo copies the input into the output
         call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        call(output_tensor, own, group=group)
+        with self._observer.phase(COMMUNICATION):
+            call(output_tensor, own, group=group)

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.comm.ring import Ring
 from zerotrial.engine.stage3.internals import (
     ReduceScatter,
@@ -152,7 +153,7 @@ class SharedReduceScatter(ReduceScatter):
         buffer, self._buffer = self._buffer, None
         if buffer is None or buffer.tensor.data_ptr() != input_tensor.data_ptr():
             raise RuntimeError("reduce-scatter of memory that was not allocated for it")
-        with self._observer.phase("reduce"):
+        with self._observer.phase(COMMUNICATION):
             self._reductions.start(buffer, output_tensor, self._factor)
             if self._is_read_at_once(output_tensor):
                 self._reductions.finish()
@@ -220,7 +221,7 @@ class UnitGradients:
             if gradient is not None
         }
         ranks = self._reductions.ranks
-        with self._observer.phase("reduce"):
+        with self._observer.phase(COMMUNICATION):
             buffer = self._reductions.lend(ranks * self.numel, self._dtype)
             cut_into_shards(
                 [
@@ -325,7 +326,7 @@ def plug_in(
     """
     reductions = Reductions(comm, device)
     owners = [(unit, found) for unit in units if (found := parameters_of(unit)) is not None]
-    published = [publish_shards(u, p, comm, reductions.advance) for u, p in owners]
+    published = [publish_shards(u, p, comm, reductions.advance, observer) for u, p in owners]
     for unit, parameters in owners:
         unit.set_custom_reduce_scatter(
             SharedReduceScatter(reductions, parameters.members, factor, observer)

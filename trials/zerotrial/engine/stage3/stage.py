@@ -23,6 +23,7 @@ from torch import Tensor
 from zerolab.errors import ConfigError
 from zerotrial.engine.comm.communicator import Communicator, Traffic
 from zerotrial.engine.comm.connect import connect
+from zerotrial.engine.comm.observed import COMMUNICATION, observed
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.gather import kept_whole
@@ -99,8 +100,7 @@ class Stage3:
     def after_backward(self, *, boundary: bool) -> None:
         """Add up this micro-batch's gradients, which came averaged over the ranks."""
         if self._plugged is not None:
-            with self._observer.phase("reduce"):
-                self._plugged.reductions.finish()
+            self._plugged.reductions.finish()
         self._torn = False
         if boundary and self._every_gradient:
             refuse_unused([s.name for s in self._shards if not self._has_gradient(s)])
@@ -136,7 +136,8 @@ class Stage3:
         for place, number in enumerate(self._order.take(), start=1):
             sums[place].fill_(number)
         sums = self._comm.sum(sums.to(self._device))
-        self._mesh.add_over_model(sums[:1])
+        with self._observer.phase(COMMUNICATION):
+            self._mesh.add_over_model(sums[:1])
         squares, *order = sums.tolist()
         self._order.check(order, self._comm.size)
         return math.sqrt(squares) / loss_scale
@@ -292,7 +293,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
-    comm = connect(inputs.mesh.data.group, inputs.device)
+    comm = observed(connect(inputs.mesh.data.group, inputs.device), inputs.observer)
     mesh, leave = open_mesh(inputs)
     units: list[FSDPModule] = []
     layout: Layout | None = None

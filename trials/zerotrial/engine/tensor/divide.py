@@ -8,6 +8,7 @@ is put around the forward of each layer that is cut; see :mod:`zerotrial.engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.seams import NullObserver
 from zerotrial.engine.tensor.around import wrap
 from zerotrial.engine.tensor.cut import Cut, Span, mark, unmark
 from zerotrial.engine.tensor.fit import (
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from zerotrial.engine.mesh import Mesh
 
 __all__ = ["Divided", "divide"]
+
+_UNTIMED = NullObserver().phase
 
 
 class Divided:
@@ -53,7 +57,7 @@ class Divided:
     @classmethod
     def none(cls, module: nn.Module) -> Divided:
         """A model of which nothing is cut."""
-        return cls(module, {}, Line(None, 0, 1))
+        return cls(module, {}, Line(None, 0, 1, _UNTIMED))
 
     def whole(self, name: str, part: Tensor) -> Tensor:
         """Put a tensor of a parameter's shape together from all ranks. **Collective** if cut."""
@@ -100,7 +104,11 @@ class Divided:
 
 
 def divide(
-    module: nn.Module, config: TensorParallelConfig, mesh: Mesh, device: torch.device
+    module: nn.Module,
+    config: TensorParallelConfig,
+    mesh: Mesh,
+    device: torch.device,
+    phase: Callable[[str], AbstractContextManager[None]] = _UNTIMED,
 ) -> Divided:
     """Cut a model in place, from the first rank's values. **Collective** over a model's ranks.
 
@@ -113,6 +121,7 @@ def divide(
         config: The ``tensor_parallel`` block.
         mesh: The ranks.
         device: Where values travel.
+        phase: Times what runs inside; see :class:`~zerotrial.engine.seams.Observer`.
 
     Raises:
         ConfigError: If the plan does not fit the model; nothing is cut then.
@@ -137,7 +146,7 @@ def divide(
     problems += ties_cut_otherwise(module, cuts, names, stages)
     if problems := sorted(stages.union(set(problems))):  # each stage has layers of its own
         raise ConfigError("tensor_parallel", problems)
-    line = Line(axis.group, axis.rank, axis.size)
+    line = Line(axis.group, axis.rank, axis.size, phase)
     _spread(module, line, device)
     for parameter, cut in cuts.items():
         parameter.data = cut.take(parameter.data)

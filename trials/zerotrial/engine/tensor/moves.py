@@ -26,6 +26,8 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +36,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Traffic
+from zerotrial.engine.comm.observed import COMMUNICATION
 
 __all__ = ["SEQUENCE", "SPLIT", "Line", "enter", "gather", "leave", "take"]
 
@@ -64,6 +67,9 @@ class Line:
     group: Any
     rank: int
     size: int
+    phase: Callable[[str], AbstractContextManager[None]]
+    """Times what runs inside; see :class:`~zerotrial.engine.seams.Observer`."""
+
     traffic: Traffic = field(default_factory=Traffic)
     """Elements of activations and their gradients, counted as everywhere in the engine."""
 
@@ -72,7 +78,8 @@ class Line:
     def sum(self, values: Tensor) -> Tensor:
         """Add up all ranks' values. **Collective**."""
         total = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
+        with self.phase(COMMUNICATION):
+            dist.all_reduce(total, group=self.group)
         self.traffic.add("all_reduce", 2 * total.numel())
         return total
 
@@ -80,7 +87,8 @@ class Line:
         """Put all ranks' values together along a dimension. **Collective**."""
         own = values.contiguous()
         found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self.group)
+        with self.phase(COMMUNICATION):
+            dist.all_gather(found, own, group=self.group)
         self.traffic.add("all_gather", self.size * own.numel())
         return torch.cat(found, dim=dim)
 
@@ -88,7 +96,8 @@ class Line:
         """Add up all ranks' values, and keep this rank's part along a dimension. **Collective**."""
         parts = torch.stack(self._parts(values, dim))  # (T, ...)
         own = torch.empty_like(parts[0])
-        _reduce_scatter(own.view(-1), parts.view(-1), group=self.group)
+        with self.phase(COMMUNICATION):
+            _reduce_scatter(own.view(-1), parts.view(-1), group=self.group)
         self.traffic.add("reduce_scatter", parts.numel())
         return own
 

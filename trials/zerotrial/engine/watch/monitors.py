@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from zerolab.config.engine.engine_config import EngineConfig
     from zerolab.config.engine.runtime import MonitorConfig
     from zerotrial.engine.engine import Engine
@@ -118,6 +120,24 @@ class Monitored:
         """See :class:`~zerotrial.engine.seams.Observer`."""
         self._engine = engine
         self._inner.attach(engine)
+
+    @property
+    def times_phases(self) -> bool:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
+        return self._inner.times_phases
+
+    @property
+    def measured(self) -> Mapping[str, float]:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
+        return self._inner.measured
+
+    def under_way(self, change: int) -> None:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
+        self._inner.under_way(change)
+
+    def add_loss(self, share: Tensor) -> None:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
+        self._inner.add_loss(share)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """See :class:`~zerotrial.engine.seams.Observer`."""

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from zerolab.config.engine.resolved import format_entries, resolve, without_effect
 from zerolab.sizes import size_text
 from zerotrial.engine.seams import NullObserver, Observer
+from zerotrial.engine.watch.breakdown import Breakdown
 from zerotrial.engine.watch.census import census
 from zerotrial.engine.watch.flops import (
     ForwardProfile,
@@ -32,7 +33,6 @@ from zerotrial.engine.watch.flops import (
     peak_flops,
 )
 from zerotrial.engine.watch.monitors import Monitored, make_monitors
-from zerotrial.engine.watch.timers import PhaseTimer
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -46,7 +46,8 @@ logger = logging.getLogger("zerotrial.engine")
 DEFAULT_INTERVAL = 10
 """Steps between two lines where the config asks for lines but not how often."""
 
-_PHASES = ("forward", "backward", "reduce", "step")
+_COUNTED = ("forward", "backward")
+"""Phases whose operations are counted."""
 
 
 def make_observer(config: EngineConfig, device: torch.device, rank: int) -> Observer:
@@ -123,16 +124,34 @@ class StepObserver:
         self._interval = config.steps_per_print or DEFAULT_INTERVAL
         self._device = device
         # what is measured
-        self._timer = PhaseTimer(device) if config.wall_clock_breakdown else None
+        self._breakdown = Breakdown(device) if config.wall_clock_breakdown else None
         self._meter = FlopMeter(config)
         self._began: float | None = None
         self._moved: dict[str, int] = {}  # elements by collective, at the last line
         self._steps = 0
+        self._is_warm = False
         self._tokens = 0
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._engine: Engine | None = None
         self.rates: dict[str, float] = {}
         """Of the last line: ``samples_per_second``, ``tokens_per_second``, ``tflops`` of one device
         and ``mfu``, as far as they are known."""
+        self.measured: dict[str, float] = {}
+        """:attr:`rates`, and everything else in the last line that is measured."""
+
+    @property
+    def times_phases(self) -> bool:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
+        return self._breakdown is not None
+
+    def under_way(self, change: int) -> None:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
+        if self._breakdown is not None:
+            self._breakdown.under_way(change)
+
+    def add_loss(self, share: Tensor) -> None:
+        """See :class:`~zerotrial.engine.seams.Observer`."""
+        self._loss += share
 
     def attach(self, engine: Engine) -> None:
         """Get to know the engine, when it is built.
@@ -149,7 +168,8 @@ class StepObserver:
         """Time what runs inside, and count its operations where that is due.
 
         Args:
-            name: ``forward``, ``backward``, ``reduce`` or ``step``.
+            name: See :class:`~zerotrial.engine.seams.Observer`; a forward without gradients counts
+                as ``evaluation``.
 
         Yields:
             Nothing.
@@ -157,9 +177,11 @@ class StepObserver:
         if self._began is None:
             self._began = time.perf_counter()
         with ExitStack() as stack:
-            if self._timer is not None:
-                stack.enter_context(self._timer.phase(name))
-            stack.enter_context(self._meter.phase(name))
+            if self._breakdown is not None:
+                evaluates = name == "forward" and not torch.is_grad_enabled()
+                stack.enter_context(self._breakdown.phase("evaluation" if evaluates else name))
+            if name in _COUNTED:
+                stack.enter_context(self._meter.phase(name))
             yield
 
     def step_finished(self, result: StepResult) -> None:
@@ -172,13 +194,17 @@ class StepObserver:
         if engine.global_steps % self._interval:
             if engine.global_steps == 1 and self._config.memory_breakdown:
                 logger.info(memory_line(engine))
-            if self._steps == 1:  # the first step warms up, and is measured: leave it out
+            if not self._is_warm:  # the first step warms up: leave it out
                 self._restart()
+            self._is_warm = True
             return
-        self._measure(engine)
-        logger.info("%s", self._line(engine, result))
-        if self._timer is not None:
-            logger.info("%s", self._breakdown())
+        self._wait()
+        seconds = self._seconds()
+        self._measure(engine, seconds)
+        logger.info("%s", self._line(engine, result, seconds))
+        if self._breakdown is not None:
+            logger.info("%s", self._breakdown.line(seconds, self._steps))
+            self.measured |= self._breakdown.shares
         if self._config.comms_logger.enabled:
             logger.info("%s", self._communication(engine))
         if self._config.memory_breakdown:
@@ -187,8 +213,9 @@ class StepObserver:
 
     def _restart(self) -> None:
         self._wait()
-        if self._timer is not None:
-            self._timer.take()
+        if self._breakdown is not None:
+            self._breakdown.restart()
+        self._loss.zero_()
         if self._engine is not None and self._config.comms_logger.enabled:
             self._moved = dict(self._engine.stage.traffic.elements)
         self._steps = self._tokens = 0
@@ -202,11 +229,12 @@ class StepObserver:
         """Of one step, on average since the last line."""
         return (time.perf_counter() - (self._began or 0.0)) / self._steps
 
-    def _measure(self, engine: Engine) -> None:
+    def _measure(self, engine: Engine, seconds: float) -> None:
+        self.measured = {"step_seconds": seconds}
+        if (momentum := _momentum(engine)) is not None:
+            self.measured["momentum"] = momentum
         if not self._config.timers.throughput.enabled:
             return
-        self._wait()
-        seconds = self._seconds()
         self.rates = {"samples_per_second": engine.train_batch_size() / seconds}
         if self._tokens:
             tokens = self._tokens * engine.dp_world_size / self._steps
@@ -216,15 +244,19 @@ class StepObserver:
             self.rates["tflops"] = rate / 1e12
             if peak := peak_flops(self._device, _compute_type(self._config)):
                 self.rates["mfu"] = rate / peak
+        self.measured |= self.rates
 
-    def _line(self, engine: Engine, result: StepResult) -> str:
+    def _line(self, engine: Engine, result: StepResult, seconds: float) -> str:
         rates = ", ".join(f"{lr:.3g}" for lr in engine.get_lr())
-        parts = [f"step {engine.global_steps}: lr {rates}"]
+        parts = [f"loss {self._loss.item() / self._steps:.5g}", f"lr {rates}"]
+        if (momentum := self.measured.get("momentum")) is not None:
+            parts.append(f"momentum {momentum:.3g}")
         if result.grad_norm is not None:
             parts.append(f"gradient norm {result.grad_norm:.4g}")
         if self._config.fp16.enabled:
             parts.append(f"loss scale {engine.loss_scale:g}")
         parts.append(f"skipped {engine.skipped_steps}")
+        parts.append(f"{seconds * 1e3:,.1f} ms a step")
         if samples := self.rates.get("samples_per_second"):
             parts.append(f"{samples:,.1f} samples/s")
         if tokens := self.rates.get("tokens_per_second"):
@@ -233,20 +265,7 @@ class StepObserver:
             parts.append(f"{in_units(tflops * 1e12)}FLOP/s on each device")
         if mfu := self.rates.get("mfu"):
             parts.append(f"MFU {mfu:.1%}")
-        return ", ".join(parts)
-
-    def _breakdown(self) -> str:
-        assert self._timer is not None
-        whole = self._seconds()
-        spent = {name: seconds / self._steps for name, seconds in self._timer.take().items()}
-        known = [*_PHASES, *(name for name in spent if name not in _PHASES)]
-        parts = [
-            f"{name} {spent.get(name, 0.0) * 1e3:.2f} ms ({spent.get(name, 0.0) / whole:.0%})"
-            for name in known
-        ]
-        rest = max(0.0, whole - sum(spent.values()))
-        parts.append(f"between {rest * 1e3:.2f} ms ({rest / whole:.0%})")
-        return f"time of a step, {whole * 1e3:.2f} ms: {', '.join(parts)}"
+        return f"step {engine.global_steps}: {', '.join(parts)}"
 
     def _communication(self, engine: Engine) -> str:
         """What this rank's collectives moved in a step, on average since the last line."""
@@ -266,6 +285,14 @@ class StepObserver:
     def _count_tokens(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         if module.training and torch.is_grad_enabled():
             self._tokens += count_tokens(args, kwargs)
+
+
+def _momentum(engine: Engine) -> float | None:
+    """The first beta, or the momentum, of the first group; None where the optimizer has neither."""
+    group = engine.optimizer.param_groups[0]
+    if "betas" in group:
+        return float(group["betas"][0])
+    return float(group["momentum"]) if "momentum" in group else None
 
 
 class FlopMeter:

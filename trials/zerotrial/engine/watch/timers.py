@@ -10,6 +10,9 @@ from typing import Protocol
 
 import torch
 
+_MOST_SPANS = 4096
+"""Kept until they are added up, which may wait for the device."""
+
 
 class Clock(Protocol):
     """Takes marks now and turns them into seconds later."""
@@ -73,6 +76,7 @@ class PhaseTimer:
         self._clock: Clock = CudaClock() if device.type == "cuda" else HostClock()
         self._spans: list[_Span] = []
         self._open: list[int] = []
+        self._totals: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -93,6 +97,8 @@ class PhaseTimer:
         finally:
             span.end = self._clock.mark()
             self._open.pop()
+            if not self._open and len(self._spans) >= _MOST_SPANS:
+                self._fold()
 
     def take(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call, and start again from zero.
@@ -101,8 +107,13 @@ class PhaseTimer:
             Name to seconds, in the order in which the names came up first; phases still open
             are not counted.
         """
+        self._fold()
+        totals, self._totals = self._totals, {}
+        return totals
+
+    def _fold(self) -> None:
         spans, self._spans, self._open = self._spans, [], []
-        totals: dict[str, float] = {}
+        totals = self._totals
         for span in spans:
             if span.end is None:
                 continue
@@ -111,4 +122,3 @@ class PhaseTimer:
             if span.parent is not None and spans[span.parent].end is not None:
                 outer = spans[span.parent].name
                 totals[outer] = totals.get(outer, 0.0) - seconds
-        return totals

@@ -1,0 +1,123 @@
+"""Where the time of a step goes: shares of the phases, which add up to one.
+
+A phase inside another counts for itself only: what a rank waits for in the middle of backward is
+communication and not backward. Communication that runs behind other phases takes no time of its
+own, so that it is told besides, and is in no sum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from zerotrial.engine.comm.observed import COMMUNICATION
+from zerotrial.engine.watch.timers import PhaseTimer
+
+__all__ = ["Breakdown"]
+
+_ALWAYS = ("input", "forward", "backward", COMMUNICATION, "step")
+_BETWEEN = "between"
+
+
+class Breakdown:
+    """Times the phases of steps.
+
+    Args:
+        device: That is timed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._timer = PhaseTimer(device)
+        self._overlap = Overlap() if device.type == "cpu" else None
+        self.shares: dict[str, float] = {}
+        """``forward_share`` and so on, of the last :meth:`line`; they add up to one.
+        ``hidden_communication_share`` comes besides, where it is known."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what runs inside.
+
+        Args:
+            name: Of the phase.
+
+        Yields:
+            Nothing.
+        """
+        waiting = self._overlap is not None and name == COMMUNICATION
+        if waiting:
+            self._overlap_changes(inside=1)
+        try:
+            with self._timer.phase(name):
+                yield
+        finally:
+            if waiting:
+                self._overlap_changes(inside=-1)
+
+    def under_way(self, change: int) -> None:
+        """Count collectives that have been started and have not ended."""
+        self._overlap_changes(under_way=change)
+
+    def restart(self) -> None:
+        """Forget what was measured so far."""
+        self._timer.take()
+        if self._overlap is not None:
+            self._overlap.take()
+
+    def line(self, seconds: float, steps: int) -> str:
+        """Say where the time of a step went since the last restart, and keep :attr:`shares`.
+
+        Args:
+            seconds: Of one step.
+            steps: Since then.
+        """
+        spent = {name: total / steps for name, total in self._timer.take().items()}
+        names = [*_ALWAYS, *(name for name in spent if name not in _ALWAYS)]
+        found = {name: spent.get(name, 0.0) for name in names}
+        found[_BETWEEN] = max(0.0, seconds - sum(found.values()))
+        # The clock of a GPU may be ahead of the host's by a step: shares are of what was measured.
+        whole = max(sum(found.values()), 1e-9)
+        self.shares = {f"{name}_share": part / whole for name, part in found.items()}
+        parts = [f"{name} {part * 1e3:.2f} ms ({part / whole:.0%})" for name, part in found.items()]
+        text = f"time of a step, {seconds * 1e3:.2f} ms: {', '.join(parts)}"
+        if self._overlap is not None and (hidden := self._overlap.take() / steps):
+            self.shares[f"hidden_{COMMUNICATION}_share"] = hidden / whole
+            text += f"; {COMMUNICATION} hidden behind them {hidden * 1e3:.2f} ms"
+            text += f" ({hidden / whole:.0%})"
+        return text
+
+    def _overlap_changes(self, *, under_way: int = 0, inside: int = 0) -> None:
+        if self._overlap is not None:
+            self._overlap.change(under_way=under_way, inside=inside)
+
+
+class Overlap:
+    """The time in which a collective is under way while its rank does something else.
+
+    Args:
+        clock: In seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._under_way = 0
+        self._inside = 0
+        self._since = 0.0
+        self._hidden = 0.0
+
+    def change(self, *, under_way: int = 0, inside: int = 0) -> None:
+        """Take note that collectives begin or end, or that the rank turns to them or away."""
+        now = self._clock()
+        if self._under_way and not self._inside:
+            self._hidden += now - self._since
+        self._since = now
+        self._under_way = max(0, self._under_way + under_way)
+        self._inside += inside
+
+    def take(self) -> float:
+        """Return the seconds since the last call; collectives that never ended are forgotten."""
+        self.change()
+        found, self._hidden, self._under_way = self._hidden, 0.0, 0
+        return found
