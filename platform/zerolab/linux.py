@@ -19,6 +19,7 @@ __all__ = [
     "kill_tree",
     "our_process",
     "reap_adopted",
+    "sync_file_system",
     "usable_cores",
     "wait_for_end",
 ]
@@ -188,3 +189,21 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def sync_file_system(path: Path) -> None:
+    """Have everything on the file system of ``path`` reach its disk.
+
+    Raises:
+        OSError: If it does not.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syncfs(handle):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+    except AttributeError:  # elsewhere than on Linux
+        os.sync()
+    finally:
+        os.close(handle)

@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -37,7 +36,7 @@ from zerolab.contract.spec import (
 from zerolab.contract.storage import StorageAddress
 from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
-from zerolab.files import append_private, write_json
+from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.reports.delivery import deliver
 from zerolab.storage.opening import missing_package
@@ -135,7 +134,7 @@ class Run:
             self._folder.create()
             write_outcome(self._folder.path, outcome)
             if outcome.reason:
-                _say(self._folder, outcome.reason)
+                self._folder.say(outcome.reason)
         except OSError:  # a full disk, maybe; the server learns of it all the same
             logger.exception("run %d: how it ended cannot be written down", self.run_id)
         logger.info("run %d ended with code %d", self.run_id, outcome.exit_code)
@@ -250,7 +249,7 @@ def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]
         if read_outcome(path) is None:
             outcome = Outcome(EXIT_INFRASTRUCTURE, "the agent ended while the run was going on")
             write_outcome(path, outcome)
-            _say(folder, str(outcome.reason))
+            folder.say(str(outcome.reason))
         found.append((int(path.name), folder))
     return found
 
@@ -288,7 +287,7 @@ def finish_run(
     tail_of_log = _log_tail(folder, outcome)
     end = RunExit(outcome.exit_code, outcome.reason, tail_of_log, node, told=outcome.told)
     steps: list[tuple[Callable[[], object], float]] = [
-        (lambda: deliver(folder.path, client, run_id, lambda text: _say(folder, text)), _TRIES),
+        (lambda: deliver(folder.path, client, run_id, folder.say), _TRIES),
         (lambda: shipper.ship(final=True), _TRIES),
         (lambda: client.run_exited(run_id, end), math.inf),
     ]
@@ -360,14 +359,6 @@ def _log_tail(folder: RunFolder, outcome: Outcome) -> str:
     tails = (tail(folder.stderr(rank), _FINAL_TAIL_LINES) for rank in ranks)
     written = next((text for text in tails if text.strip()), "")
     return written or tail(folder.launcher_log, _FINAL_TAIL_LINES)
-
-
-def _say(folder: RunFolder, text: str) -> None:
-    """Add a line to what the agent says about a run."""
-    now = datetime.fromtimestamp(time.time(), UTC).strftime("%H:%M:%SZ")
-    with append_private(folder.agent_log) as file:
-        lines = (f"{now} {line}\n" for line in text.splitlines() if line.strip())
-        file.write("".join(lines).encode())
 
 
 def _remove_tree(path: Path) -> None:

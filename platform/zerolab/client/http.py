@@ -28,6 +28,7 @@ from zerolab.contract.wire import (
     LogBatch,
     LogEntry,
     Meeting,
+    RunActivity,
     RunExit,
     Stored,
 )
@@ -453,6 +454,10 @@ class Client:
     def run_meeting(self, run_id: int, place: Meeting) -> None:
         """Tell the server where the ranks of a run on several agents meet."""
         self._send_typed(f"/runs/{run_id}/meeting", place)
+
+    def run_activity(self, run_id: int, text: str) -> None:
+        """Tell the server what a run does before its ranks are there."""
+        self._send_typed(f"/runs/{run_id}/activity", RunActivity(text))
 
     def ship_logs(self, run_id: int, first: int, entries: Sequence[LogEntry], node: int = 0) -> int:
         """Send log lines numbered from ``first``; return the number of the next one wanted."""

@@ -22,6 +22,7 @@ from zerolab.config.engine.refused import ALIASES, REFUSED
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
+from zerolab.config.experiment.sections import StageConfig
 from zerolab.config.refusing import Refused
 from zerolab.schema.hints import HINT
 from zerolab.schema.lengths import Length
@@ -86,7 +87,7 @@ def rows(section: type[Section], model: str, prefix: str = "") -> Iterator[Row]:
             if field.is_required()
             else _default(field.get_default(call_default_factory=True, validated_data={}))
         )
-        yield f"{prefix}{name}", _type(field.annotation), default, text
+        yield f"{prefix}{field.alias or name}", _type(field.annotation), default, text
 
 
 def _choice_rows(
@@ -137,8 +138,11 @@ def table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def _keys(section: type[Section], model: str) -> str:
-    found = ((f"`{key}`", kind, default, text) for key, kind, default, text in rows(section, model))
+def _keys(section: type[Section], model: str, prefix: str = "") -> str:
+    found = (
+        (f"`{key}`", kind, default, text)
+        for key, kind, default, text in rows(section, model, prefix)
+    )
     return table(("key", "type", "default", "effect"), found)
 
 
@@ -185,6 +189,7 @@ TABLES = {
         ("second name", "first name"), {key: f"`{first}`" for key, first in ALIASES.items()}
     ),
     "experiment fields": lambda: _keys(ExperimentConfig, "Determined"),
+    "experiment stage": lambda: _keys(StageConfig, "Determined", "data.stage."),
     "experiment refused": lambda: _refused("field", REFUSED_FIELDS),
     "experiment strangers": lambda: _pairs(
         ("value", "what the message says"),

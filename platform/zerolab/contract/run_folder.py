@@ -18,7 +18,10 @@ delivered                the server knows how the run ended: nothing is left to 
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+
+from zerolab.files import append_private
 
 __all__ = ["RunFolder"]
 
@@ -109,3 +112,14 @@ class RunFolder:
         """Make the directories."""
         for directory in (self.path, self.model, self.logs, self.ranks):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def say(self, text: str) -> None:
+        """Add lines to what the agent says about the run.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
+        now = datetime.now(UTC).strftime("%H:%M:%SZ")
+        with append_private(self.agent_log) as file:
+            lines = (f"{now} {line}\n" for line in text.splitlines() if line.strip())
+            file.write("".join(lines).encode())

@@ -18,6 +18,7 @@ __all__ = [
     "ENV_HOME",
     "ENV_MASTER",
     "ENV_RUN_SPEC",
+    "ENV_STAGED",
     "ENV_TOKEN",
     "EXIT_INFRASTRUCTURE",
     "EXIT_INVALID_HP",
@@ -32,6 +33,7 @@ __all__ = [
     "Nodes",
     "ProfilingSpec",
     "RunSpec",
+    "StageSpec",
     "TrialClass",
     "read_run_spec",
     "write_run_spec",
@@ -48,6 +50,9 @@ ENV_TOKEN = "ZEROLAB_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
 ENV_RUN_SPEC = "ZEROLAB_RUN_SPEC"
 """Path of the JSON file that holds the :class:`RunSpec` of this process's run."""
+
+ENV_STAGED = "ZEROLAB_STAGED_DATA"
+"""Directory of the data that was staged on this machine; unset when none was."""
 
 ENV_COLLECTIVE_TIMEOUT = "ZEROLAB_COLLECTIVE_TIMEOUT"
 """Seconds that a rank waits for the others in a collective before it gives up; 600 when unset."""
@@ -154,6 +159,21 @@ class ProfilingSpec(msgspec.Struct, frozen=True):
         return self.end_after_batch is None or batch <= self.end_after_batch
 
 
+class StageSpec(msgspec.Struct, frozen=True):
+    """Data that is copied to a place of each machine before its ranks start."""
+
+    source: str
+    """An absolute path, or a URL."""
+    to: str
+    """An absolute path."""
+    per_trial: bool = False
+    """Each run has a copy of its own, which goes with it."""
+
+    def place(self, trial_id: int) -> Path:
+        """The directory in which a trial finds the copy."""
+        return Path(self.to, f"trial-{trial_id}") if self.per_trial else Path(self.to)
+
+
 class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How far a trial trains and when it does what, as its experiment says."""
 
@@ -196,6 +216,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Environment variables of the ranks, by kind of slot: ``cpu`` and ``cuda``."""
     data: dict[str, Any] = {}
     """The experiment's ``data`` block."""
+    stage: StageSpec | None = None
+    """What of it is copied to each machine first."""
     trial_seed: int
     slots: int
     """Ranks of this run, over all machines."""

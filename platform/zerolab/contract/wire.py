@@ -31,6 +31,7 @@ __all__ = [
     "ProgressRecord",
     "Record",
     "ReportBatch",
+    "RunActivity",
     "RunExit",
     "SlotInfo",
     "StateRecord",
@@ -206,6 +207,13 @@ class RunExit(msgspec.Struct, frozen=True):
     """Node rank of the agent, of a run that has several."""
     told: bool = False
     """The ranks were told to stop, and decide nothing where others failed."""
+
+
+class RunActivity(msgspec.Struct, frozen=True):
+    """Body of ``POST /runs/{id}/activity``: what a run does before its ranks are there."""
+
+    text: str
+    """A few words, shown as the trial's ``activity``."""
 
 
 class Meeting(msgspec.Struct, frozen=True):

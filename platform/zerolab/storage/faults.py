@@ -7,6 +7,7 @@ from zerolab.errors import StorageError
 
 __all__ = ["StorageRefusedError", "storage_error"]
 
+_CHECKPOINTS = "checkpoint_storage"
 _UNREACHABLE = (
     "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError",
     "ClientConnectorError", "ClientConnectionError", "ServerDisconnectedError",
@@ -25,9 +26,13 @@ _REFUSED_TEXTS = (
 )  # fmt: skip
 _NO_BUCKET_TEXTS = ("bucket does not exist", "NoSuchBucket", "ContainerNotFound", "No such bucket")
 _OWN_CREDENTIALS = {
-    "s3": "set checkpoint_storage.access_key and secret_key, or give the machine its own "
-    "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, a role)",
+    "s3": "give the machine its own (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, a role)",
     "gs": "give the machine its own (GOOGLE_APPLICATION_CREDENTIALS, or a service account)",
+    "az": "give the machine its own (AZURE_STORAGE_CONNECTION_STRING)",
+}
+_CHECKPOINT_CREDENTIALS = {
+    "s3": f"set checkpoint_storage.access_key and secret_key, or {_OWN_CREDENTIALS['s3']}",
+    "gs": _OWN_CREDENTIALS["gs"],
     "az": "set checkpoint_storage.connection_string, or account_url and credential",
 }
 
@@ -36,46 +41,50 @@ class StorageRefusedError(StorageError):
     """The store answers, and does not let us in, or has no such bucket: trying again is no help."""
 
 
-def storage_error(address: StorageAddress, error: BaseException, doing: str) -> StorageError:
+def storage_error(
+    address: StorageAddress, error: BaseException, doing: str, key: str = _CHECKPOINTS
+) -> StorageError:
     """Turn what a library has raised into one line for the user, without any secret.
 
     Args:
         address: Of the storage.
         error: Anything; what an object store's library raises is often no ``OSError``.
         doing: What could not be done, e.g. ``cannot be written``.
+        key: Of the experiment file, where the address comes from.
     """
     if isinstance(error, StorageError):
         return error
     chain = list(_chain(error))
-    place = f"checkpoint storage {address.root}"
+    place = f"{key.replace('_', ' ')} {address.root}"
     what = address.scrub(_first_line(chain[0]))
     if not address.is_remote:
         return StorageError(f"{place}: {doing}: {what}")
-    refusal = _refusal(address, chain, what)
+    refusal = _refusal(address, chain, what, key)
     if refusal is not None:
         return StorageRefusedError(f"{place}: {refusal}")
     if _names(chain).intersection(_UNREACHABLE):
         return StorageError(
             f"{place}: {doing}: nothing answers{_at(address)} ({what}); it is tried again: see "
-            "that the machine reaches it, or mend checkpoint_storage"
+            f"that the machine reaches it, or mend {key}"
         )
     return StorageError(f"{place}: {doing}: {what}")
 
 
-def _refusal(address: StorageAddress, chain: Sequence[BaseException], what: str) -> str | None:
+def _refusal(
+    address: StorageAddress, chain: Sequence[BaseException], what: str, key: str
+) -> str | None:
     """Say why the store does not let us in, if that is what an error means."""
     names = _names(chain)
     text = " ".join(str(one) for one in chain)
-    remedy = _OWN_CREDENTIALS.get(address.scheme, "mend checkpoint_storage")
+    known = _CHECKPOINT_CREDENTIALS if key == _CHECKPOINTS else _OWN_CREDENTIALS
+    remedy = known.get(address.scheme, f"mend {key}")
     if names.intersection(_NO_CREDENTIALS):
         return f"there are no credentials for it; {remedy}"
     if any(part in text for part in _NO_BUCKET_TEXTS):
         bucket = address.root.partition("://")[2].partition("/")[0]
-        key = "container" if address.scheme == "az" else "bucket"
-        return (
-            f"there is no {key} {bucket!r}{_at(address)}; create it, or mend "
-            f"checkpoint_storage.{key}"
-        )
+        kind = "container" if address.scheme == "az" else "bucket"
+        inside = f".{kind}" if key == _CHECKPOINTS else ""
+        return f"there is no {kind} {bucket!r}{_at(address)}; create it, or mend {key}{inside}"
     if names.intersection(_REFUSED) or any(part in text for part in _REFUSED_TEXTS):
         return f"access is refused ({what}); {remedy}"
     return None

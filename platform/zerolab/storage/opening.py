@@ -67,7 +67,7 @@ def _arguments(address: StorageAddress) -> dict[str, Any]:
                 "retries": {"max_attempts": _TRIES, "mode": "standard"},
             },
         }
-    if address.scheme == "az":
+    if address.scheme == "az" and options:  # else the machine's own, from its environment
         return _azure(options)
     return {}
 

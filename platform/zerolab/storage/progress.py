@@ -21,6 +21,7 @@ class Progress:
     Args:
         what: What is going on, e.g. ``checkpoint 1234: uploading``.
         total: Bytes in all.
+        tell: Takes the lines; the log when left out.
         every_s: Seconds between two lines.
         clock: Seconds that only go forward.
     """
@@ -30,11 +31,13 @@ class Progress:
         what: str,
         total: int,
         *,
+        tell: Callable[[str], None] = logger.info,
         every_s: float = _EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = what
         self._total = total
+        self._tell = tell
         self._every_s = every_s
         self._clock = clock
         self._started = self._said = clock()
@@ -61,7 +64,7 @@ class Progress:
         """Say how long it took, if it was long enough to have been spoken of."""
         if self._said > self._started:
             took = self._clock() - self._started
-            logger.info("%s: %s in %.0f s", self._what, size_text(self._total), took)
+            self._tell(f"{self._what}: {size_text(self._total)} in {took:.0f} s")
 
     def _add(self, count: int) -> None:
         with self._lock:
@@ -72,6 +75,4 @@ class Progress:
             self._said = now
             done = self._done
         share = 100 * done / self._total if self._total else 100.0
-        logger.info(
-            "%s: %s of %s (%.0f %%)", self._what, size_text(done), size_text(self._total), share
-        )
+        self._tell(f"{self._what}: {size_text(done)} of {size_text(self._total)} ({share:.0f} %)")

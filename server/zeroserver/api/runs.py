@@ -29,6 +29,7 @@ from zerolab.contract.wire import (
     LogBatch,
     Meeting,
     ReportBatch,
+    RunActivity,
     RunExit,
     Stored,
     WorkItem,
@@ -278,6 +279,14 @@ async def started(request: Request) -> Response:
     return _json(Empty())
 
 
+async def activity(request: Request) -> Response:
+    """Say what a run does before its ranks are there, such as staging data."""
+    run_id = _id(request, "run_id")
+    text = (await _body(request, RunActivity)).text
+    await services_of(request).write(lambda _, tx: running.show_activity(tx, run_id, text))
+    return _json(Empty())
+
+
 async def meeting(request: Request) -> Response:
     """Say where the ranks of a run on several agents meet; the first agent does."""
     run_id = _id(request, "run_id")
@@ -389,6 +398,7 @@ WIRE_ROUTES: Sequence[WireRoute] = (
     WireRoute("GET", "/agents/{agent_id}/work", work, AgentWork, query=(*_POLL, _IDENTITY)),
     WireRoute("POST", "/agents/{agent_id}/leave", leave, Empty, AgentLeave),
     WireRoute("POST", "/runs/{run_id}/started", started, Empty),
+    WireRoute("POST", "/runs/{run_id}/activity", activity, Empty, RunActivity),
     WireRoute("POST", "/runs/{run_id}/meeting", meeting, Empty, Meeting),
     WireRoute("POST", "/runs/{run_id}/exited", exited, Empty, RunExit),
     WireRoute("POST", "/runs/{run_id}/reports", store_reports, Stored, ReportBatch, msgpack=True),

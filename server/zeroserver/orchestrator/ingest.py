@@ -33,7 +33,7 @@ from zeroserver.orchestrator.desk import (
 )
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.nodes import next_log, save_next_log
-from zeroserver.orchestrator.runs import current_run, no_metric_at
+from zeroserver.orchestrator.runs import current_run, no_metric_at, shown_activity
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.trials import direct_run, stop_trial, tell_searcher
@@ -114,7 +114,7 @@ def _read(world: World, transaction: Transaction, fresh: list[Record]) -> _Told:
             _check_checkpoint(record)
             told.notable.append(record)
         else:
-            told.changes["activity"] = record.state[:100].replace("\0", "")
+            told.changes["activity"] = shown_activity(record.state)
     return told
 
 

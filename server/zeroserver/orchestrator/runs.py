@@ -43,7 +43,15 @@ from zeroserver.store.database import Change, Transaction
 from zeroserver.store.points import forget_after
 from zeroserver.store.schema import checkpoints, experiments, runs, trials
 
-__all__ = ["assign", "current_run", "exited", "no_metric_at", "started"]
+__all__ = [
+    "assign",
+    "current_run",
+    "exited",
+    "no_metric_at",
+    "show_activity",
+    "shown_activity",
+    "started",
+]
 
 
 def current_run(transaction: Transaction, run_id: int) -> tuple[RowMapping, RowMapping]:
@@ -143,6 +151,23 @@ def started(transaction: Transaction, run_id: int, now: float) -> None:
     save(transaction, runs, run_id, state=RunState.RUNNING, started_at=now)
     if trial["state"] == TrialState.QUEUED:
         move_trial(transaction, trial, TrialState.RUNNING)
+
+
+def show_activity(transaction: Transaction, run_id: int, text: str) -> None:
+    """Note what a run does, for those who look at its trial.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        StaleRunError: If it has ended, or another run has taken over.
+    """
+    _, trial = current_run(transaction, run_id)
+    save(transaction, trials, trial["id"], activity=shown_activity(text))
+    touch(transaction, "trial", trial["experiment_id"], trial["id"])
+
+
+def shown_activity(text: str) -> str:
+    """What is kept of what a run says it does."""
+    return text[:100].replace("\0", "")
 
 
 def exited(

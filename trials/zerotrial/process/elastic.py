@@ -59,6 +59,7 @@ from zerolab.contract.spec import (
 )
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
+from zerolab.staging.start import staged
 from zerotrial.process.rendezvous import meet, name_interface
 
 __all__ = ["launch", "run_launcher", "run_rank"]
@@ -197,6 +198,11 @@ def launch(spec_file: Path) -> Outcome:
     kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
     os.environ.update(spec.variables.get(kind, {}))
     os.chdir(spec.model_dir)
+    with staged(spec, spec_file) as refused:
+        return refused or _run_ranks(spec, folder)
+
+
+def _run_ranks(spec: RunSpec, folder: RunFolder) -> Outcome:
     try:
         result = _elastic(spec, folder)
     except SignalException as stopped:
@@ -222,7 +228,7 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
     workers = WorkerSpec(
         role="rank",
         local_world_size=spec.local_slots,
-        rdzv_handler=meet(str(spec.run_id), spec.nodes),
+        rdzv_handler=meet(str(spec.run_id), spec.nodes, stages=spec.stage is not None),
         entrypoint=entrypoint,
         args=tuple(words),
         max_restarts=0,

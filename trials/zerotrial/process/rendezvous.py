@@ -22,6 +22,8 @@ __all__ = ["meet", "name_interface"]
 
 _MEET_S = 300.0
 """Longest wait for the first machine's launcher: it may be importing torch."""
+_STAGED_S = 24 * 3600.0
+"""The same where data is staged first: the first machine may take longer for it than others."""
 _ANY_PORT = 9
 """A UDP socket that is only connected sends nothing, whatever the port."""
 
@@ -29,10 +31,10 @@ _ANY_PORT = 9
 class _Meeting(RendezvousHandler):
     """One store for the launchers and for their ranks, on the first machine."""
 
-    def __init__(self, run_id: str, nodes: Nodes) -> None:
+    def __init__(self, run_id: str, nodes: Nodes, wait_s: float) -> None:
         self._run_id = run_id
         self._nodes = nodes
-        self._store = _open_store(nodes)
+        self._store = _open_store(nodes, wait_s)
 
     @property
     def use_agent_store(self) -> bool:
@@ -63,20 +65,22 @@ class _Meeting(RendezvousHandler):
         return True
 
 
-def meet(run_id: str, nodes: Nodes | None) -> RendezvousHandler:
+def meet(run_id: str, nodes: Nodes | None, *, stages: bool = False) -> RendezvousHandler:
     """Return where the launchers of a run find each other; see :class:`_Meeting`.
 
     Args:
         run_id: Of the run; keys of another run are others.
         nodes: The machines; None for this one alone, with any free port.
+        stages: Whether each of them has staged data, and may have taken long for it.
 
     Raises:
         PeerFailedError: If the store cannot be served here, or not be reached there.
     """
-    return _Meeting(run_id, nodes or Nodes((1,), 0, "127.0.0.1", 0))
+    wait_s = _STAGED_S if stages else _MEET_S
+    return _Meeting(run_id, nodes or Nodes((1,), 0, "127.0.0.1", 0), wait_s)
 
 
-def _open_store(nodes: Nodes) -> TCPStore:
+def _open_store(nodes: Nodes, wait_s: float) -> TCPStore:
     serves = nodes.rank == 0
     place = f"{nodes.address}:{nodes.port}"
     try:
@@ -86,7 +90,7 @@ def _open_store(nodes: Nodes) -> TCPStore:
             len(nodes.slots),
             is_master=serves,
             wait_for_workers=False,
-            timeout=timedelta(seconds=_MEET_S),
+            timeout=timedelta(seconds=wait_s),
         )
     except (DistError, RuntimeError) as error:
         said = str(error).strip().splitlines()[0][:200]

@@ -16,6 +16,7 @@ from zerolab.config.experiment.sections import (
     ReproducibilityConfig,
     ResourcesConfig,
     RetentionPolicyConfig,
+    stage_problems,
 )
 from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
 from zerolab.config.files import read_yaml
@@ -75,7 +76,8 @@ class ExperimentConfig(Section):
     """Words to find it by."""
 
     data: dict[str, Any] = Field(default_factory=dict)
-    """Free for the trial's own use: ``context.get_data_config()``."""
+    """Free for the trial's own use: ``context.get_data_config()``; but ``stage`` has data copied to
+    each machine first."""
 
     entrypoint: Annotated[Any, AfterValidator(_entrypoint)]
     """``module:Class`` of a ZeroTrial, or a command as text or as a list of words."""
@@ -228,6 +230,7 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
         )
     yield from searcher.problems(config.hyperparameters)
     yield from storage_problems(config.checkpoint_storage)
+    yield from stage_problems(config.data)
     profiling = config.profiling
     last = profiling.end_after_batch
     if last is not None and last < profiling.begin_on_batch:

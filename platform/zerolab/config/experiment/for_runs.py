@@ -4,7 +4,8 @@ from typing import Any
 
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.contract.spec import FitSpec, LengthSpec, ProfilingSpec
+from zerolab.config.experiment.sections import stage_of
+from zerolab.contract.spec import FitSpec, LengthSpec, ProfilingSpec, StageSpec
 from zerolab.schema.lengths import Length
 
 __all__ = ["sections_of", "variables_of"]
@@ -21,7 +22,13 @@ def sections_of(config: ExperimentConfig) -> dict[str, Any]:
         "fit": _fit(config),
         "variables": variables_of(config),
         "data": config.data,
+        "stage": _stage(config),
     }
+
+
+def _stage(config: ExperimentConfig) -> StageSpec | None:
+    stage = stage_of(config.data)
+    return None if stage is None else StageSpec(stage.source, stage.to, stage.once_per == "trial")
 
 
 def _fit(config: ExperimentConfig) -> FitSpec:

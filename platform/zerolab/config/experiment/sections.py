@@ -1,6 +1,8 @@
 """The blocks of an experiment file."""
 
 import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -9,7 +11,14 @@ from zerolab.config.experiment.patterns import compile_pattern
 from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.hints import hint
-from zerolab.schema.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from zerolab.schema.section import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    validate,
+    without_nulls,
+)
 
 __all__ = [
     "EnvironmentConfig",
@@ -18,6 +27,9 @@ __all__ = [
     "ReproducibilityConfig",
     "ResourcesConfig",
     "RetentionPolicyConfig",
+    "StageConfig",
+    "stage_of",
+    "stage_problems",
 ]
 
 
@@ -54,6 +66,59 @@ class ResourcesConfig(Section):
 
     is_single_node: bool | None = hint(None, "max_nodes says it: 1 is one machine")
     """All slots of a trial on one machine."""
+
+
+def _source(value: str) -> str:
+    if "://" not in value and not value.startswith("/"):
+        raise ValueError(f"must be an absolute path or a URL such as s3://bucket/x, got {value!r}")
+    return value
+
+
+def _target(value: str) -> str:
+    if not value.startswith("/") or not value.strip("/"):
+        raise ValueError(f"must be the absolute path of a directory, got {value!r}")
+    return value
+
+
+class StageConfig(Section):
+    """Data that is copied to a place of the node before the ranks of a trial start."""
+
+    source: Annotated[str, AfterValidator(_source)] = Field(alias="from")
+    """What is copied: a folder or a file, by its absolute path, or an address that fsspec reads,
+    e.g. ``s3://bucket/folder``, with the credentials of the machine."""
+
+    to: Annotated[str, AfterValidator(_target)]
+    """The directory that holds the copy, on each machine of the trial; a file lies in it under its
+    own name. It must not be there yet, or be an earlier copy."""
+
+    once_per: Literal["node", "trial"] = "node"
+    """``node``: all trials of a machine share one copy, which stays. ``trial``: each run has a copy
+    of its own in ``to/trial-ID``, which is removed when the run ends."""
+
+
+def stage_of(data: Mapping[str, Any]) -> StageConfig | None:
+    """Return the part ``stage`` of a block ``data`` that has been checked."""
+    block = data.get("stage")
+    return None if block is None else StageConfig.model_validate(without_nulls(block, frozenset()))
+
+
+def stage_problems(data: Mapping[str, Any]) -> Iterator[str]:
+    """Say what is wrong with the part ``stage`` of a block ``data``."""
+    block = data.get("stage")
+    if block is None:
+        return
+    if not isinstance(block, Mapping):
+        yield (
+            "data.stage: must be a mapping {from, to, once_per} of data to copy to the machine, "
+            f"got {block!r}; give a value of your own another name"
+        )
+        return
+    stage, problems, _ = validate(StageConfig, without_nulls(block, frozenset()))
+    yield from (f"data.stage.{problem}" for problem in problems)
+    if stage is not None and not problems:
+        source, to = (PurePosixPath(text) for text in (stage.source, stage.to))
+        if source.is_relative_to(to) or to.is_relative_to(source):
+            yield f"data.stage.to: must lie apart from data.stage.from, got {stage.to!r}"
 
 
 class ReproducibilityConfig(Section):

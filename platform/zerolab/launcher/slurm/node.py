@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from zerolab.contract.nodes import shell_code
-from zerolab.contract.outcome import Outcome, read_outcome, signal_text, write_outcome
+from zerolab.contract.outcome import LEAVING, Outcome, read_outcome, signal_text, write_outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import Nodes, RunSpec, read_run_spec, write_run_spec
 from zerolab.files import read_json, write_json
@@ -77,7 +77,7 @@ def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outc
     process = start_launcher(own, environment)
     passed = False
     while (code := process.poll()) is None:
-        if asked and not passed:
+        if (asked or _another_failed(folder, rank, len(nodes.slots))) and not passed:
             passed = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
@@ -88,6 +88,14 @@ def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outc
         return outcome
     died = signal_text(-code) if code < 0 else f"code {code}"
     return Outcome(code or 1, f"the launcher ended with {died}", told=passed)
+
+
+def _another_failed(folder: RunFolder, rank: int, nodes: int) -> bool:
+    """Whether another node's ranks have failed: ours may not have met them, and would wait."""
+    ends = (
+        read_outcome(node_folder(folder, other).path) for other in range(nodes) if other != rank
+    )
+    return any(end is not None and end.exit_code not in {0, *LEAVING} for end in ends)
 
 
 def _meet(folder: RunFolder, nodes: Nodes, rank: int) -> Nodes | None:

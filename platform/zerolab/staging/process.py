@@ -1,0 +1,97 @@
+"""Stages the data of a run on this node: ``python -m zerolab.staging.process PARENT RUN_JSON FD``.
+
+A process of its own, started and awaited by the run's launcher, which forks the ranks afterwards:
+what object stores' libraries leave behind, threads above all, must not be forked.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+from zerolab.client.http import Client
+from zerolab.contract.outcome import write_reason
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_PREEMPTED,
+    EXIT_STALE,
+    EXIT_USER_ERROR,
+    RunSpec,
+    StageSpec,
+    read_run_spec,
+)
+from zerolab.core.preempt import DirectivePoller
+from zerolab.errors import StorageError, ZerolabError, is_storage_failure
+from zerolab.linux import die_with_parent
+from zerolab.staging.copying import Copy, StoppedError, Watch
+from zerolab.staging.source import DataRefusedError, open_source
+
+__all__ = ["main"]
+
+
+class _Shower:
+    """Tells the server in a thread what is going on, the newest alone: copying waits for nobody."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._text = ""
+        self._new = threading.Event()
+        if spec.master:
+            threading.Thread(target=self._send, daemon=True).start()
+
+    def __call__(self, text: str) -> None:
+        self._text = text
+        self._new.set()
+
+    def _send(self) -> None:
+        with Client(self._spec.master, self._spec.token) as client:
+            while self._new.wait():
+                self._new.clear()
+                with contextlib.suppress(ZerolabError):  # it stands in the log as well
+                    client.run_activity(self._spec.run_id, self._text)
+
+
+def main() -> int:
+    """Stage; return 0, or the exit code whose reason has been written down."""
+    parent, spec_file, use = sys.argv[1:]
+    die_with_parent(int(parent))
+    spec = read_run_spec(Path(spec_file))
+    assert spec.stage is not None
+    poller = DirectivePoller(spec)
+    try:
+        _bring(spec, spec.stage, int(use), poller)
+    except StoppedError:
+        code = EXIT_STALE if poller.stale.is_set() else EXIT_PREEMPTED
+        reason = "told to leave while its data was staged"
+    except DataRefusedError as error:
+        code, reason = EXIT_USER_ERROR, str(error)
+    except StorageError as error:
+        code, reason = EXIT_INFRASTRUCTURE, str(error)
+    except OSError as error:
+        code = EXIT_INFRASTRUCTURE if is_storage_failure(error) else EXIT_USER_ERROR
+        reason = f"data.stage: {error}"
+    else:
+        return 0
+    write_reason(spec.run_dir, code, reason)
+    return code
+
+
+def _bring(spec: RunSpec, stage: StageSpec, use: int, poller: DirectivePoller) -> None:
+    folder = RunFolder(Path(spec.run_dir))
+    at = "" if spec.nodes is None else f"node {spec.nodes.rank}: "
+    watch = Watch(
+        say=lambda text: folder.say(f"{at}{text}"),
+        show=_Shower(spec),
+        stopped=lambda: poller.should_preempt,
+    )
+    copy = Copy(stage.place(spec.trial_id))
+    copy.bring(stage.source, open_source(stage.source), use, watch)
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # threads of object stores' libraries would be waited for

@@ -1,0 +1,276 @@
+"""A copy is whole or not there, made once, checked, and every failure is one sentence."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.disks import mounted
+from tests.storage.buckets import S3
+from zerolab.config import load_experiment
+from zerolab.errors import ConfigError, StorageError
+from zerolab.staging.copying import Copy, StoppedError, Watch
+from zerolab.staging.source import DataRefusedError, Source, SourceFile, open_source
+
+
+def stage(place: str | Path, to: Path, source: Source | None = None, stop: bool = False) -> str:
+    """Stage as a run does that ends at once; return what its log says."""
+    lines: list[str] = []
+    watch = Watch(lines.append, lambda _: None, lambda: stop, every_s=0.0)
+    copy = Copy(to)
+    with copy.open_use() as use:
+        copy.bring(str(place), source or open_source(str(place)), use.fileno(), watch)
+    return "\n".join(lines)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "train.bin").write_bytes(os.urandom(100_000))
+    (folder / "deep" / "er" / "empty").touch()
+    (folder / "deep" / "x.half").write_text("half")
+    (folder / "deep" / "x").symlink_to(folder / "train.bin")
+    return folder
+
+
+def test_a_folder_is_copied_once_with_progress_and_only_what_changed_is_copied_again(
+    source: Path, tmp_path: Path
+) -> None:
+    to = tmp_path / "node" / "data"
+    said = stage(source, to)
+    assert tree(to) == tree(source)
+    assert "200.0 kB (100 %)" in said, said
+    inode = (to / "train.bin").stat().st_ino
+
+    assert "holds a copy" in stage(source, to)
+    (source / "deep" / "x.half").write_text("another half")
+    (source / "deep" / "er" / "empty").unlink()
+    said = stage(source, to)
+    assert "is copied" in said, said
+    assert "12 B of 12 B" in said, said
+    assert tree(to) == tree(source)
+    assert (to / "train.bin").stat().st_ino == inode
+
+    (to / "train.bin").write_bytes(b"damaged")  # and a copy that is no longer one is mended
+    stage(source, to)
+    assert tree(to) == tree(source)
+    Copy(to).remove()
+    assert not to.exists()
+
+
+def test_a_file_lies_in_the_directory_under_its_own_name(source: Path, tmp_path: Path) -> None:
+    stage(f"file://{source}/train.bin", tmp_path / "copy")
+    assert list(tree(tmp_path / "copy")) == ["train.bin"]
+
+
+class Broken:
+    """Fails in the middle of its second file, or stops there."""
+
+    def __init__(self, source: Path, error: Exception) -> None:
+        self.whole = open_source(str(source))
+        self.error = error
+
+    def listing(self) -> dict[str, SourceFile]:
+        return self.whole.listing()
+
+    def pieces(self, name: str, size: int) -> Iterator[bytes]:
+        if name == "train.bin":
+            yield b"only so much"
+            raise self.error
+        yield from self.whole.pieces(name, size)
+
+
+@pytest.mark.parametrize("error", [StorageError("nothing answers"), StoppedError()])
+def test_what_was_cut_off_is_not_there_and_goes_on_from_the_files_that_had_arrived(
+    source: Path, tmp_path: Path, error: Exception
+) -> None:
+    to = tmp_path / "copy"
+    with pytest.raises(type(error)):
+        stage(source, to, Broken(source, error))
+    assert not to.exists()
+    stage(source, to)
+    assert tree(to) == tree(source)
+
+
+def test_a_source_that_changes_while_it_is_copied_is_not_counted_as_whole(
+    source: Path, tmp_path: Path
+) -> None:
+    class Changing(Broken):
+        def pieces(self, name: str, size: int) -> Iterator[bytes]:
+            yield from self.whole.pieces(name, size)
+            (source / "deep" / "later").touch()
+
+    with pytest.raises(StorageError, match="has changed while it was copied"):
+        stage(source, tmp_path / "copy", Changing(source, StoppedError()))
+    assert not (tmp_path / "copy").exists()
+
+
+def test_two_of_one_node_copy_once(source: Path, tmp_path: Path) -> None:
+    to, asked, go = tmp_path / "copy", threading.Event(), threading.Event()
+
+    class Slow(Broken):
+        def pieces(self, name: str, size: int) -> Iterator[bytes]:
+            asked.set()
+            go.wait()
+            return self.whole.pieces(name, size)
+
+    told: list[str] = []
+    first = threading.Thread(
+        target=lambda: told.append(stage(source, to, Slow(source, StoppedError())))
+    )
+    first.start()
+    asked.wait()
+    waiting = Watch(lambda _: go.set(), lambda _: None, lambda: False)
+    copy, second = Copy(to), Broken(source, AssertionError("copied twice"))
+    with copy.open_use() as use:
+        copy.bring(str(source), second, use.fileno(), waiting)
+    first.join()
+    assert "is copied" in told[0]
+    assert tree(to) == tree(source)
+
+
+def test_a_copy_that_a_run_reads_is_shared_and_not_replaced(source: Path, tmp_path: Path) -> None:
+    to = tmp_path / "copy"
+    stage(source, to)
+    copy = Copy(to)
+    quiet = Watch(lambda _: None, lambda _: None, lambda: False)
+    with copy.open_use() as use:
+        copy.bring(str(source), open_source(str(source)), use.fileno(), quiet)
+        assert "already" in stage(source, to)
+        (source / "more").touch()
+        with pytest.raises(DataRefusedError, match="another trial reads it"):
+            stage(source, to)
+        Copy(to).remove()
+        assert "more" not in tree(to)
+        assert "train.bin" in tree(to)
+    stage(source, to)
+    assert "more" in tree(to)
+
+
+def test_every_failure_is_one_sentence_that_names_the_key_and_the_place(
+    source: Path, tmp_path: Path
+) -> None:
+    def refused(place: str, to: Path = tmp_path / "copy") -> str:
+        with pytest.raises((DataRefusedError, StorageError)) as error:
+            stage(place, to)
+        assert not (tmp_path / "copy").exists()
+        return str(error.value)
+
+    assert f"data.stage.from: there is no {tmp_path}/none" in refused(f"{tmp_path}/none")
+    assert "neither a file nor a folder" in refused("/dev/null")
+    assert "train.bin cannot be read: Permission denied" in as_nobody(source, tmp_path)
+    (source / "round").symlink_to(source)
+    assert "leads back" in refused(str(source))
+    (source / "round").unlink()
+    (source / "gone").symlink_to("nowhere")
+    assert "there is no" in refused(str(source))
+    (source / "gone").unlink()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    assert "holds something else" in refused(str(source), tmp_path / "mine")
+    assert "holds something else" in refused(str(source), tmp_path / "mine" / "notes")
+    assert (tmp_path / "mine" / "notes").exists()
+    assert "nothing at memory://empty" in refused("memory://empty")
+    assert "cannot be opened" in refused("strange://place")
+
+
+def as_nobody(source: Path, tmp_path: Path) -> str:
+    """What a user is told who may not read a file."""
+    (source / "train.bin").chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(DataRefusedError) as error:
+            list(open_source(str(source)).pieces("train.bin", 1))
+    finally:
+        if user == 0:
+            os.seteuid(0)
+        (source / "train.bin").chmod(0o600)
+    return str(error.value)
+
+
+def test_a_disk_that_is_full_is_told_before_and_while_it_fills(
+    source: Path, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "disk", "400k") as disk:
+        (disk / "filler").write_bytes(bytes(250_000))
+        with pytest.raises(StorageError, match=r"is full: .* are free, and 200\.0 kB"):
+            stage(source, disk / "copy")
+        (source / "large").write_bytes(bytes(500_000))
+        with pytest.raises(DataRefusedError, match="do not fit on the disk"):
+            stage(source, disk / "copy")
+        (source / "large").unlink()
+
+        class Growing(Broken):
+            def listing(self) -> dict[str, SourceFile]:
+                return {**self.whole.listing(), "train.bin": SourceFile(1, "", None)}
+
+            def pieces(self, name: str, size: int) -> Iterator[bytes]:
+                yield from [bytes(100_000)] * 5
+
+        with pytest.raises(StorageError, match=r"the disk of .*/copy is full; free some"):
+            stage(source, disk / "copy", Growing(source, StoppedError()))
+        assert not (disk / "copy").exists()
+        (disk / "filler").unlink()
+        stage(source, disk / "copy")
+        assert tree(disk / "copy") == tree(source)
+
+
+def test_objects_of_a_bucket_are_copied_and_known_again_by_their_hashes(
+    s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, client = s3_server.bucket(), s3_server.client()
+    client.put_object(Bucket=bucket, Key="set/a/one", Body=b"1" * 1000)
+    client.put_object(Bucket=bucket, Key="set/two", Body=b"2")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret)
+    url, to = f"s3://{bucket}/set", tmp_path / "copy"
+    assert "1.0 kB" in stage(url, to)
+    assert tree(to) == {"a/one": b"1" * 1000, "two": b"2"}
+    assert "already" in stage(url, to)
+    client.put_object(Bucket=bucket, Key="set/two", Body=b"3")
+    stage(url, to)
+    assert tree(to)["two"] == b"3"
+    stage(f"{url}/two", tmp_path / "single")
+    assert tree(tmp_path / "single") == {"two": b"3"}
+    with pytest.raises(DataRefusedError, match="nothing at"):
+        stage(f"s3://{bucket}/none", tmp_path / "none")
+    with pytest.raises(DataRefusedError, match=r"there is no bucket 'none'.*mend data.stage.from"):
+        stage("s3://none/set", tmp_path / "none")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(DataRefusedError, match="access is refused"):
+        stage(url, to)
+    client.close()
+
+
+def test_mistakes_in_the_block_are_told_all_at_once() -> None:
+    def problems(block: object) -> list[str]:
+        searcher = {"name": "single", "metric": "loss"}
+        with pytest.raises(ConfigError) as error:
+            load_experiment(
+                {"entrypoint": "python a.py", "searcher": searcher, "data": {"stage": block}}
+            )
+        return error.value.problems
+
+    assert problems("train") == [
+        "data.stage: must be a mapping {from, to, once_per} of data to copy to the machine, got "
+        "'train'; give a value of your own another name"
+    ]
+    assert [line.split(": ")[0] for line in problems({"form": "/a", "to": "b", "once_per": 1})] == [
+        "data.stage.form", "data.stage.from", "data.stage.once_per", "data.stage.to",
+    ]  # fmt: skip
+    assert "'from'" in problems({"form": "/a", "to": "/b"})[0]
+    assert "apart" in problems({"from": "/a", "to": "/a/b"})[0]
