@@ -123,6 +123,9 @@ def test_trials_that_fulfil_conditions_are_counted_and_listed(
     found = pages(shared_search, where=where(*conditions), sort="hparams.optimizer.lr")
     assert len(found) == count
     assert len({trial["id"] for trial in found}) == count
+    path = "/experiments/1/columns"
+    columns = shared_search.get(path, where=where(*conditions), column="id")["columns"]
+    assert columns == {"id": sorted(trial["id"] for trial in found)}
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +163,15 @@ def test_all_mistakes_of_a_question_are_told_at_once(shared_search: Server) -> N
     params = {"sort": "x", "where": where(["y", "=", 1], ["z", "=", 1])}
     answer = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
     assert len(answer.json()["error"]["problems"]) == 3
+
+
+def test_a_column_that_does_not_exist_is_refused_with_what_there_is(shared_search: Server) -> None:
+    params = {"column": ["word", "id"], "where": where(["y", "=", 1])}
+    answer = shared_search.http.get(f"{PREFIX}/experiments/1/columns", params=params)
+    assert answer.status_code == 422
+    problems = answer.json()["error"]["problems"]
+    assert len(problems) == 2
+    assert "column: must be a column, got 'word'; did you mean 'hparams.word'?" in problems[0]
 
 
 def test_a_page_of_trials_takes_the_same_few_queries_however_many_there_are(

@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.helpers import Clock, Server, checkpoint, progress, serve, training, validation
+from tests.server.helpers import (
+    PREFIX,
+    Clock,
+    Server,
+    checkpoint,
+    progress,
+    serve,
+    training,
+    validation,
+)
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -71,6 +80,22 @@ def test_a_failed_trial_is_restarted_from_its_checkpoint_after_a_pause(server: S
     curve = server.get("/trials/1/metrics")["metrics"][0]
     assert curve["points"] == [[10, 1.0]]
     assert server.trial()["steps_completed"] == 10
+
+
+def test_the_runs_of_a_trial_tell_where_they_were_and_how_each_ended(server: Server) -> None:
+    server.submit()
+    server.add_agent(name="first")
+    spec = server.begin()
+    server.exit(spec.run_id, 1, "rank 0 exited with code 1: broken")
+    server.tick(2)
+    server.begin()
+    failed, running = server.get("/trials/1/runs")["runs"]
+    assert (failed["state"], failed["exit_code"]) == ("EXITED", 1)
+    assert failed["reason"] == "rank 0 exited with code 1: broken"
+    assert failed["created_at"] <= failed["started_at"] <= failed["ended_at"]
+    assert (running["state"], running["exit_code"], running["ended_at"]) == ("RUNNING", None, None)
+    assert failed["agents"] == running["agents"] == ["first"]
+    assert server.http.get(f"{PREFIX}/trials/9/runs").status_code == 404
 
 
 def test_the_pause_before_a_restart_doubles(server: Server) -> None:

@@ -180,17 +180,29 @@ def test_what_has_ended_goes_on_and_is_forked_with_changes(site: Site, owner: Wa
     client = site.installation.client
     site.installation.wait_for(number)
     page = owner.show(f"#/experiments/{number}")
-    page.on("dialog", lambda dialog: dialog.accept('{"description": "changed"}'))
-    head = page.locator(".actions")
+    head, dialog = page.locator("header .actions"), page.get_by_role("dialog")
     head.get_by_role("button", name="continue").click()
+    dialog.get_by_label("changes").fill("{description}")
+    dialog.get_by_role("button", name="continue").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("must be a JSON object")
+    dialog.get_by_label("changes").fill('{"description": "changed"}')
+    dialog.get_by_role("button", name="continue").click()
+    expect(dialog).to_have_count(0)
     until("it goes on", lambda: client.experiment(number)["config"]["description"] == "changed")
     site.installation.wait_for(number)
     before = len(client.experiments())
     head.get_by_role("button", name="fork").click()
+    dialog.get_by_label("changes").fill('{"max_restart": 1}')
+    dialog.get_by_role("button", name="fork").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("did you mean 'max_restarts'?")
+    dialog.get_by_label("changes").fill('{"max_restarts": 0}')
+    dialog.get_by_role("button", name="fork").click()
     until("there is a fork", lambda: len(client.experiments()) == before + 1)
     made = max(client.experiments(), key=lambda one: one["id"])
     assert (made["forked_from"], made["description"]) == (number, "changed")
+    expect(page.get_by_role("heading").locator("small")).to_have_text(str(made["id"]))
     site.installation.wait_for(made["id"])
+    owner.faults.clear()  # the browser notes the 422
 
 
 def test_the_page_is_small() -> None:

@@ -204,7 +204,7 @@ def test_the_arrow_keys_go_from_dot_to_dot_and_enter_opens_its_trial(
     expect(told).to_contain_text("lr 0.02")
     trial = told.inner_text().split()[1]
     dots.press("Enter")
-    expect(page).to_have_url(re.compile(f"/curves/{trial}"))
+    expect(page).to_have_url(re.compile(f"/trials/{trial}$"))
 
 
 def test_any_two_columns_are_drawn_against_each_other(stage: Stage, spectator: Watched) -> None:

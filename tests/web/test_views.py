@@ -148,7 +148,10 @@ def test_trials_are_filtered_by_state_and_sorted_by_a_hyperparameter(
     expect(page.locator("td.state")).to_contain_text("impossible")
 
 
-@pytest.mark.parametrize("address", ["#/nonsense", "#/experiments/1/nonsense", "#/experiments/x"])
+@pytest.mark.parametrize(
+    "address",
+    ["#/nonsense", "#/experiments/1/nonsense", "#/experiments/x", "#/trials/1/x", "#/compare/1,x"],
+)
 def test_an_address_that_names_nothing_says_so(
     stage: Stage, spectator: Watched, address: str
 ) -> None:
@@ -159,17 +162,30 @@ def test_an_address_that_names_nothing_says_so(
     expect(page.get_by_role("heading", name="Experiments")).to_be_visible()
 
 
-@pytest.mark.parametrize("view", ["list", "cluster", "curves", "trials", "logs", "configuration"])
+@pytest.mark.parametrize(
+    "view",
+    ["list", "cluster", "compare", "trial", "runs", "curves", "trials", "logs", "configuration"],
+)
 def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
     stage: Stage, spectator: Watched, view: str
 ) -> None:
     page = spectator.page
     page.set_viewport_size({"width": 400, "height": 800})
-    own = {"list": "#/", "cluster": "#/cluster"}
+    (failed,) = stage.trials(stage.failed)
+    own = {
+        "list": "#/",
+        "cluster": "#/cluster",
+        "compare": f"#/compare/{stage.sweep},{stage.failed}",
+        "trial": f"#/trials/{failed}/curves",
+        "runs": f"#/trials/{failed}/runs",
+    }
     spectator.show(own.get(view, f"#/experiments/{stage.sweep}/{view}"))
     seen = {
         "list": "td.name",
         "cluster": ".queue",
+        "compare": ".chart canvas",
+        "trial": ".facts",
+        "runs": "td",
         "curves": ".chart canvas",
         "trials": "td.state",
         "logs": ".logs",
@@ -186,12 +202,63 @@ def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
         assert box["x"] + box["width"] <= 400
 
 
-def test_the_page_has_no_colour_of_the_other_scheme(stage: Stage, spectator: Watched) -> None:
-    page = spectator.show("#/")
+def test_the_page_has_the_colours_of_the_system_or_those_that_were_chosen(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     back = "() => getComputedStyle(document.documentElement).backgroundColor"
-    expect(page.locator("td.name").first).to_be_visible()
-    light = page.evaluate(back)
+    expect(page.locator("canvas").first).to_be_visible()
+    theme = page.get_by_label("colours of the page")
+    expect(theme).to_have_value("")
+
+    def brightness() -> int:
+        return sum(map(int, re.findall(r"\d+", page.evaluate(back))[:3]))
+
+    def is_dark(told: str) -> None:
+        until(told, brightness, lambda sum_of_parts: sum_of_parts < 150)
+
+    def is_light(told: str) -> None:
+        until(told, brightness, lambda sum_of_parts: sum_of_parts > 700)
+
+    is_light("as the system is")
     page.emulate_media(color_scheme="dark")
-    dark = page.evaluate(back)
-    total = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (light, dark)]
-    assert total[0] > 700 > 150 > total[1]
+    is_dark("as the system is now")
+    theme.select_option("light")
+    is_light("as was chosen")
+    page.reload()
+    expect(theme).to_have_value("light")
+    is_light("it is remembered")
+    page.emulate_media(color_scheme="light")
+    theme.select_option("dark")
+    is_dark("as was chosen")
+    theme.select_option("")
+    is_light("as the system is again")
+
+
+def test_name_description_labels_and_notes_are_edited_in_the_page(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}")
+    before = stage.played.experiment(stage.long)
+    page.get_by_role("button", name="edit").click()
+    dialog = page.get_by_role("dialog")
+    name = dialog.get_by_label("name", exact=True)
+    expect(name).to_have_value("long")
+    name.fill("x" * 5000)
+    dialog.get_by_role("button", name="save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("name")
+    name.fill("longer <b>than</b> before")
+    dialog.get_by_label("labels").fill("vision, baseline,, vision")
+    dialog.get_by_label("notes").fill("first line\nsecond line")
+    dialog.get_by_role("button", name="save").click()
+    expect(dialog).to_have_count(0)
+    expect(page.get_by_role("heading", name="longer <b>than</b> before")).to_be_visible()
+    expect(page.get_by_role("heading").locator(".label")).to_have_text(["vision", "baseline"])
+    expect(page.get_by_label("notes")).to_have_text("first line\nsecond line")
+    now = stage.played.experiment(stage.long)
+    assert (now["labels"], now["notes"]) == (["vision", "baseline"], "first line\nsecond line")
+    assert (now["description"], now["config"]) == (before["description"], before["config"])
+    undo = {key: before[key] for key in ("name", "labels", "notes")}
+    stage.played.request("PATCH", f"/experiments/{stage.long}", json=undo)
+    expect(page.get_by_role("heading", name="long", exact=False)).to_be_visible()
+    spectator.faults.clear()  # the browser notes the 422

@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, remove } from "./api";
+import { Dialog } from "./dialog";
 import { number } from "./format";
 
 export interface Deed {
@@ -39,7 +40,7 @@ export function Bulk({ noun, ids, deeds, fits, done }: BulkProps) {
         );
       })}
       {asked && (
-        <Question
+        <Several
           noun={noun}
           deed={asked}
           ids={ids.filter((id) => fits(asked.name, id))}
@@ -52,7 +53,7 @@ export function Bulk({ noun, ids, deeds, fits, done }: BulkProps) {
   );
 }
 
-interface QuestionProps {
+interface SeveralProps {
   noun: string;
   deed: Deed;
   ids: number[];
@@ -63,17 +64,16 @@ interface QuestionProps {
 
 const NAMED = 12;
 
-function Question({ noun, deed, ids, passed, close, done }: QuestionProps) {
-  const box = useRef<HTMLDialogElement>(null);
+function Several({ noun, deed, ids, passed, close, done }: SeveralProps) {
   const [count, setCount] = useState<number | null>(null);
   const [problems, setProblems] = useState<string[]>([]);
   const stopped = useRef(false);
-  useEffect(() => {
-    box.current?.showModal();
-    return () => {
+  useEffect(
+    () => () => {
       stopped.current = true;
-    };
-  }, []);
+    },
+    [],
+  );
   const start = async () => {
     const failed: string[] = [];
     for (const [at, id] of ids.entries()) {
@@ -93,10 +93,7 @@ function Question({ noun, deed, ids, passed, close, done }: QuestionProps) {
   const named = ids.slice(0, NAMED).join(", ") + (ids.length > NAMED ? ` and ${number(ids.length - NAMED)} more` : "");
   const ended = count === ids.length;
   return (
-    <dialog ref={box} onClose={close} aria-label={`${deed.name} ${ids.length} ${several}`}>
-      <h2>
-        {deed.name} {number(ids.length)} {several}?
-      </h2>
+    <Dialog title={`${deed.name} ${number(ids.length)} ${several}?`} close={close}>
       <p>{deed.ask}</p>
       <p class="muted">
         {several} {named}
@@ -117,10 +114,10 @@ function Question({ noun, deed, ids, passed, close, done }: QuestionProps) {
             {deed.name}
           </button>
         )}
-        <button type="button" onClick={() => box.current?.close()}>
+        <button type="button" onClick={close}>
           {ended ? "close" : count === null ? "no" : "stop"}
         </button>
       </p>
-    </dialog>
+    </Dialog>
   );
 }

@@ -37,9 +37,14 @@ export function seen({ columns }: TrialColumns): Seen[] {
 
 /** What an event tells of a trial. */
 export function seenTrial(trial: Trial): Seen {
-  const hparams: Record<string, Value> = {};
-  collect(hparams, "", trial.hparams);
-  return { ...trial, hparams };
+  return { ...trial, hparams: leavesOf(trial.hparams) };
+}
+
+/** The leaves of a tree of values, by their dotted names. */
+export function leavesOf(tree: unknown): Record<string, Value> {
+  const found: Record<string, Value> = {};
+  collect(found, "", tree);
+  return found;
 }
 
 /** As the server takes hyperparameters apart: lists of plain values are one leaf. */
@@ -106,18 +111,4 @@ export function conditions(text: string): Condition[] | null {
   } catch {
     return null;
   }
-}
-
-/** Whether a trial fulfils a condition, by the rules of the server. */
-export function holds(row: Seen, [column, sign, wanted]: Condition): boolean {
-  const raw = column.endsWith("_validation") ? (row[column as keyof Seen] as Num | null) : cell(row, column);
-  const value = raw === "Infinity" && column.endsWith("_validation") ? Infinity : raw === "-Infinity" && column.endsWith("_validation") ? -Infinity : raw;
-  if (sign === "=") return value === wanted;
-  if (sign === "!=") return value !== wanted;
-  if (sign === "in") return (wanted as unknown[]).includes(value);
-  if (value === null) return false;
-  if (sign === "contains") return String(value).toLowerCase().includes(String(wanted).toLowerCase());
-  if ((typeof value === "string") !== (typeof wanted === "string")) return false;
-  const [a, b] = [value as number, wanted as number];
-  return sign === "<" ? a < b : sign === "<=" ? a <= b : sign === ">" ? a > b : a >= b;
 }

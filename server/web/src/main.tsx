@@ -6,9 +6,13 @@ import icon from "./icon.svg";
 import "./style.css";
 import { post } from "./api";
 import { Choices, type Route, useRoute } from "./route";
+import { choose, follow, THEMES, useTheme } from "./theme";
+import { Select } from "./parts";
 import { Cluster } from "./views/cluster";
+import { Compare } from "./views/compare";
 import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
+import { Trial } from "./views/trial";
 
 /** Nothing of an experiment stays; one who is not signed in is told so by what is loaded again. */
 function signOut(): void {
@@ -18,6 +22,7 @@ function signOut(): void {
 
 function Page() {
   const route = useRoute();
+  const theme = useTheme();
   return (
     <Choices.Provider value={route.choices}>
       <header class="bar">
@@ -35,7 +40,10 @@ function Page() {
             REST API
           </a>
         </nav>
-        <button type="button" class="end" onClick={signOut}>
+        <span class="end">
+          <Select name="colours of the page" value={theme} options={THEMES} choose={choose} />
+        </span>
+        <button type="button" class="bare" onClick={signOut}>
           Sign out
         </button>
       </header>
@@ -49,6 +57,8 @@ function Page() {
 function View({ route }: { route: Route }) {
   if (route.page === "list") return <Experiments />;
   if (route.page === "cluster") return <Cluster />;
+  if (route.page === "trial") return <Trial key={route.id} id={route.id} tab={route.tab} />;
+  if (route.page === "compare") return <Compare ids={route.ids} />;
   if (route.page === "experiment") return <Experiment key={route.id} id={route.id} route={route} />;
   return (
     <div class="notice bad" role="alert">
@@ -57,4 +67,5 @@ function View({ route }: { route: Route }) {
   );
 }
 
+follow();
 render(<Page />, document.getElementById("page")!);

@@ -3,7 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
-import { post } from "./api";
+import { Now } from "./dialog";
 import { LOGIN } from "./live";
 
 export const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
@@ -64,45 +64,13 @@ export function Problem({ text, kind = "bad", children }: ProblemProps) {
 }
 
 /** The first line of a problem, cut to the width that there is; the rest on demand. */
-function OneLine({ text, kind }: { text: string; kind: "problem" | "empty" | "waiting" }) {
+export function OneLine({ text, kind }: { text: string; kind: "problem" | "empty" | "waiting" }) {
   const lines = text.trim().split("\n");
   return (
     <details class={`trouble ${kind}`}>
       <summary title={lines[0]}>{lines[0]}</summary>
       <pre>{lines.join("\n")}</pre>
     </details>
-  );
-}
-
-interface Doing {
-  path: string;
-  children: ComponentChildren;
-  done: () => void;
-  /** Asked before it is done. */
-  ask?: string;
-  /** Changes to a configuration that are offered, as JSON; the reader may edit them. */
-  changes?: string;
-}
-
-export function Action({ path, children, done, ask, changes }: Doing) {
-  const act = () => {
-    const failed = (problem: Error) => window.alert(problem.message);
-    if (changes === undefined) {
-      if (!ask || window.confirm(ask)) post(path).then(done, failed);
-      return;
-    }
-    const given = window.prompt(ask, changes);
-    if (given === null) return;
-    try {
-      post(path, { config: JSON.parse(given.trim() || "{}") }).then(done, failed);
-    } catch {
-      window.alert(`changes: must be a JSON object, got ${given}`);
-    }
-  };
-  return (
-    <button type="button" onClick={act}>
-      {children}
-    </button>
   );
 }
 
@@ -155,11 +123,7 @@ async function copy(text: string): Promise<void> {
 
 export function Copy({ text }: { text: string }) {
   const [done, setDone] = useState("");
-  return (
-    <button type="button" onClick={() => copy(text).then(() => setDone(text), (problem: Error) => window.alert(problem.message))}>
-      {done === text ? "copied" : "copy"}
-    </button>
-  );
+  return <Now act={() => copy(text).then(() => setDone(text))}>{done === text ? "copied" : "copy"}</Now>;
 }
 
 /** Hand a text to the browser as a file. */
@@ -169,6 +133,19 @@ export function save(name: string, text: string): void {
   link.download = name;
   link.click();
   window.setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+/** What a thing is labelled with. */
+export function Labels({ labels }: { labels: string[] }) {
+  return (
+    <>
+      {labels.map((label) => (
+        <span class="label" key={label}>
+          {label}
+        </span>
+      ))}
+    </>
+  );
 }
 
 /** A choice between a few values. */

@@ -425,6 +425,37 @@ export interface RemovedCheckpoint {
   size_bytes: number;
 }
 
+/** One continuous execution of a trial. */
+export interface Run {
+  /** Number, from 1, over all trials. */
+  id: number;
+  /** Whose run it is. */
+  trial_id: number;
+  /** Where it stands. */
+  state: RunState;
+  /** Names of the agents whose slots it holds or held, the first with the chief; those that were forgotten are left out. */
+  agents: Array<string>;
+  /** When it was given its slots. */
+  created_at: string;
+  /** When its ranks were started. */
+  started_at: string | null;
+  /** When it gave its slots back. */
+  ended_at: string | null;
+  /** Of its launcher; null while it runs, and where nobody learned it. */
+  exit_code: number | null;
+  /** Why it ended, where it did not complete. */
+  reason: string | null;
+}
+
+/** All runs of a trial, the oldest first. */
+export interface RunPage {
+  runs: Array<Run>;
+  next_after: null;
+}
+
+/** Where a run stands; it holds its slots until it has exited. */
+export type RunState = "ASSIGNED" | "EXITED" | "RUNNING";
+
 /** A length at which trials are compared. */
 export interface Rung {
   /** In the unit of the search. */

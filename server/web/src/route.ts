@@ -1,5 +1,6 @@
 /** The address after `#` names the view, and how it is looked at:
- * `#/experiments/3/logs/7,9?level=ERROR` is the log of two trials, its errors only.
+ * `#/experiments/3/logs/7,9?level=ERROR` is the log of two trials, its errors only; `#/trials/7/runs`
+ * are the runs of a trial, and `#/compare/3,5` is two experiments beside each other.
  *
  * Every choice that changes what is seen stands behind the `?`, so that it survives a reload and
  * can be sent to others.
@@ -11,40 +12,83 @@ import { useContext, useEffect, useState } from "preact/hooks";
 export const TABS = ["curves", "trials", "search", "hyperparameters", "checkpoints", "logs", "configuration"] as const;
 export type Tab = (typeof TABS)[number];
 
-export interface Route {
+export const TRIAL_TABS = ["curves", "hyperparameters", "checkpoints", "logs", "runs"] as const;
+export type TrialTab = (typeof TRIAL_TABS)[number];
+
+interface Plain {
   /** What is shown; an address that names nothing is said to. */
-  page: "list" | "cluster" | "experiment" | "unknown";
-  /** Of the experiment; 0 elsewhere. */
+  page: "list" | "cluster" | "unknown";
+}
+
+/** In all: a tab is null where the address names none; the first that has something to show. */
+export interface OfExperiment {
+  page: "experiment";
   id: number;
-  /** Null where the address names none: the first that has something to show. */
   tab: Tab | null;
   /** Trials that were chosen; none stands for all. */
   trials: number[];
-  /** How it is looked at. */
-  choices: URLSearchParams;
 }
 
-const EXPERIMENT = /^\/experiments\/([1-9]\d{0,14})(?:\/([a-z]+)(?:\/(\d[\d,]*))?)?\/?$/;
+interface OfTrial {
+  page: "trial";
+  id: number;
+  tab: TrialTab | null;
+}
+
+interface OfSeveral {
+  page: "compare";
+  /** Of experiments, in the order of the address. */
+  ids: number[];
+}
+
+/** What is looked at, and how. */
+export type Route = (Plain | OfExperiment | OfTrial | OfSeveral) & { choices: URLSearchParams };
+
+const NUMBER = String.raw`[1-9]\d{0,14}`;
+const EXPERIMENT = new RegExp(String.raw`^/experiments/(${NUMBER})(?:/([a-z]+)(?:/(\d[\d,]*))?)?/?$`);
+const TRIAL = new RegExp(String.raw`^/trials/(${NUMBER})(?:/([a-z]+))?/?$`);
+const SEVERAL = new RegExp(String.raw`^/compare/(${NUMBER}(?:,${NUMBER})*)?/?$`);
 
 export function parse(hash: string): Route {
   const [path = "", query = ""] = hash.replace(/^#/, "").split("?", 2);
-  const route: Route = { page: "unknown", id: 0, tab: null, trials: [], choices: new URLSearchParams(query) };
-  if (path === "" || path === "/") return { ...route, page: "list" };
-  if (/^\/cluster\/?$/.test(path)) return { ...route, page: "cluster" };
+  return { ...shown(path), choices: new URLSearchParams(query) };
+}
+
+function shown(path: string): Plain | OfExperiment | OfTrial | OfSeveral {
+  if (path === "" || path === "/") return { page: "list" };
+  if (/^\/cluster\/?$/.test(path)) return { page: "cluster" };
+  const numbers = (text: string | undefined) => (text ?? "").split(",").filter(Boolean).map(Number);
+  const several = SEVERAL.exec(path);
+  if (several) return { page: "compare", ids: [...new Set(numbers(several[1]))] };
+  const one = TRIAL.exec(path);
+  const own = TRIAL_TABS.find((name) => name === one?.[2]) ?? null;
+  if (one && (own !== null || !one[2])) return { page: "trial", id: Number(one[1]), tab: own };
   const found = EXPERIMENT.exec(path);
   const tab = TABS.find((name) => name === found?.[2]) ?? null;
-  if (!found || (found[2] && tab === null)) return route;
-  const trials = (found[3] ?? "").split(",").filter(Boolean).map(Number);
-  return { ...route, page: "experiment", id: Number(found[1]), tab, trials };
+  if (!found || (found[2] && tab === null)) return { page: "unknown" };
+  return { page: "experiment", id: Number(found[1]), tab, trials: numbers(found[3]) };
+}
+
+/** The choices of the address, behind a `?`, if `same` says that they are about the same thing. */
+function keeping(same: (now: Route) => boolean): string {
+  const now = parse(window.location.hash);
+  const query = same(now) ? now.choices.toString() : "";
+  return query && `?${query}`;
 }
 
 /** The address of a view; choices that were made about the same experiment are kept. */
 export function address(id: number, tab: Tab | null = null, trials: number[] = []): string {
-  const now = parse(window.location.hash);
-  const query = now.id === id ? now.choices.toString() : "";
   const chosen = trials.length > 0 ? `/${trials.join(",")}` : "";
   const place = tab === null && chosen === "" ? "" : `/${tab ?? "curves"}${chosen}`;
-  return `#/experiments/${id}${place}${query && `?${query}`}`;
+  return `#/experiments/${id}${place}${keeping((now) => now.page === "experiment" && now.id === id)}`;
+}
+
+export function trialAddress(id: number, tab: TrialTab | null = null): string {
+  return `#/trials/${id}${tab === null ? "" : `/${tab}`}${keeping((now) => now.page === "trial" && now.id === id)}`;
+}
+
+export function compareAddress(ids: number[]): string {
+  return `#/compare/${ids.join(",")}${keeping((now) => now.page === "compare")}`;
 }
 
 /** Change choices in the address, without a step in the browser's history; null takes one away. */

@@ -21,8 +21,10 @@ __all__ = [
     "Choice",
     "Condition",
     "Place",
+    "check_columns",
     "choose",
     "conditions",
+    "kept",
     "place_of",
     "read_cursor",
     "read_place",
@@ -106,11 +108,8 @@ def choose(
         ConfigError: If a column does not exist, or the cursor is none.
     """
     column = sort.removeprefix("-")
-    if not all(is_column(each, rows) for each in (column, *(one[0] for one in where))):
-        known = names(rows)
-        wrong = [check_column(each[0], known, "where") for each in where]
-        refuse([check_column(column, known, "sort"), *wrong])
-    holds = [row for row in rows if all(_holds(row.get(c), s, v) for c, s, v in where)]
+    check_columns(rows, where, [column], "sort")
+    holds = kept(rows, where)
     sign = -1 if sort.startswith("-") else 1
     keyed = [(place_of(row.get(column), _number(row), sign), row) for row in holds]
     if after is not None:
@@ -122,6 +121,32 @@ def choose(
         last = page[-1][1]
         cursor = write_cursor(last.get(column), _number(last))
     return Choice([_number(row) for _, row in page], len(holds), cursor)
+
+
+def kept(rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
+    """Return the trials for which all conditions hold."""
+    return [row for row in rows if all(_holds(row.get(c), s, v) for c, s, v in where)]
+
+
+def check_columns(
+    rows: Sequence[Row], where: Sequence[Condition], others: Sequence[str], what: str
+) -> None:
+    """Refuse columns that do not exist.
+
+    Args:
+        rows: All trials of an experiment.
+        where: Conditions.
+        others: Further columns.
+        what: The parameter that gave those.
+
+    Raises:
+        ConfigError: With all that do not exist.
+    """
+    if all(is_column(each, rows) for each in (*others, *(one[0] for one in where))):
+        return
+    known = names(rows)
+    wrong = [check_column(each[0], known, "where") for each in where]
+    refuse([*(check_column(each, known, what) for each in others), *wrong])
 
 
 def _number(row: Row) -> int:

@@ -1,16 +1,17 @@
 """What the trials of an experiment tell together."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from zerolab.contract.wire import wire_number
 from zeroserver.analysis.best import best_so_far
+from zeroserver.analysis.choice import check_columns, conditions, kept
 from zeroserver.analysis.columns import COLUMNS, PREFIX, Row, names, read_rows
 from zeroserver.analysis.importance import METHOD
 from zeroserver.api import queries
-from zeroserver.api.common import IdPath, answer
+from zeroserver.api.common import IdPath, Where, answer
 from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import (
     HparamShare,
@@ -29,12 +30,24 @@ router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=
 
 
 @router.get("/{experiment_id}/columns", responses=answer(TrialColumns))
-def get_columns(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> Response:
-    """Read all trials of an experiment as columns: hyperparameters, metrics, cost."""
+def get_columns(
+    services: ServicesDep,
+    connection: ReadDep,
+    experiment_id: IdPath,
+    where: Where = None,
+    column: Annotated[
+        list[str] | None, Query(max_length=100, description="Only these; all if none is named.")
+    ] = None,
+) -> Response:
+    """Read the trials of an experiment as columns: hyperparameters, metrics, cost."""
     queries.one(connection, experiments, experiment_id)
-    rows = read_rows(connection, experiment_id, services.world.clock())
-    wanted = [*COLUMNS, *(PREFIX + name for name in names(rows))]
-    return respond(TrialColumns({name: _cells(rows, name) for name in wanted}))
+    wanted = conditions(where)
+    needed = {*(column or COLUMNS), *(each[0] for each in wanted)}
+    rows = read_rows(connection, experiment_id, services.world.clock(), needed)
+    shown = column or [*COLUMNS, *(PREFIX + name for name in names(rows))]
+    check_columns(rows, wanted, shown, "column")
+    found = kept(rows, wanted)
+    return respond(TrialColumns({name: _cells(found, name) for name in shown}))
 
 
 def _cells(rows: list[Row], column: str) -> list[Any]:

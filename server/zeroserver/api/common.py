@@ -19,6 +19,7 @@ __all__ = [
     "LineCursor",
     "Rank",
     "Tail",
+    "Where",
     "Whole",
     "add_resources",
     "answer",
@@ -61,6 +62,10 @@ After = Annotated[str | None, Query(max_length=500, description="next_after of t
 LineCursor = Annotated[Whole, Query(ge=0, le=MAX_ID, description="Lines after the one of this id.")]
 Tail = Annotated[Whole | None, Query(ge=1, le=10_000, description="Only so many lines, the last.")]
 Rank = Annotated[Whole | None, Query(ge=0, le=2**31 - 1)]
+Where = Annotated[
+    str | None,
+    Query(max_length=20_000, description="Conditions: a JSON list of [column, operator, value]."),
+]
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 _MEANINGS = {

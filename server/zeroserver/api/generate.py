@@ -32,6 +32,7 @@ LIFE = Path("docs/life_cycle.md")
 TOLD = (
     resources.Experiment,
     resources.Trial,
+    resources.Run,
     resources.Checkpoint,
     resources.Removal,
     resources.RemovedCheckpoint,

@@ -11,6 +11,7 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
+    func,
     or_,
     select,
 )
@@ -20,16 +21,19 @@ from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.analysis.choice import read_cursor, write_cursor
 from zeroserver.analysis.cost import slot_seconds_of
 from zeroserver.analysis.results import experiment_problem, trial_problem
-from zeroserver.api.resources import Checkpoint, Experiment, Trial
+from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.store.points import SHIFTS
 from zeroserver.store.schema import (
+    agents,
     checkpoints,
     logs,
     metric_keys,
     points,
     rollups,
+    run_nodes,
+    runs,
     trials,
 )
 
@@ -42,6 +46,7 @@ __all__ = [
     "one",
     "owned",
     "page",
+    "runs_of",
     "trial_list",
     "trials_of",
 ]
@@ -172,6 +177,25 @@ def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World)
         )
         for row in rows
     ]
+
+
+def runs_of(connection: Connection, trial_id: int) -> list[Run]:
+    """Return the runs of a trial, the oldest first; two queries."""
+    mine = runs.c.trial_id == trial_id
+    agent = func.coalesce(run_nodes.c.agent_id, runs.c.agent_id)
+    where = (
+        select(runs.c.id, agents.c.name)
+        .select_from(runs)
+        .outerjoin(run_nodes, run_nodes.c.run_id == runs.c.id)
+        .join(agents, agents.c.id == agent)
+        .where(mine)
+        .order_by(runs.c.id, run_nodes.c.node_rank)
+    )
+    names: dict[int, list[str]] = {}
+    for run_id, name in connection.execute(where):
+        names.setdefault(run_id, []).append(name)
+    rows = connection.execute(select(runs).where(mine).order_by(runs.c.id)).mappings()
+    return [Run.of(row, agents=names.get(row["id"], [])) for row in rows]
 
 
 def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:

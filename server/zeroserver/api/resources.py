@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from zerolab.searcher.view import EntryState
 from zeroserver.api.rows import Num, Resource, Share, Time
-from zeroserver.states import ExperimentState, TrialState
+from zeroserver.states import ExperimentState, RunState, TrialState
 
 __all__ = [
     "Agent",
@@ -50,6 +50,8 @@ __all__ = [
     "QuotaPage",
     "Removal",
     "RemovedCheckpoint",
+    "Run",
+    "RunPage",
     "Rung",
     "RungEntry",
     "SearchEvent",
@@ -190,6 +192,30 @@ class Trial(Resource, frozen=True):
     result_problem: str | None
     """Why it ended without a result, also when it is `COMPLETED` (no validation, or never a
     number); else null."""
+
+
+class Run(Resource, frozen=True):
+    """One continuous execution of a trial."""
+
+    id: int
+    """Number, from 1, over all trials."""
+    trial_id: int
+    """Whose run it is."""
+    state: RunState
+    """Where it stands."""
+    agents: list[str]
+    """Names of the agents whose slots it holds or held, the first with the chief; those that were
+    forgotten are left out."""
+    created_at: Time
+    """When it was given its slots."""
+    started_at: Time | None
+    """When its ranks were started."""
+    ended_at: Time | None
+    """When it gave its slots back."""
+    exit_code: int | None
+    """Of its launcher; null while it runs, and where nobody learned it."""
+    reason: str | None
+    """Why it ended, where it did not complete."""
 
 
 class Checkpoint(Resource, frozen=True):
@@ -428,6 +454,13 @@ class TrialAnswer(Resource, frozen=True):
     """One trial."""
 
     trial: Trial
+
+
+class RunPage(Resource, frozen=True):
+    """All runs of a trial, the oldest first."""
+
+    runs: list[Run]
+    next_after: None = None
 
 
 class CheckpointAnswer(Resource, frozen=True):

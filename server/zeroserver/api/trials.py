@@ -19,6 +19,7 @@ from zeroserver.api.common import (
     LineCursor,
     Rank,
     Tail,
+    Where,
     Whole,
     answer,
 )
@@ -34,6 +35,7 @@ from zeroserver.api.resources import (
     MetricName,
     MetricNames,
     Metrics,
+    RunPage,
     TrialAnswer,
     TrialPage,
 )
@@ -58,10 +60,6 @@ Sort = Annotated[
         description="A column, `hparams.NAME` too, with `-` for the largest first; `metric`: the "
         "best first.",
     ),
-]
-Where = Annotated[
-    str | None,
-    Query(max_length=20_000, description="Conditions: a JSON list of [column, operator, value]."),
 ]
 
 
@@ -111,6 +109,13 @@ def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> R
     """Read one trial."""
     row = queries.one(connection, trials, trial_id)
     return respond(TrialAnswer(queries.trial_list(connection, [row], services.world)[0]))
+
+
+@router.get("/trials/{trial_id}/runs", responses=answer(RunPage))
+def get_runs(connection: ReadDep, trial_id: IdPath) -> Response:
+    """List the runs of a trial: where and when, and how each ended."""
+    queries.one(connection, trials, trial_id)
+    return respond(RunPage(queries.runs_of(connection, trial_id)))
 
 
 @router.post("/trials/{trial_id}/continue", responses=answer(TrialAnswer))

@@ -5,7 +5,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
 import { number } from "../format";
-import { useDark } from "../plot/canvas";
+import { useDark } from "../theme";
 import { type Along, type Timed, told } from "./along";
 import { banded, type Curve, draw, type Drawing, type Style, type Zoom } from "./curve";
 import { options } from "./options";

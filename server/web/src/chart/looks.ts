@@ -12,9 +12,12 @@ const COLORS = [
 ];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 
-/** The look of the trial that was the `place`-th of its experiment: 48 differ. */
-export function look(place: number): Look {
-  const dash = DASHES[Math.floor(place / COLORS.length) % DASHES.length]!;
+/** Looks with a whole line. */
+export const PLAIN_LOOKS = COLORS.length;
+
+/** The look of the trial that was the `place`-th of its experiment: 48 differ; `line` asks for a dash. */
+export function look(place: number, line = Math.floor(place / COLORS.length)): Look {
+  const dash = DASHES[line % DASHES.length]!;
   return { color: COLORS[place % COLORS.length]!, dash };
 }
 

@@ -16,18 +16,6 @@ export function useWidth(element: { current: HTMLElement | null }): number {
   return width;
 }
 
-/** Whether the system asks for a dark page; changes redraw. */
-export function useDark(): boolean {
-  const [dark, setDark] = useState(() => window.matchMedia("(prefers-color-scheme: dark)").matches);
-  useEffect(() => {
-    const media = window.matchMedia("(prefers-color-scheme: dark)");
-    const changed = () => setDark(media.matches);
-    media.addEventListener("change", changed);
-    return () => media.removeEventListener("change", changed);
-  }, []);
-  return dark;
-}
-
 /** Empty a canvas of so many pixels of the page, and return what draws on it. */
 export function blank(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
   const sharp = window.devicePixelRatio || 1;

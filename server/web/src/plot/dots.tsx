@@ -3,7 +3,8 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import type { Axis } from "./axis";
-import { blank, useDark, useWidth } from "./canvas";
+import { useDark } from "../theme";
+import { blank, useWidth } from "./canvas";
 
 export interface Dot {
   trial: number;

@@ -4,7 +4,8 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import type { Value } from "../columns";
 import { type Axis, written } from "./axis";
-import { blank, useDark, useWidth } from "./canvas";
+import { useDark } from "../theme";
+import { blank, useWidth } from "./canvas";
 
 export interface Line {
   trial: number;

@@ -1,20 +1,28 @@
-/** The checkpoints of an experiment, the newest first, with what lies in each. */
+/** The checkpoints of an experiment or of a trial, the newest first, with what lies in each. */
 
 import { all, get } from "../api";
 import type { Checkpoint, Trial, TrialPage } from "../resources";
-import { useChoice } from "../route";
+import { trialAddress, useChoice } from "../route";
 import { bytes, clock, number } from "../format";
 import { useLoaded } from "../live";
 import { Badge, Cell, Problem, Table } from "../parts";
 
 const MOST_ROWS = 500;
 
-export function Checkpoints(props: { path: string; tick: number; chosen: number[] }) {
-  const { path, tick, chosen } = props;
+interface CheckpointsProps {
+  /** Whose: of an experiment, or of a trial. */
+  path: string;
+  experiment: number;
+  tick: number;
+  /** Trials; none stands for all. */
+  chosen: number[];
+}
+
+export function Checkpoints({ path, experiment, tick, chosen }: CheckpointsProps) {
   const [shown, setShown] = useChoice("deleted");
   const deleted = shown !== "";
   const list = useLoaded(path, () => all<Checkpoint>(`${path}/checkpoints`, "checkpoints"), tick);
-  const owners = useOwners(path, list.value, tick);
+  const owners = useOwners(`/experiments/${experiment}`, list.value, tick);
   if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
   const mine = list.value.filter((c) => chosen.length === 0 || chosen.includes(c.trial_id));
   const kept = mine.filter((c) => c.state !== "DELETED");
@@ -84,7 +92,7 @@ function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial |
         </details>
       </Cell>
       <Cell name="trial" kind="figure">
-        {c.trial_id}
+        <a href={trialAddress(c.trial_id)}>{c.trial_id}</a>
       </Cell>
       <Cell name="batch" kind="figure">
         {number(c.steps_completed)}

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get, patch, post, remove } from "../api";
 import { clock, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, Problem, Table, Trouble } from "../parts";
+import { Badge, Cell, Labels, Problem, Table, Trouble } from "../parts";
 import type { Agent, AgentPage, Job, JobPage, Pool, PoolPage, Slot } from "../resources";
 import { address } from "../route";
 
@@ -139,11 +139,7 @@ function Line({ job, above, below, first, act }: LineProps) {
       </Cell>
       <Cell kind="name">
         <a href={address(job.experiment_id)}>{job.name}</a> <small class="muted">{job.experiment_id}</small>
-        {job.labels.map((label) => (
-          <span class="label" key={label}>
-            {label}
-          </span>
-        ))}
+        <Labels labels={job.labels} />
         <Trouble of={{ ...job, error: null }} />
       </Cell>
       <Cell>

@@ -1,11 +1,12 @@
-/** The curves of some trials: one chart for each metric that they report. */
+/** The curves of some trials, of one experiment or of several: a chart for each metric that they report. */
 
+import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
 import { ALONG, type Along, told } from "../chart/along";
 import { Chart } from "../chart/chart";
 import { type Curve, extent, type Style, type Zoom } from "../chart/curve";
-import { look } from "../chart/looks";
+import { type Look, look } from "../chart/looks";
 import { type Seen, varying } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
@@ -30,6 +31,19 @@ const MOST_CHARTS = 12;
 /** Charts that need no search. */
 const FEW = 6;
 
+/** A trial whose curves are drawn. */
+export interface Line {
+  trial: Seen;
+  /** Who it is: `trial 7`. */
+  name: string;
+  /** What it was started with, in a few words. */
+  told: string;
+  look: Look;
+  best: boolean;
+  /** Where its name in the legend leads. */
+  href: string;
+}
+
 interface CurvesProps {
   row: Experiment;
   trials: Seen[];
@@ -39,8 +53,48 @@ interface CurvesProps {
   tick: number;
 }
 
-export function Curves(props: CurvesProps) {
-  const { row, trials, at, chosen, tick } = props;
+/** The curves of an experiment: of the trials that were chosen, or of the best. */
+export function Curves({ row, trials, at, chosen, tick }: CurvesProps) {
+  const some = useMemo(() => drawn(row, trials, chosen), [row, trials, chosen.map((t) => t.id).join()]);
+  const names = useMemo(() => varying(trials), [trials]);
+  const lines = useMemo(
+    () =>
+      some.map((trial): Line => ({
+        trial,
+        name: `trial ${trial.id}`,
+        told: difference(trial, names),
+        look: look(at.get(trial.id) ?? 0),
+        best: trial.id === row.best_trial_id,
+        href: address(row.id, "curves", [trial.id]),
+      })),
+    [some, names, at, row.best_trial_id],
+  );
+  return (
+    <Board
+      lines={lines}
+      several={trials.length > 1}
+      metrics={[row.metric]}
+      ended={ENDED.includes(row.state)}
+      tick={tick}
+      note={<LeftOut row={row} trials={trials} chosen={chosen} some={some} />}
+    />
+  );
+}
+
+interface BoardProps {
+  lines: Line[];
+  /** Whether curves are named by their trials; else by their metrics. */
+  several: boolean;
+  /** By which trials are compared: drawn first. */
+  metrics: string[];
+  /** Whether nothing more is to come. */
+  ended: boolean;
+  tick: number | string;
+  note?: ComponentChildren;
+}
+
+/** A chart for each metric of some trials, and what can be chosen about all charts. */
+export function Board({ lines, several, metrics, ended, tick, note }: BoardProps) {
   const [wanted, setShown] = useChoice("group", USUAL);
   const shown = wanted in SHOWN ? wanted : USUAL;
   const [log, setLog] = useChoice("log");
@@ -51,18 +105,19 @@ export function Curves(props: CurvesProps) {
   const along = (ALONG.some(([name]) => name === wish) ? wish : "batch") as Along;
   const [part, setPart] = useChoice(along === "batch" ? "batches" : along);
   const zoom = zoomed(part);
-  const some = useMemo(() => drawn(row, trials, chosen), [row, trials, chosen.map((t) => t.id).join()]);
-  const read = useReader(some.length, along);
-  const names = useMemo(() => varying(trials), [trials]);
-  const labels = useMemo(() => new Map(some.map((trial) => [trial.id, difference(trial, names)])), [some, names]);
-  const ids = some.map((t) => t.id).join(",");
+  const read = useReader(lines.length, along);
+  const ids = lines.map(({ trial }) => trial.id).join(",");
   // What is drawn stays while other trials are read, so that nothing flickers as trials come and go.
-  const load = () => Promise.all(some.map((trial) => read(trial, SHOWN[shown]!, along === "batch" ? zoom : null)));
+  const load = () => Promise.all(lines.map(({ trial }) => read(trial, SHOWN[shown]!, along === "batch" ? zoom : null)));
   const loaded = useLoaded(`${shown} ${along}`, load, `${tick} ${ids} ${part}`);
   const found = useMemo(() => {
-    const label = (trial: number, name: string) => (trials.length > 1 ? `trial ${trial}${within(labels.get(trial))}` : name);
-    return charts(loaded.value ?? [], row, label, at);
-  }, [loaded.value, trials.length > 1]);
+    const known = new Map(lines.map((line) => [line.trial.id, line]));
+    return charts(loaded.value ?? [], metrics, (trial, metric) => {
+      const line = known.get(trial);
+      const label = several && line ? `${line.name}${within(line.told)}` : metric;
+      return { label, look: line?.look ?? look(0) };
+    });
+  }, [loaded.value, several]);
   const setZoom = (next: Zoom | null) => setPart(next === null ? "" : next.join("-"));
   return (
     <section>
@@ -98,10 +153,10 @@ export function Curves(props: CurvesProps) {
             {along === "batch" ? `batches ${number(zoom[0])} to ${number(zoom[1])}` : `${told(zoom[0], along)} to ${told(zoom[1], along)}`} ✕ <span class="muted">show all</span>
           </button>
         )}
-        <LeftOut row={row} trials={trials} chosen={chosen} some={some} />
+        {note}
       </div>
       {found.length === 0 ? (
-        <Empty row={row} reading={loaded.value === null} />
+        <Empty ended={ended} reading={loaded.value === null} />
       ) : (
         <Charts
           found={found.filter(([title]) => title.toLowerCase().includes(find.toLowerCase()))}
@@ -109,10 +164,8 @@ export function Curves(props: CurvesProps) {
           setZoom={setZoom}
           style={{ log: log !== "", smooth: weight(smooth) }}
           tight={tight !== ""}
-          some={some}
-          row={row}
-          told={labels}
-          at={at}
+          lines={lines}
+          several={several}
           along={along}
         />
       )}
@@ -132,9 +185,9 @@ function zoomed(part: string): Zoom | null {
   return found && first < last ? [first, last] : null;
 }
 
-function Empty({ row, reading }: { row: Experiment; reading: boolean }) {
+function Empty({ ended, reading }: { ended: boolean; reading: boolean }) {
   if (reading) return <p class="muted">Reading…</p>;
-  return <p class="muted">{ENDED.includes(row.state) ? "Nothing was reported." : "Nothing reported yet."}</p>;
+  return <p class="muted">{ended ? "Nothing was reported." : "Nothing reported yet."}</p>;
 }
 
 /** Which trials are not drawn. */
@@ -160,10 +213,8 @@ interface Drawn {
   setZoom: (zoom: Zoom | null) => void;
   style: Style;
   tight: boolean;
-  some: Seen[];
-  row: Experiment;
-  told: Map<number, string>;
-  at: Map<number, number>;
+  lines: Line[];
+  several: boolean;
   along: Along;
 }
 
@@ -180,8 +231,8 @@ function ranges(text: string): Ranges {
   }
 }
 
-function Charts({ found, zoom, setZoom, style, tight, some, row, told, at, along }: Drawn) {
-  const [texts, setTexts] = useChoice("y");
+function Charts({ found, zoom, setZoom, style, tight, lines, several, along }: Drawn) {
+  const [texts, setTexts] = useChoice("range");
   const fixed = ranges(texts);
   const fix = (title: string, range: [number, number] | null) => {
     const { [title]: _, ...others } = fixed;
@@ -219,7 +270,7 @@ function Charts({ found, zoom, setZoom, style, tight, some, row, told, at, along
   );
   return (
     <>
-      {row.num_trials > 1 && <Legend some={some} row={row} told={told} at={at} hot={hot} heat={setHot} />}
+      {several && <Legend lines={lines} hot={hot} heat={setHot} />}
       {found.length === 0 && <p class="muted">None matches.</p>}
       {grid(main.slice(0, most))}
       {main.length > most && (
@@ -249,33 +300,27 @@ function latest([title, curves]: [string, Curve[]]): string {
 }
 
 interface LegendProps {
-  some: Seen[];
-  row: Experiment;
-  told: Map<number, string>;
-  at: Map<number, number>;
+  lines: Line[];
   hot: number | null;
   heat: (trial: number | null) => void;
 }
 
 /** Which curve is whose, once for all charts. */
-function Legend({ some, row, told, at, hot, heat }: LegendProps) {
+function Legend({ lines, hot, heat }: LegendProps) {
   return (
     <ul class="legend" aria-label="trials" onMouseLeave={() => heat(null)}>
-      {some.map(({ id }) => {
-        const { color, dash } = look(at.get(id) ?? 0);
-        return (
-          <li key={id} class={hot === id ? "hot" : ""} onMouseEnter={() => heat(id)}>
-            <svg width="22" height="8" aria-hidden="true">
-              <line x1="0" y1="4" x2="22" y2="4" stroke={color} stroke-width="2.5" stroke-dasharray={dash.join(" ")} />
-            </svg>
-            <a href={address(row.id, "curves", [id])} onFocus={() => heat(id)} onBlur={() => heat(null)}>
-              trial {id}
-            </a>{" "}
-            <span class="muted">{told.get(id)}</span>
-            {id === row.best_trial_id && <small class="label">best</small>}
-          </li>
-        );
-      })}
+      {lines.map(({ trial: { id }, name, told, look: { color, dash }, best, href }) => (
+        <li key={id} class={hot === id ? "hot" : ""} onMouseEnter={() => heat(id)}>
+          <svg width="22" height="8" aria-hidden="true">
+            <line x1="0" y1="4" x2="22" y2="4" stroke={color} stroke-width="2.5" stroke-dasharray={dash.join(" ")} />
+          </svg>
+          <a href={href} onFocus={() => heat(id)} onBlur={() => heat(null)}>
+            {name}
+          </a>{" "}
+          <span class="muted">{told}</span>
+          {best && <small class="label">best</small>}
+        </li>
+      ))}
     </ul>
   );
 }

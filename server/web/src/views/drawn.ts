@@ -5,7 +5,6 @@ import { useRef } from "preact/hooks";
 import { get } from "../api";
 import { type Along, timed } from "../chart/along";
 import { type Curve, refine, type Zoom } from "../chart/curve";
-import { look } from "../chart/looks";
 import { type Seen } from "../columns";
 import { ENDED } from "../parts";
 import { written } from "../plot/axis";
@@ -42,10 +41,10 @@ export function difference(trial: Seen, names: string[]): string {
     .join(", ");
 }
 
-/** Where a metric stands: the searcher's first, then losses, accuracies, others, counters. */
-function place(name: string, metric: string): number {
+/** Where a metric stands: the searchers' first, then losses, accuracies, others, counters. */
+function place(name: string, metrics: string[]): number {
   if (name === "loss") return 0;
-  if (name === metric) return 1;
+  if (metrics.includes(name)) return 1;
   if (name.endsWith("loss")) return 2;
   if (name.includes("accuracy")) return 3;
   return COUNTERS.includes(name) ? 5 : 4;
@@ -54,18 +53,18 @@ function place(name: string, metric: string): number {
 export type Titled = [string, Curve[]];
 
 /** A chart for each metric, the most wanted first. */
-export function charts(reads: Read[], row: Experiment, label: (trial: number, name: string) => string, at: Map<number, number>): Titled[] {
+export function charts(reads: Read[], metrics: string[], named: (trial: number, metric: string) => Pick<Curve, "label" | "look">): Titled[] {
   const found = new Map<string, Curve[]>();
   for (const { trial, series } of reads) {
     for (const one of series) {
       const key = `${one.group}: ${one.name}`;
-      const curve = { trial, label: label(trial, one.name), look: look(at.get(trial) ?? 0), series: one };
+      const curve = { trial, ...named(trial, one.name), series: one };
       found.set(key, [...(found.get(key) ?? []), curve]);
     }
   }
   const order = ([, curves]: Titled) => {
     const { group, name } = curves[0]!.series;
-    return [place(name, row.metric), GROUPS.indexOf(group), name] as const;
+    return [place(name, metrics), GROUPS.indexOf(group), name] as const;
   };
   return [...found].sort((a, b) => {
     const [x, y] = [order(a), order(b)];

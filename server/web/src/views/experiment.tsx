@@ -2,23 +2,25 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { get } from "../api";
+import { get, post, remove } from "../api";
 import { places } from "../chart/looks";
 import { type Seen, seen, seenTrial } from "../columns";
 import type { Experiment as Row, Trial, TrialColumns } from "../resources";
 import { clock, duration, number } from "../format";
+import { Ask, AskChanges, Now } from "../dialog";
 import { merge, useEvents, useLoaded } from "../live";
-import { Action, Badge, ENDED, Facts, Problem, Progress } from "../parts";
-import { address, type Route, type Tab, TABS } from "../route";
+import { Badge, ENDED, Facts, Labels, Problem, Progress } from "../parts";
+import { address, type OfExperiment, type Tab, TABS, trialAddress } from "../route";
 import { Checkpoints } from "./checkpoints";
 import { Configuration } from "./configuration";
 import { Curves } from "./curves";
+import { Edit } from "./edit";
 import { Hyperparameters } from "./hyperparameters";
-import { Logs } from "./logs";
+import { Logs, slots } from "./logs";
 import { Search } from "./search";
 import { Trials } from "./trials";
 
-export function Experiment({ id, route }: { id: number; route: Route }) {
+export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
   const path = `/experiments/${id}`;
   const [ticks, setTicks] = useState({ trial: 0, metric: 0, checkpoint: 0, log: 0 });
   const row = useLoaded(path, () => get<{ experiment: Row }>(path).then((answer) => answer.experiment));
@@ -85,7 +87,7 @@ export function Experiment({ id, route }: { id: number; route: Route }) {
       )}
       {tab === "search" && <Search row={e} trials={trials.value} at={at} tick={ticks.trial} />}
       {tab === "hyperparameters" && <Hyperparameters row={e} trials={trials.value} at={at} tick={ticks.trial} />}
-      {tab === "checkpoints" && <Checkpoints path={path} tick={ticks.checkpoint} chosen={route.trials} />}
+      {tab === "checkpoints" && <Checkpoints path={path} experiment={id} tick={ticks.checkpoint} chosen={route.trials} />}
       {tab === "logs" && (
         <Logs
           path={chosen.length === 1 ? `/trials/${chosen[0]!.id}` : path}
@@ -105,12 +107,6 @@ function first(row: Row, trials: Seen[]): Tab {
   return row.state === "ERROR" && !trained ? "logs" : "curves";
 }
 
-/** Slots of a trial, as its configuration says. */
-function slots(row: Row): number {
-  const resources = row.config.resources as { slots_per_trial?: number } | undefined;
-  return resources?.slots_per_trial ?? 1;
-}
-
 /** What is wrong with an experiment, or why nothing of it runs. */
 function Noticed({ row, trials }: { row: Row; trials: Seen[] }) {
   const problem = (row.result_problem ?? row.error)?.trim();
@@ -125,8 +121,6 @@ function Noticed({ row, trials }: { row: Row; trials: Seen[] }) {
   );
 }
 
-const GO_ON = "Go on from the checkpoints, with these changes (JSON); {} tries again what failed or was stopped:";
-
 /** The change by which an experiment trains on: its length, which is to be made greater. */
 function longer(row: Row): string {
   const length = (row.config.searcher as { max_length?: unknown } | undefined)?.max_length;
@@ -136,51 +130,66 @@ function longer(row: Row): string {
 function Head({ row, connected, refresh }: { row: Row; connected: boolean; refresh: () => void }) {
   const path = `/experiments/${row.id}`;
   const ended = ENDED.includes(row.state);
+  const act = (deed: string) => () => post(`${path}/${deed}`).then(refresh);
+  const goOn = (config: unknown) => post(`${path}/continue`, { config }).then(refresh);
+  const forked = async (config: unknown) => {
+    const { experiment } = await post<{ experiment: Row }>(`${path}/fork`, { config });
+    window.location.hash = address(experiment.id).slice(1);
+  };
   return (
     <>
       <header class="title">
         <h1>
-          <small>{row.id}</small> {row.name} <Badge of={row} />
+          <small>{row.id}</small> {row.name} <Badge of={row} /> <Labels labels={row.labels} />
         </h1>
         <div class="actions">
           {!connected && <span class="muted">not connected: trying again</span>}
           {connected && !ended && <span class="live">live</span>}
-          {row.state === "ACTIVE" && (
-            <Action path={`${path}/pause`} done={refresh}>
-              pause
-            </Action>
-          )}
-          {row.state === "PAUSED" && (
-            <Action path={`${path}/activate`} done={refresh}>
-              activate
-            </Action>
-          )}
+          {row.state === "ACTIVE" && <Now act={act("pause")}>pause</Now>}
+          {row.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
           {!ended && (
             <>
-              <Action path={`${path}/cancel`} done={refresh} ask="Stop its trials at their next checkpoint?">
+              <Ask act={act("cancel")} title={`cancel experiment ${row.id}?`} ask="Its trials stop at their next checkpoint, which they write first; it can go on from there later.">
                 cancel
-              </Action>
-              <Action path={`${path}/kill`} done={refresh} ask="Stop its trials now, without a checkpoint?">
+              </Ask>
+              <Ask act={act("kill")} final title={`kill experiment ${row.id}?`} ask="Its trials stop now, without a checkpoint: what they trained since the last one is lost.">
                 kill
-              </Action>
+              </Ask>
             </>
           )}
           {ended && (
-            <Action path={`${path}/continue`} done={refresh} ask={GO_ON} changes={longer(row)}>
+            <AskChanges
+              act={goOn}
+              title={`continue experiment ${row.id}`}
+              ask="It goes on from its checkpoints, with these changes; without any, it tries again what failed or was stopped."
+              usual={longer(row)}
+            >
               continue
-            </Action>
+            </AskChanges>
           )}
-          <Action path={`${path}/fork`} done={refresh} ask="Submit it again as a new experiment, with these changes (JSON):" changes="{}">
+          <AskChanges act={forked} title={`fork experiment ${row.id}`} ask="Its model directory and configuration are submitted again as a new experiment, with these changes." usual="{}">
             fork
-          </Action>
+          </AskChanges>
+          <Edit row={row} done={refresh} />
+          {ended && <Now act={act(row.archived ? "unarchive" : "archive")}>{row.archived ? "unarchive" : "archive"}</Now>}
           {ended && (
-            <Action path={`${path}/${row.archived ? "unarchive" : "archive"}`} done={refresh}>
-              {row.archived ? "unarchive" : "archive"}
-            </Action>
+            <Ask
+              act={() => remove(path).then(() => window.location.replace("#/"))}
+              final
+              title={`delete experiment ${row.id}?`}
+              ask="Its metrics, logs and checkpoints are deleted. This cannot be undone."
+            >
+              delete
+            </Ask>
           )}
         </div>
       </header>
       {row.description && <p class="muted description">{row.description}</p>}
+      {row.notes && (
+        <p class="notes" aria-label="notes">
+          {row.notes}
+        </p>
+      )}
     </>
   );
 }
@@ -202,7 +211,7 @@ function Overview({ row, trials }: { row: Row; trials: Seen[] }) {
             {best !== null && trials.length > 1 && (
               <>
                 {" in "}
-                <a href={address(row.id, "curves", [best])}>trial {best}</a>
+                <a href={trialAddress(best)}>trial {best}</a>
               </>
             )}
           </>,

@@ -6,9 +6,9 @@ import { all, get } from "../api";
 import { Bulk, type Deed } from "../bulk";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Problem, Progress, Select, Table, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Labels, Problem, Progress, Select, Table, Trouble } from "../parts";
 import type { Experiment, Info } from "../resources";
-import { address, useChoice } from "../route";
+import { address, compareAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
 
 const MOST_ROWS = 500;
@@ -118,6 +118,7 @@ export function Experiments() {
                 archived too ({hidden})
               </label>
             )}
+            {chosen.length > 1 && <a href={compareAddress(chosen)}>compare {chosen.length}</a>}
             <Bulk noun="experiment" ids={chosen} deeds={DEEDS} fits={(deed, id) => fits(deed, byId.get(id)!)} done={list.reload} />
             {rows.length > MOST_ROWS && <span class="muted">the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>
@@ -166,11 +167,7 @@ function Line({ row: e, ticked, toggle }: { row: Experiment; ticked: boolean; to
       </Cell>
       <Cell kind="name">
         <a href={address(e.id)}>{e.name}</a>
-        {e.labels.map((label) => (
-          <span class="label" key={label}>
-            {label}
-          </span>
-        ))}
+        <Labels labels={e.labels} />
         <Trouble of={e} />
       </Cell>
       <Cell>

@@ -4,15 +4,15 @@ import { useMemo } from "preact/hooks";
 
 import { get } from "../api";
 import { look } from "../chart/looks";
-import { cell, type Condition, holds, METRICS, PREFIX, type Seen, spaceOf, titled, varying } from "../columns";
+import { cell, type Condition, METRICS, PREFIX, type Seen, spaceOf, titled, varying } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { Problem, Select } from "../parts";
 import { type Axis, makeAxis, wide, written } from "../plot/axis";
 import { Dots, type Dot } from "../plot/dots";
 import { type Brush, type Line, Parallel } from "../plot/parallel";
-import type { Experiment, Importance as Found } from "../resources";
-import { address, useChoice } from "../route";
+import type { Experiment, Importance as Found, TrialColumns } from "../resources";
+import { address, trialAddress, useChoice } from "../route";
 import { ranked } from "../sorting";
 import { USUAL_TRIALS } from "./drawn";
 import { Filters, useConditions } from "./filters";
@@ -29,22 +29,23 @@ interface Props {
   tick: number;
 }
 
-const go = (row: Experiment) => (trial: number) => {
-  window.location.hash = address(row.id, "curves", [trial]).slice(1);
+const go = (trial: number): void => {
+  window.location.hash = trialAddress(trial).slice(1);
 };
 
 export function Hyperparameters(props: Props) {
   const { row, trials } = props;
   const names = useMemo(() => varying(trials), [trials]);
   const [where] = useConditions();
-  const kept = useMemo(() => trials.filter((trial) => where.every((one) => holds(trial, one))), [trials, JSON.stringify(where)]);
+  const { kept, known, error } = useKept(props, where);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
   if (trials.length === 1) return <p class="muted">There is one trial: nothing to compare it with.</p>;
   if (names.length === 0) return <p class="muted">All trials have the same hyperparameters: nothing to compare.</p>;
   const best = ranked(kept, row.smaller_is_better).slice(0, USUAL_TRIALS).map((trial) => trial.id);
   return (
     <section>
-      <Filters names={names} metric={row.metric} count={where.length === 0 ? `${number(trials.length)} trials` : `${number(kept.length)} of ${number(trials.length)} trials`} />
+      <Filters names={names} metric={row.metric} count={where.length === 0 ? `${number(trials.length)} trials` : known ? `${number(kept.length)} of ${number(trials.length)} trials` : ""} />
+      {error && <Problem text={error} />}
       {where.length > 0 && kept.length > 0 && (
         <p class="choice">
           <a href={address(row.id, "trials")}>these in the table</a>
@@ -56,6 +57,24 @@ export function Hyperparameters(props: Props) {
       <Importance {...props} />
     </section>
   );
+}
+
+interface Kept {
+  kept: Seen[];
+  /** Whether they are those of the conditions as they are now; else of the ones before. */
+  known: boolean;
+  error: string | null;
+}
+
+/** The trials for which all conditions hold, as the server says. */
+function useKept({ row, trials, tick }: Props, where: Condition[]): Kept {
+  const text = JSON.stringify(where);
+  const path = `/experiments/${row.id}/columns?column=id&where=${encodeURIComponent(text)}`;
+  const load = async () => (where.length === 0 ? null : { text, ids: new Set((await get<TrialColumns>(path)).columns.id) });
+  const found = useLoaded(`kept ${row.id}`, load, `${tick} ${text}`);
+  const ids = found.value?.ids;
+  const kept = useMemo(() => (where.length === 0 || !ids ? trials : trials.filter((trial) => ids.has(trial.id))), [trials, ids, where.length === 0]);
+  return { kept, known: found.value?.text === text, error: where.length === 0 ? null : found.error };
 }
 
 type Parts = Props & { names: string[]; kept: Seen[] };
@@ -151,7 +170,7 @@ function Coordinates(props: Parts) {
           brushes={axes.map((axis) => brushOf(axis, where))}
           brush={(axis, next) => setWhere([...without(where, axes[axis]!), ...keptBy(axes[axis]!, next)])}
           flip={(axis) => flip(columns[axis]!)}
-          pick={go(row)}
+          pick={go}
         />
       )}
     </figure>
@@ -231,7 +250,7 @@ function Scatter(props: Parts) {
         )}
         <small class="muted">dots ended, rings go on, crosses failed</small>
       </figcaption>
-      <Dots title={`${titled(y, row.metric)} over ${titled(x, row.metric)}`} x={left} y={up} dots={dots} height={360} pick={go(row)} />
+      <Dots title={`${titled(y, row.metric)} over ${titled(x, row.metric)}`} x={left} y={up} dots={dots} height={360} pick={go} />
     </figure>
   );
 }

@@ -5,8 +5,9 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { get } from "../api";
 import { clock, number } from "../format";
 import { useLoaded } from "../live";
+import { Now } from "../dialog";
 import { Problem, save, Select } from "../parts";
-import type { Log as LogLine, LogPage } from "../resources";
+import type { Experiment, Log as LogLine, LogPage } from "../resources";
 import { useChoice } from "../route";
 
 const LINES = 1000;
@@ -90,6 +91,12 @@ export function Logs({ path, tick, ranks, several }: LogsProps) {
   );
 }
 
+/** Ranks of each trial, as the configuration says. */
+export function slots(row: Experiment): number {
+  const resources = row.config.resources as { slots_per_trial?: number } | undefined;
+  return resources?.slots_per_trial ?? 1;
+}
+
 function rankOptions(ranks: number, chosen: string): [string, string][] {
   const count = Math.max(ranks, Number(chosen) + 1);
   return [["", "every rank"], ...Array.from({ length: count }, (_, rank): [string, string] => [String(rank), `rank ${rank}`])];
@@ -111,11 +118,10 @@ function Download({ path, query }: { path: string; query: string }) {
     const told = (line: LogLine) => [clock(line.time), line.trial_id ?? "-", source(line), line.text].join("\t");
     save(`${path.slice(1).replace("s/", "-")}.log`, `${rows.map(told).join("\n")}\n${cut}`);
   };
-  const start = () => download().catch((problem: Error) => window.alert(problem.message)).finally(() => setRead(null));
   return (
-    <button type="button" disabled={read !== null} onClick={start}>
+    <Now busy={read !== null} act={() => download().finally(() => setRead(null))}>
       {read === null ? "download" : `${number(read)} lines…`}
-    </button>
+    </Now>
   );
 }
 

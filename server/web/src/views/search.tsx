@@ -11,7 +11,7 @@ import { ENDED, Problem } from "../parts";
 import { type Axis, makeAxis } from "../plot/axis";
 import { Dots, type Dot } from "../plot/dots";
 import type { Experiment, Rung, SearcherAnswer, SearchProgress } from "../resources";
-import { address } from "../route";
+import { address, trialAddress } from "../route";
 
 type Place = Map<number, number>;
 
@@ -22,8 +22,8 @@ interface Props {
   tick: number;
 }
 
-const go = (row: Experiment) => (trial: number) => {
-  window.location.hash = address(row.id, "curves", [trial]).slice(1);
+const go = (trial: number): void => {
+  window.location.hash = trialAddress(trial).slice(1);
 };
 
 export function Search(props: Props) {
@@ -92,7 +92,7 @@ function Ladder({ row, rungs, unit, at }: { row: Experiment; rungs: Rung[]; unit
     return [{ ...across, ticks: places, gaps: false }, up, found];
   }, [rungs, at]);
   if (dots.length === 0) return <p class="muted">No trial has been judged yet.</p>;
-  return <Dots title={`${row.metric} at each rung`} x={x} y={y} dots={dots} height={280} pick={go(row)} />;
+  return <Dots title={`${row.metric} at each rung`} x={x} y={y} dots={dots} height={280} pick={go} />;
 }
 
 /** The same in words and numbers. */
@@ -114,11 +114,11 @@ function Standing({ row, rungs, unit }: { row: Experiment; rungs: Rung[]; unit: 
                 <b>{number(rung.length)}</b>
               </td>
               <td data-name="on their way">
-                <Named row={row} ids={rung.training} />
+                <Named ids={rung.training} />
               </td>
               {STATES.map((state) => (
                 <td key={state} data-name={state}>
-                  <Named row={row} ids={rung.entries.filter((entry) => entry.state === state).map((entry) => entry.trial_id)} />
+                  <Named ids={rung.entries.filter((entry) => entry.state === state).map((entry) => entry.trial_id)} />
                 </td>
               ))}
               <td class="figure" data-name="best">
@@ -132,14 +132,14 @@ function Standing({ row, rungs, unit }: { row: Experiment; rungs: Rung[]; unit: 
   );
 }
 
-function Named({ row, ids }: { row: Experiment; ids: number[] }) {
+function Named({ ids }: { ids: number[] }) {
   if (ids.length === 0) return <span class="muted">–</span>;
   return (
     <details class="named">
       <summary>{number(ids.length)}</summary>
       {ids.slice(0, MOST_NAMED).map((id) => (
         <span key={id}>
-          <a href={address(row.id, "curves", [id])}>{id}</a>{" "}
+          <a href={trialAddress(id)}>{id}</a>{" "}
         </span>
       ))}
       {ids.length > MOST_NAMED && <span class="muted">and {number(ids.length - MOST_NAMED)} more</span>}
@@ -192,7 +192,7 @@ function BestSoFar({ row, at, tick }: Props) {
             : `None of ${number(found.value.validations)} validations gave a number.`}
         </p>
       ) : (
-        <Dots title={`best ${row.metric} over time`} x={made.x} y={made.y} dots={made.dots} height={260} stairs pick={go(row)} />
+        <Dots title={`best ${row.metric} over time`} x={made.x} y={made.y} dots={made.dots} height={260} stairs pick={go} />
       )}
     </figure>
   );
@@ -238,7 +238,7 @@ function Costs({ row, trials, at }: Props) {
             {bars.map((trial) =>
               bar(
                 trial.id,
-                <a href={address(row.id, "curves", [trial.id])}>trial {trial.id}</a>,
+                <a href={trialAddress(trial.id)}>trial {trial.id}</a>,
                 trial.slot_seconds,
                 look(at.get(trial.id) ?? 0).color,
                 `, ${row.metric} ${number(trial.best_validation)}`,

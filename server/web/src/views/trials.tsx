@@ -5,13 +5,14 @@ import { useMemo, useRef, useState } from "preact/hooks";
 import { Bulk, type Deed } from "../bulk";
 import { type Condition, PREFIX, type Seen, type Value, seenTrial, varying } from "../columns";
 import { duration, number, seconds } from "../format";
-import { Action, Badge, Cell, ENDED, Problem, Progress, Select, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Labels, Problem, Progress, Select, Trouble } from "../parts";
 import { look } from "../chart/looks";
 import { written } from "../plot/axis";
 import type { Experiment, Trial } from "../resources";
-import { address, useChoice } from "../route";
+import { address, trialAddress, useChoice } from "../route";
 import { MOST_TRIALS } from "./drawn";
 import { Filters, useConditions } from "./filters";
+import { Fork } from "./trial";
 import { usePages } from "./pages";
 
 /** Rows that are drawn all at once; of more, those that are in sight. */
@@ -281,7 +282,7 @@ function Line({ index, row, trial, varied, place, chosen, toggle, virtual }: Lin
         </Cell>
       )}
       <Cell name="trial" kind="figure">
-        <i class="swatch" style={{ background: look(place).color }} /> <a href={address(row.id, "curves", [trial.id])}>{trial.id}</a>{" "}
+        <i class="swatch" style={{ background: look(place).color }} /> <a href={trialAddress(trial.id)}>{trial.id}</a>{" "}
         {trial.id === row.best_trial_id && row.num_trials > 1 && <small class="label">best</small>}
       </Cell>
       <State trial={trial} virtual={virtual} />
@@ -309,16 +310,9 @@ function Line({ index, row, trial, varied, place, chosen, toggle, virtual }: Lin
         {duration(trial.started_at, trial.ended_at)}
       </Cell>
       <Cell kind="acts">
-        <a href={address(row.id, "logs", [trial.id])}>logs</a>{" "}
+        <a href={trialAddress(trial.id, "logs")}>logs</a>{" "}
         {trial.latest_checkpoint && (
-          <Action
-            path={`/trials/${trial.id}/fork`}
-            done={() => undefined}
-            ask={`A new experiment that begins with the weights of trial ${trial.id}, with these changes (JSON):`}
-            changes="{}"
-          >
-            fork
-          </Action>
+          <Fork trial={trial.id} />
         )}
       </Cell>
     </tr>
@@ -336,11 +330,7 @@ function State({ trial, virtual }: { trial: Trial; virtual: boolean }) {
   return (
     <Cell kind="state">
       <Badge of={trial} /> {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
-      {trial.labels.map((label) => (
-        <small class="label" key={label}>
-          {label}
-        </small>
-      ))}
+      <Labels labels={trial.labels} />
       {virtual ? problem && <small class="muted cut" title={problem}>{problem}</small> : <Trouble of={trial} />}
     </Cell>
   );

@@ -1,0 +1,248 @@
+/** One trial: where it stands and why, its curves, hyperparameters, checkpoints, log and runs. */
+
+import { useEffect, useState } from "preact/hooks";
+
+import { get, post } from "../api";
+import { look } from "../chart/looks";
+import { leavesOf, seenTrial, spaceOf } from "../columns";
+import { Ask, AskChanges, Now } from "../dialog";
+import { clock, duration, number, seconds } from "../format";
+import { useEvents, useLoaded } from "../live";
+import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Table } from "../parts";
+import type { Experiment, Run, RunPage, Trial as Row } from "../resources";
+import { address, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
+import { Checkpoints } from "./checkpoints";
+import { Board } from "./curves";
+import { Logs, slots } from "./logs";
+
+interface Both {
+  trial: Row;
+  row: Experiment;
+}
+
+async function read(id: number): Promise<Both> {
+  const { trial } = await get<{ trial: Row }>(`/trials/${id}`);
+  const { experiment } = await get<{ experiment: Experiment }>(`/experiments/${trial.experiment_id}`);
+  return { trial, row: experiment };
+}
+
+export function Trial({ id, tab }: { id: number; tab: TrialTab | null }) {
+  const both = useLoaded(`/trials/${id}`, () => read(id));
+  if (both.value === null) return both.error ? <Problem text={both.error} /> : <p class="muted">Reading…</p>;
+  return (
+    <>
+      {both.error && <Problem text={both.error} />}
+      <Known {...both.value} tab={tab} refresh={both.reload} update={(trial) => both.update((old) => ({ ...old, trial }))} />
+    </>
+  );
+}
+
+interface Props extends Both {
+  tab: TrialTab | null;
+  refresh: () => void;
+  update: (trial: Row) => void;
+}
+
+function Known({ trial, row, tab, refresh, update }: Props) {
+  const [ticks, setTicks] = useState({ trial: 0, metric: 0, checkpoint: 0, log: 0 });
+  const connected = useEvents(`/experiments/${row.id}/events`, (changes) => {
+    const now = changes.trials.get(trial.id);
+    if (now) update(now);
+    else if (now === null || changes.reload || changes.experiments.has(row.id)) refresh();
+    setTicks((t) => ({
+      trial: t.trial + Number(now !== undefined || changes.reload),
+      metric: t.metric + Number(changes.kinds.has("metric")),
+      checkpoint: t.checkpoint + Number(changes.kinds.has("checkpoint")),
+      log: t.log + Number(changes.kinds.has("log")),
+    }));
+  });
+  useEffect(() => {
+    document.title = `trial ${trial.id} – ${row.name} – Zerolab`;
+    return () => {
+      document.title = "Zerolab";
+    };
+  }, [trial.id, row.name]);
+  const shown = tab ?? (trial.state === "ERROR" && trial.steps_completed === 0 ? "logs" : "curves");
+  return (
+    <>
+      <header class="title">
+        <h1>
+          <small>trial</small> {trial.id} <Badge of={trial} /> <Labels labels={trial.labels} />{" "}
+          <small>
+            of <a href={address(row.id)}>{row.name}</a>
+            {trial.id === row.best_trial_id && row.num_trials > 1 && ", its best"}
+          </small>
+        </h1>
+        <div class="actions">
+          {!connected && <span class="muted">not connected: trying again</span>}
+          {connected && !ENDED.includes(trial.state) && <span class="live">live</span>}
+          <Deeds trial={trial} refresh={refresh} />
+        </div>
+      </header>
+      <Noticed trial={trial} row={row} />
+      <Overview trial={trial} row={row} />
+      <nav class="tabs" aria-label="views of this trial">
+        {TRIAL_TABS.map((name) => (
+          <a key={name} href={trialAddress(trial.id, name)} aria-current={shown === name ? "page" : undefined}>
+            {name}
+          </a>
+        ))}
+      </nav>
+      {shown === "curves" && (
+        <Board
+          lines={[{ trial: seenTrial(trial), name: `trial ${trial.id}`, told: "", look: look(0), best: false, href: trialAddress(trial.id) }]}
+          several={false}
+          metrics={[row.metric]}
+          ended={ENDED.includes(trial.state)}
+          tick={ticks.metric}
+        />
+      )}
+      {shown === "hyperparameters" && <Hyperparameters trial={trial} row={row} />}
+      {shown === "checkpoints" && <Checkpoints path={`/trials/${trial.id}`} experiment={row.id} tick={ticks.checkpoint} chosen={[]} />}
+      {shown === "logs" && <Logs path={`/trials/${trial.id}`} tick={ticks.log} ranks={slots(row)} several={false} />}
+      {shown === "runs" && <Runs trial={trial} tick={ticks.trial} />}
+    </>
+  );
+}
+
+/** What is wrong with a trial, or why it does not run. */
+function Noticed({ trial, row }: Both) {
+  const problem = (trial.result_problem ?? trial.error)?.trim();
+  if (problem) return <Problem text={trial.state === "ERROR" ? problem : `It ended without a result: ${problem}`} kind={trial.state === "ERROR" ? "bad" : "warned"} />;
+  if (trial.waiting_reason) return <Problem text={`It waits: ${trial.waiting_reason}`} kind="warned" />;
+  if (trial.state !== "PAUSED") return null;
+  const whole = row.state === "PAUSED" ? "its experiment is paused; activate that" : "it was paused, by a user or by the search, and holds no slots";
+  return <Problem text={`It waits: ${whole}.`} kind="warned" />;
+}
+
+function Deeds({ trial, refresh }: { trial: Row; refresh: () => void }) {
+  const act = (deed: string) => () => post(`/trials/${trial.id}/${deed}`).then(refresh);
+  const ended = ENDED.includes(trial.state);
+  return (
+    <>
+      {!ended && trial.state !== "PAUSED" && <Now act={act("pause")}>pause</Now>}
+      {trial.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
+      {!ended && (
+        <>
+          <Ask act={act("cancel")} title={`cancel trial ${trial.id}?`} ask="It writes a checkpoint and ends; the other trials go on.">
+            cancel
+          </Ask>
+          <Ask act={act("kill")} final title={`kill trial ${trial.id}?`} ask="It stops now, without a checkpoint: what it trained since the last one is lost.">
+            kill
+          </Ask>
+        </>
+      )}
+      {(trial.state === "CANCELED" || trial.state === "ERROR") && (
+        <Ask act={act("continue")} title={`continue trial ${trial.id}?`} ask="It goes on from its latest checkpoint, or from the start where it has none.">
+          continue
+        </Ask>
+      )}
+      {trial.latest_checkpoint && <Fork trial={trial.id} />}
+    </>
+  );
+}
+
+/** Submits a trial as an experiment of its own, and goes there. */
+export function Fork({ trial }: { trial: number }) {
+  const act = async (config: unknown) => {
+    const { experiment } = await post<{ experiment: Experiment }>(`/trials/${trial}/fork`, { config });
+    window.location.hash = address(experiment.id).slice(1);
+  };
+  return (
+    <AskChanges act={act} title={`fork trial ${trial}`} ask={`A new experiment begins with the weights of trial ${trial} and its hyperparameters, with these changes.`} usual="{}">
+      fork
+    </AskChanges>
+  );
+}
+
+function Overview({ trial, row }: Both) {
+  const rows: [string, preact.ComponentChildren][] = [
+    ["progress", <Progress value={trial.progress} />],
+    [
+      `best ${row.metric}`,
+      <>
+        {number(trial.best_validation)}
+        {trial.best_steps !== null && <small class="muted"> at batch {number(trial.best_steps)}</small>}
+      </>,
+    ],
+    ["latest", number(trial.latest_validation)],
+    ["batches", number(trial.steps_completed)],
+    ["restarts", trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : "0"],
+    ["slot time", seconds(trial.slot_seconds)],
+    ["seed", String(trial.seed)],
+    ["started", clock(trial.started_at)],
+    ["took", duration(trial.started_at, trial.ended_at)],
+  ];
+  if (trial.activity && trial.state === "RUNNING") rows.splice(1, 0, ["now", trial.activity]);
+  if (trial.started_at === null && !ENDED.includes(trial.state)) rows.push(["waits for", duration(trial.created_at, null)]);
+  if (trial.source_trial_id !== null) {
+    rows.push(["begins with the weights of", <a href={trialAddress(trial.source_trial_id)}>trial {trial.source_trial_id}</a>]);
+  }
+  return <Facts rows={rows} />;
+}
+
+function Hyperparameters({ trial, row }: Both) {
+  const found = Object.entries(leavesOf(trial.hparams));
+  if (found.length === 0) return <p class="muted">It has none.</p>;
+  return (
+    <Table head={["hyperparameter", "value", "searched"].map((name) => <th key={name}>{name}</th>)}>
+      {found.map(([name, value]) => (
+        <tr key={name}>
+          <Cell kind="name">{name}</Cell>
+          <Cell name="value" kind="figure">
+            {typeof value === "number" ? <span title={String(value)}>{number(value)}</span> : String(value)}
+          </Cell>
+          <Cell name="searched">{spaceOf(row.config, name) ?? <span class="muted">the same in all trials</span>}</Cell>
+        </tr>
+      ))}
+    </Table>
+  );
+}
+
+const RUN_HEADS = ["run", "state", "agents", "given slots", "started", "ended", "took", "exit code", "how it ended"];
+
+function Runs({ trial, tick }: { trial: Row; tick: number }) {
+  const path = `/trials/${trial.id}/runs`;
+  const found = useLoaded(path, () => get<RunPage>(path).then((answer) => answer.runs), tick);
+  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Reading…</p>;
+  if (found.value.length === 0) return <p class="muted">It has never had slots.</p>;
+  return (
+    <Table head={RUN_HEADS.map((name) => <th key={name}>{name}</th>)}>
+      {[...found.value].reverse().map((run) => (
+        <RunLine key={run.id} run={run} />
+      ))}
+    </Table>
+  );
+}
+
+function RunLine({ run }: { run: Run }) {
+  return (
+    <tr>
+      <Cell name="run" kind="figure">
+        {run.id}
+      </Cell>
+      <Cell>
+        <Badge of={run} />
+      </Cell>
+      <Cell name="agents">{run.agents.join(", ") || <span class="muted">forgotten</span>}</Cell>
+      <Cell name="given slots" kind="figure">
+        {clock(run.created_at)}
+      </Cell>
+      <Cell name="started" kind="figure">
+        {clock(run.started_at)}
+      </Cell>
+      <Cell name="ended" kind="figure">
+        {clock(run.ended_at)}
+      </Cell>
+      <Cell name="took" kind="figure">
+        {duration(run.started_at, run.ended_at)}
+      </Cell>
+      <Cell name="exit code" kind="figure">
+        {number(run.exit_code)}
+      </Cell>
+      <Cell name="how it ended">
+        {run.reason !== null ? <OneLine text={run.reason} kind={run.exit_code === 0 ? "waiting" : "problem"} /> : run.state !== "EXITED" ? "" : run.exit_code === 0 ? "as it should" : "–"}
+      </Cell>
+    </tr>
+  );
+}
