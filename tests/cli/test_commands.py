@@ -21,6 +21,7 @@ import yaml
 from tests.cli.model import MODEL, experiment
 from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S, until
+from zerolab.cli.main import main
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import MetricsRecord
 from zerolab.reports.file import MetricsFile
@@ -276,6 +277,26 @@ def test_what_does_not_exist_is_one_message(installation: Installation, tmp_path
         refused = installation.quick(*words, expect=2)
         assert refused.stderr.startswith("zerolab: "), refused.stderr
         assert "Traceback" not in refused.stderr
+    missing = installation.quick("trial", "describe", "999", expect=2).stderr
+    assert missing == (
+        "zerolab: there is no trial 999; `zerolab trial list EXPERIMENT` shows which there are\n"
+    )
+
+
+@pytest.mark.parametrize("given", ["abc", "0", "1.5", "99999999999999999999", "\u0663", ""])
+@pytest.mark.parametrize(
+    "command", ["experiment describe", "trial logs", "job move", "checkpoint list"]
+)
+def test_what_is_no_id_is_told_with_the_command_that_lists_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, given: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["zerolab", *command.split(), given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    noun = "trial" if command.startswith("trial") else "experiment"
+    assert f"a whole number from 1, got {given!r}; `zerolab {noun} list" in " ".join(told.split())
 
 
 def test_run_exits_with_1_when_the_experiment_fails(

@@ -50,6 +50,12 @@ def test_the_queue_and_the_machines_are_seen_and_steered(stage: Stage, spectator
     field.fill("0")
     field.press("Tab")
     assert not field.evaluate("field => field.validity.valid")
+    played.request("PATCH", f"/jobs/{made[1]}", json={"weight": 2})  # another's change is drawn
+    weight = mine.filter(has_text="second").get_by_label("weight of second")
+    expect(weight).to_have_value("2")
+    expect(field).to_have_value("0")  # and takes nothing away that is being typed
+    field.press("Escape")
+    expect(field).to_have_value("7")
 
     # Machines: one slot, then all of it; another one that joins is there without a reload.
     played.add_agent(2, "spare-machine")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zerolab.cli.connection import ExperimentId, id_of
 from zerolab.cli.output import AsJson, number, print_fields, print_json, print_table, result, say
 from zerolab.sizes import size_text
 
@@ -20,8 +21,10 @@ Uuid = Annotated[str, typer.Argument(help="Uuid of the checkpoint.")]
 
 @group.command("list")
 def list_checkpoints(
-    experiment_id: Annotated[int, typer.Argument(help="Id of the experiment.")],
-    trial: Annotated[int | None, typer.Option(help="Only this trial's.")] = None,
+    experiment_id: ExperimentId,
+    trial: Annotated[
+        int | None, typer.Option(parser=id_of("trial"), help="Only this trial's.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List an experiment's checkpoints.
@@ -137,7 +140,7 @@ def delete(
 
 @group.command()
 def gc(
-    experiment_id: Annotated[int, typer.Argument(help="Id of the experiment.")],
+    experiment_id: ExperimentId,
     save_experiment_best: Annotated[
         int | None, typer.Option(help="Keep so many, the experiment's best.")
     ] = None,

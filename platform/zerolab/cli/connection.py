@@ -1,7 +1,11 @@
-"""Which server a command talks to, and with which token."""
+"""Which server a command talks to, with which token, and how its things are named."""
 
 import os
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import UnreachableError
@@ -11,7 +15,37 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["connect", "named_master", "server_url", "token_of"]
+__all__ = ["ExperimentId", "TrialId", "connect", "id_of", "named_master", "server_url", "token_of"]
+
+
+def id_of(noun: str) -> Callable[[str], int]:
+    """Return what reads the id of an experiment or a trial from the command line."""
+
+    def read(text: str) -> int:
+        if re.fullmatch(r"[1-9][0-9]{0,14}", text) is None:
+            msg = f"must be the id of {_LISTS[noun][0]}, a whole number from 1, got {text!r}"
+            raise typer.BadParameter(f"{msg}; {shown_by(noun)}")
+        return int(text)
+
+    read.__name__ = "int"  # told in --help
+    return read
+
+
+def shown_by(noun: str) -> str:
+    """Say which command lists things of that kind."""
+    return f"`{_LISTS[noun][1]}` shows which there are"
+
+
+_LISTS = {
+    "experiment": ("an experiment", "zerolab experiment list"),
+    "trial": ("a trial", "zerolab trial list EXPERIMENT"),
+    "checkpoint": ("a checkpoint", "zerolab checkpoint list EXPERIMENT"),
+}
+
+ExperimentId = Annotated[
+    int, typer.Argument(parser=id_of("experiment"), help="Id of the experiment.")
+]
+TrialId = Annotated[int, typer.Argument(parser=id_of("trial"), help="Id of the trial.")]
 
 
 def named_master() -> str | None:

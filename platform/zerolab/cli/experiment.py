@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
+from zerolab.cli.connection import ExperimentId
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     AsJson,
@@ -34,8 +35,6 @@ group = typer.Typer(
 )
 
 group.command()(preview)
-
-ExperimentId = Annotated[int, typer.Argument(help="Id of the experiment.")]
 
 _DONE = {
     "pause": "is pausing: its runs checkpoint and give their slots back",

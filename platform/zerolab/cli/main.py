@@ -1,6 +1,7 @@
 """The root of the command: groups, global options, and errors as exit codes."""
 
 import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from zerolab.cli import (
     trial,
 )
 from zerolab.cli.cluster import agent, job, pool
+from zerolab.cli.connection import shown_by
 from zerolab.cli.local import installation, running
 from zerolab.contract.spec import ENV_MASTER
 from zerolab.errors import ZerolabError
@@ -84,7 +86,9 @@ def main() -> None:
     try:
         app()
     except ZerolabError as error:
-        print(f"zerolab: {error}", file=sys.stderr)  # noqa: T201 - the one message
+        missing = re.match(r"there is no (experiment|trial|checkpoint) \S+$", str(error))
+        hint = f"; {shown_by(missing[1])}" if missing else ""
+        print(f"zerolab: {error}{hint}", file=sys.stderr)  # noqa: T201 - the one message
         sys.exit(2)
     except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

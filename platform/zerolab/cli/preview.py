@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerolab.cli.connection import id_of
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ def preview(
     ] = None,
     like: Annotated[
         int | None,
-        typer.Option(help="Id of an experiment whose trials took as long; asks the server."),
+        typer.Option(
+            parser=id_of("experiment"),
+            help="Id of an experiment whose trials took as long; asks the server.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
+from zerolab.cli.connection import ExperimentId, TrialId
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     AsJson,
@@ -25,12 +26,10 @@ __all__ = ["group"]
 
 group = typer.Typer(help="Trials of an experiment.", no_args_is_help=True, rich_markup_mode=None)
 
-TrialId = Annotated[int, typer.Argument(help="Id of the trial.")]
-
 
 @group.command("list")
 def list_trials(
-    experiment_id: Annotated[int, typer.Argument(help="Id of the experiment.")],
+    experiment_id: ExperimentId,
     sort: Annotated[
         str,
         typer.Option(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from zerolab.cli.connection import ExperimentId, id_of
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
 __all__ = ["group"]
@@ -19,8 +20,6 @@ changes = typer.Typer(
     rich_markup_mode=None,
 )
 group.add_typer(changes, name="set")
-
-ExperimentId = Annotated[int, typer.Argument(help="Id of the experiment.")]
 
 
 @group.command("list")
@@ -61,8 +60,13 @@ def list_jobs(
 @group.command()
 def move(
     experiment_id: ExperimentId,
-    ahead_of: Annotated[int | None, typer.Option(help="Directly before this experiment.")] = None,
-    behind: Annotated[int | None, typer.Option(help="Directly after this experiment.")] = None,
+    ahead_of: Annotated[
+        int | None,
+        typer.Option(parser=id_of("experiment"), help="Directly before this experiment."),
+    ] = None,
+    behind: Annotated[
+        int | None, typer.Option(parser=id_of("experiment"), help="Directly after this experiment.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put an experiment ahead of another one in the queue, or behind it, at its priority.

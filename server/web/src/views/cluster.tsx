@@ -173,20 +173,27 @@ interface FigureProps {
   set: (value: number) => void;
 }
 
-/** A number that may be changed; it is sent when the field is left, or with Enter. */
+/** A number that may be changed; it is sent when the field is left, or with Enter.
+ *
+ * What is typed stays while the page is drawn anew; Escape takes it back.
+ */
 function Figure({ name, value, least, most, step, set }: FigureProps) {
+  const [typed, setTyped] = useState<string | null>(null);
   return (
     <input
       type="number"
       aria-label={name}
-      value={value}
+      value={typed ?? value}
       min={least}
       max={most}
       step={step}
       required
+      onInput={(event) => setTyped(event.currentTarget.value)}
+      onKeyDown={(event) => event.key === "Escape" && setTyped(null)}
       onChange={(event) => {
         const field = event.currentTarget;
         if (!field.reportValidity()) return;
+        setTyped(null);
         if (Number(field.value) !== value) set(Number(field.value));
       }}
     />
