@@ -14,7 +14,7 @@ import { type Brush, type Line, Parallel } from "../plot/parallel";
 import type { Experiment, Importance as Found, TrialColumns } from "../resources";
 import { address, trialAddress, useChoice } from "../route";
 import { ranked } from "../sorting";
-import { USUAL_TRIALS } from "./drawn";
+import { USUAL_TRIALS } from "../chart/drawn";
 import { Filters, useConditions } from "./filters";
 
 /** Axes that are shown before others are asked for. */

@@ -12,7 +12,7 @@ import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Table } 
 import type { Experiment, Run, RunPage, Trial as Row } from "../resources";
 import { address, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
 import { Checkpoints } from "./checkpoints";
-import { Board } from "./curves";
+import { Board } from "../chart/board";
 import { Logs, slots } from "./logs";
 
 interface Both {

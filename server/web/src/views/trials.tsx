@@ -10,7 +10,7 @@ import { look } from "../chart/looks";
 import { written } from "../plot/axis";
 import type { Experiment, Trial } from "../resources";
 import { address, trialAddress, useChoice } from "../route";
-import { MOST_TRIALS } from "./drawn";
+import { MOST_TRIALS } from "../chart/drawn";
 import { Filters, useConditions } from "./filters";
 import { Fork } from "./trial";
 import { usePages } from "./pages";

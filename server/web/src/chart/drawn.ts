@@ -3,8 +3,8 @@
 import { useRef } from "preact/hooks";
 
 import { get } from "../api";
-import { type Along, timed } from "../chart/along";
-import { type Curve, refine, type Zoom } from "../chart/curve";
+import { type Along, timed } from "./along";
+import { type Curve, refine, type Zoom } from "./curve";
 import { type Seen } from "../columns";
 import { ENDED } from "../parts";
 import { written } from "../plot/axis";
