@@ -263,6 +263,18 @@ def test_nothing_starts_on_a_closed_agent_or_on_an_agent_that_is_ruled_out() -> 
     assert reasons(decision) == {1: "it needs 1 slot, and agent a1 is disabled"}
 
 
+def test_slots_are_kept_for_who_starts_when_those_of_its_quota_have_left() -> None:
+    mine = job(1, groups=("label:x",))
+    running = [Allocation(1, mine, {1: (0,)})]
+    first = Request(2, job(2, slots=2, priority=1, groups=("label:x",)))
+    behind = Request(3, job(3))
+    cluster = Cluster([agent(1, 2)], {}, {"label:x": 2})
+    decision = schedule(cluster, [first, behind], running)
+    # Else it would start, and be asked to leave in the next round.
+    assert (decision.start, decision.preempt) == ([], [1])
+    assert decision.waiting[3].startswith("experiment 2 goes first")
+
+
 # -- reasons ---------------------------------------------------------------------------------
 
 

@@ -187,6 +187,15 @@ def test_a_label_that_is_added_counts_from_then_on(sqlite_server: Server) -> Non
     assert running(server, 1) == [1]
 
 
+def test_who_asks_for_too_many_slots_is_told_what_to_change(sqlite_server: Server) -> None:
+    sqlite_server.add_agent(slots=2)
+    for labels in ([], ["task"]):  # as an experiment file asks, and as `zerolab task run` does
+        sqlite_server.submit(resources={"slots_per_trial": 4}, labels=labels)
+    asked = [sqlite_server.experiment(number)["waiting_reason"] for number in (1, 2)]
+    assert "or set resources.slots_per_trial to 2 or less" in asked[0]
+    assert "or set --slots to 2 or less" in asked[1]
+
+
 def test_a_job_that_waits_longer_than_its_queue_time_ends_with_the_reason(server: Server) -> None:
     server.add_agent()
     server.submit()

@@ -218,3 +218,100 @@ def test_a_trial_that_is_compared_without_a_metric_ends_where_it_trains_on_too(
     error = server.trial(1)["error"]
     assert "by a validation at length 5" in error
     assert error.endswith("there are: accuracy")
+
+
+def drive(server: Server, experiment_id: int = 1) -> None:
+    """Let all trials train; the older one is the better one."""
+    while server.experiment(experiment_id)["state"] == "ACTIVE":
+        trial_id = server.work()[0].spec.trial_id
+        reach(server, trial_id, float(trial_id))
+
+
+def grow(server: Server, **fields: Any) -> Any:
+    body = {"config": {"searcher": fields}}
+    return server.http.post("/api/v1/experiments/1/continue", json=body)
+
+
+def lengths(server: Server) -> list[int]:
+    return [trial["steps_completed"] for trial in server.trials()]
+
+
+def rungs(server: Server) -> list[tuple[int, list[int]]]:
+    view = server.get("/experiments/1/searcher")
+    return [
+        (rung["length"], [entry["trial_id"] for entry in rung["entries"]])
+        for rung in view["searcher"]["brackets"][0]["rungs"]
+    ]
+
+
+def test_a_search_that_has_ended_goes_on_with_more_trials_and_with_a_greater_length(
+    search: Server,
+) -> None:
+    drive(search)
+    assert lengths(search) == [20, 10, 5, 5]
+    answer = grow(search, max_trials=8)
+    assert answer.is_success, answer.text
+    assert states(search) == ["COMPLETED", "PAUSED", "PAUSED", "PAUSED", "QUEUED"]
+    search.services.world.searchers.clear()  # the log alone leads on from here
+    drive(search)
+    # Of eight at the lowest rung four go on, two of these four to the top: trials that were left
+    # when they were four go on from their checkpoints.
+    assert lengths(search) == [20, 20, 10, 10, 5, 5, 5, 5]
+    assert search.experiment()["num_trials"] == 8
+    assert search.sql("SELECT count(*) FROM runs WHERE trial_id = 2")[0][0] == 3
+
+    assert grow(search, max_time=40).is_success
+    config = search.experiment()["config"]["searcher"]
+    assert (config["max_time"], config["num_rungs"]) == (40, 4)
+    spec = search.begin(1)
+    assert spec.fit is not None
+    assert (spec.fit.until, spec.fit.validate_at) == (None, (5, 10, 20, 40))  # to its length
+    assert spec.latest_checkpoint is not None
+    assert spec.latest_checkpoint.steps_completed == 20
+    drive(search)
+    assert lengths(search) == [40, 20, 10, 10, 5, 5, 5, 5]
+    top = [(20, [1, 2]), (40, [1])]
+    assert rungs(search)[2:] == top
+    assert grow(search, max_time=80).is_success  # and once more
+    drive(search)
+    assert lengths(search)[0] == 80
+    assert rungs(search)[2:] == [*top, (80, [1])]
+    told = grow(search, max_time=80)
+    assert told.status_code == 409
+    assert "nothing of it is left that could go on" in told.json()["error"]["message"]
+
+
+def test_a_search_that_was_canceled_goes_on_and_grows_at_once(search: Server) -> None:
+    reach(search, 1, 1.0)
+    search.act("cancel")
+    search.exit(search.begin(2).run_id, EXIT_PREEMPTED)
+    assert states(search) == ["CANCELED", "CANCELED"]
+    assert grow(search, max_trials=6, max_time=40).is_success
+    assert states(search) == ["PAUSED", "QUEUED"]
+    drive(search)
+    assert states(search) == ["COMPLETED"] * 6
+    assert max(lengths(search)) == 40
+
+
+def test_a_trial_whose_checkpoint_is_gone_stays_as_it_ended(search: Server) -> None:
+    drive(search)
+    for saved in search.get("/trials/2/checkpoints")["checkpoints"]:
+        assert search.http.delete(f"/api/v1/checkpoints/{saved['uuid']}").is_success
+    assert grow(search, max_trials=8).is_success
+    assert states(search) == ["COMPLETED", "COMPLETED", "PAUSED", "PAUSED", "QUEUED"]
+    drive(search)
+    assert lengths(search) == [20, 10, 10, 10, 5, 5, 5, 5]
+
+
+def test_rungs_at_other_lengths_are_refused_with_those_that_would_do(search: Server) -> None:
+    drive(search)
+    answer = grow(search, max_time=50, max_trials=3, divisor=4)
+    assert answer.status_code == 422
+    told = answer.json()["error"]["problems"]
+    assert [line.partition(": ")[0] for line in told] == ["searcher.divisor", "searcher.max_trials"]
+    (told,) = grow(search, max_time=50).json()["error"]["problems"]
+    assert told == (
+        "searcher.max_time: must be 20 times a power of the divisor (40, 80, ...), so that the "
+        "rungs stay at which trials were compared (5, 10, 20), got 50"
+    )
+    assert states(search) == ["COMPLETED"] * 4

@@ -7,6 +7,7 @@ import typer
 
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import AsJson, print_json, print_table, result, say
+from zerolab.contract.names import TASK_LABEL
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -16,9 +17,6 @@ __all__ = ["group"]
 group = typer.Typer(
     help="Commands on slots, as jobs of the queue.", no_args_is_help=True, rich_markup_mode=None
 )
-
-LABEL = "task"
-"""By which an experiment is known for a task."""
 
 TaskName = Annotated[str, typer.Argument(help="Name or id of the task; the newest of that name.")]
 
@@ -61,7 +59,7 @@ def run(
 
     config = {
         "name": name,
-        "labels": [LABEL],
+        "labels": [TASK_LABEL],
         "entrypoint": list(command),
         "searcher": {"name": "single", "metric": "loss"},
         "max_restarts": max_restarts,
@@ -175,7 +173,7 @@ def stop(
 
 
 def _tasks(client: "Client") -> list[dict[str, Any]]:
-    found = [one for one in client.experiments() if LABEL in one["labels"]]
+    found = [one for one in client.experiments() if TASK_LABEL in one["labels"]]
     return sorted(found, key=lambda one: -int(one["id"]))
 
 

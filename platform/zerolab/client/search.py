@@ -19,9 +19,9 @@ from typing import Any
 from zerolab.client.http import Client
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zerolab.contract.wire import plain_number
-from zerolab.errors import ConflictError
+from zerolab.errors import ConfigError, ConflictError
 from zerolab.linux import die_with_parent
-from zerolab.searcher import Continue, Create, Operation, Searcher, Shutdown, Stop
+from zerolab.searcher import Continue, Create, Operation, Reopen, Searcher, Shutdown, Stop
 
 __all__ = ["MakeSearcher", "main", "serve"]
 
@@ -115,6 +115,9 @@ def _plain(operation: Operation) -> dict[str, Any]:
             return {"kind": "stop", "trial_id": operation.trial_id}
         case Shutdown():
             return {"kind": "shutdown"}
+        case Reopen():
+            msg = f"Reopen({operation.trial_id}): must not come from a custom searcher"
+            raise ConfigError("operations", [msg])
 
 
 def main() -> int:

@@ -1,11 +1,14 @@
-"""Names that users give to pools and agents, and what they must look like."""
+"""Names of pools, agents and tasks, and what they must look like."""
 
 import re
 
-__all__ = ["DEFAULT_POOL", "check_pool"]
+__all__ = ["DEFAULT_POOL", "TASK_LABEL", "check_pool"]
 
 DEFAULT_POOL = "default"
 """The pool of agents and experiments that name none."""
+
+TASK_LABEL = "task"
+"""The label by which an experiment is known as one that ``zerolab task run`` made."""
 
 _POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -40,7 +40,9 @@ def schedule(
     Returns:
         The decision, with the reason of each request that goes on waiting. Nothing is to be done
         when nothing can change, so asking again costs nothing. It takes time for each request
-        once, however many there are.
+        once, however many there are; where there are quotas, what starts can leave to others what
+        was kept in the same round for somebody who went before them: ask again until nothing
+        starts.
     """
     ledger = Ledger(cluster, running)
     decision = ledger.decision

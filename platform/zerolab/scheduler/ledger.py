@@ -221,7 +221,10 @@ class Ledger:
             if self._used[group] + job.slots > most:
                 if group in job.groups:  # else it waits for trials of its own
                     self._reserve(request, group)
-                    self._preempt_for(request, pool)
+                    # Behind another one that waits here, nobody is asked to leave for it: that one
+                    # would get the slots. When some do leave it starts, and needs slots too.
+                    if pool.first is None and self._preempt_for(request, pool):
+                        self._keep_slots(request, pool)
                 return reasons.full_quota(job, group, self._used[group], most)
         return None
 
@@ -258,13 +261,17 @@ class Ledger:
 
     def _wait_first(self, request: Request, pool: _Pool) -> str:
         """Have a trial wait for slots, before all others of its pool."""
-        pool.first = request
-        pool.rooms = self._rooms(request, pool)
-        pool.look_over()
+        self._keep_slots(request, pool)
         self._reserve(request)
         self._preempt_for(request, pool)
         asked = bool(self._leaving)
         return reasons.no_room(request, pool.agents, pool.free, asked=asked)
+
+    def _keep_slots(self, request: Request, pool: _Pool) -> None:
+        """Lend to those behind a trial only slots that it will not need."""
+        pool.first = request
+        pool.rooms = self._rooms(request, pool)
+        pool.look_over()
 
     def _rooms(self, request: Request, pool: _Pool) -> list[_Room]:
         """What of a pool may be lent while a trial waits for slots there."""
@@ -292,14 +299,18 @@ class Ledger:
             for room, those in members.items()
         ]
 
-    def _preempt_for(self, request: Request, pool: _Pool) -> None:
+    def _preempt_for(self, request: Request, pool: _Pool) -> bool:
+        """Ask runs to leave for a trial; return whether it can start when they have left."""
         if not self._may_be_asked(request.job):
-            return
+            return False
         staying = [run for run in self._held if run.run_id not in self._leaving]
         agents = _allowed(request, pool)
         found = victims(request.job, agents, staying, self._limits_of, self._may_be_asked)
+        if found is None:
+            return False
         self._leaving.update(found)
         self.decision.preempt.extend(found)
+        return True
 
     def _may_be_asked(self, job: Job) -> bool:
         return self._cluster.policy(job.pool) != Policy.FIFO

@@ -66,8 +66,10 @@ def victims(
     held: Sequence[Allocation],
     limits_of: Callable[[Job], Sequence[Limit]],
     may_be_asked: Callable[[Job], bool],
-) -> list[int]:
-    """The runs to preempt so that a trial of ``job`` fits; none when that would not help.
+) -> list[int] | None:
+    """The runs to preempt so that a trial of ``job`` fits; None when that would not help.
+
+    None are needed where it fits as soon as those have left that were asked before.
 
     The newest of the least important are asked, and no more than needed.
 
@@ -92,7 +94,7 @@ def victims(
         if room.fits():
             break
     else:
-        return []
+        return None
     return [run.run_id for run in asked if not _spared(run, room)]
 
 

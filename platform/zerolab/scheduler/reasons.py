@@ -37,7 +37,7 @@ def never(request: Request, agents: Sequence[AgentSlots]) -> str:
     most = _most(job, rooms)
     told = f"it needs {_slots(job)}, and there are at most {most or 'none'}{_off(allowed)}: "
     told += "it cannot start before an agent offers so many"
-    return told + (f"; or set resources.slots_per_trial to {most} or less" if most else "")
+    return told + (f"; or set {job.slots_asked_by} to {most} or less" if most else "")
 
 
 def no_room(request: Request, agents: Sequence[AgentSlots], free: Free, *, asked: bool) -> str:

@@ -67,6 +67,8 @@ class Job:
     """Most slots that its trials may hold together."""
     bounded_by: str = "resources.max_slots"
     """The key of its configuration that says so."""
+    slots_asked_by: str = "resources.slots_per_trial"
+    """The key of its configuration, or the option of the command, that says how many slots."""
     groups: tuple[str, ...] = ()
     """What it belongs to and a quota may name: ``pool:default``, ``label:vision``."""
     single_agent: bool = False

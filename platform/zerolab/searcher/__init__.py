@@ -2,13 +2,14 @@
 
 from zerolab.searcher.interface import ExitReason, Searcher
 from zerolab.searcher.make import make_searcher
-from zerolab.searcher.operations import Continue, Create, Operation, Shutdown, Stop
+from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
 
 __all__ = [
     "Continue",
     "Create",
     "ExitReason",
     "Operation",
+    "Reopen",
     "Searcher",
     "Shutdown",
     "Stop",

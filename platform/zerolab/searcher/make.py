@@ -9,7 +9,7 @@ from zerolab.searcher.interface import Searcher
 from zerolab.searcher.registered import SEARCHERS
 from zerolab.searcher.section import SearcherConfig
 
-__all__ = ["make_searcher"]
+__all__ = ["make_searcher", "read_section"]
 
 
 def make_searcher(
@@ -30,14 +30,20 @@ def make_searcher(
     if isinstance(searcher_config, SearcherConfig):
         config = searcher_config
     else:
-        config = _read(searcher_config)
+        config = read_section(searcher_config)
     problems = list(config.problems(hyperparameters))
     if problems:
         raise ConfigError("searcher", problems)
     return config.make(hyperparameters, seed)
 
 
-def _read(block: Mapping[str, Any]) -> SearcherConfig:
+def read_section(block: Mapping[str, Any]) -> SearcherConfig:
+    """Read the ``searcher`` block of an experiment file.
+
+    Raises:
+        ConfigError: If it is not a valid one.
+    """
+
     class File(Section):
         searcher: Annotated[SearcherConfig, OneOf(SEARCHERS)]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Continue", "Create", "Operation", "Shutdown", "Stop"]
+__all__ = ["Continue", "Create", "Operation", "Reopen", "Shutdown", "Stop"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,15 @@ class Continue:
 
 
 @dataclass(frozen=True)
+class Reopen:
+    """Take back the end of a trial that was stopped: it is paused again, and may go on."""
+
+    trial_id: int
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """The search is over."""
 
 
-Operation = Create | Stop | Continue | Shutdown
+Operation = Create | Stop | Continue | Reopen | Shutdown

@@ -6,9 +6,9 @@ References:
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from random import Random
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from zerolab.schema.space import MAX_TRIALS, Point, Space
 from zerolab.searcher.filling import FillingSearcher
 from zerolab.searcher.interface import ExitReason, Searcher
 from zerolab.searcher.listed import trial_rng
-from zerolab.searcher.operations import Continue, Create, Operation, Shutdown, Stop
+from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["PbtConfig", "PbtSearcher"]
@@ -63,6 +63,41 @@ class PbtConfig(SearcherConfig):
 
     explore_function: ExploreConfig = ExploreConfig()
     """How the hyperparameters of a copy differ."""
+
+    may_grow: ClassVar[frozenset[str]] = frozenset({"num_rounds", "max_length"})
+
+    @property
+    def length_field(self) -> str:
+        """Where rounds have a length, their number says it."""
+        return "max_length" if self.length_per_round is None else "num_rounds"
+
+    def settled(self, before: Self) -> Self:
+        """Rounds stay as long as they are: a greater length means more of them."""
+        if self.length_per_round is not None or not before.length:
+            return self
+        each = before.length // before.num_rounds
+        if self.num_rounds == before.num_rounds and self.length % each == 0:
+            return self.model_copy(update={"num_rounds": self.length // each})
+        if self.max_length == before.max_length and before.unit is not None:
+            longer = Length.model_validate({before.unit: each * self.num_rounds})
+            return self.model_copy(update={"max_length": longer})
+        return self
+
+    def growth_problems(self, before: Self) -> Iterator[str]:
+        """Members are compared after rounds of one length."""
+        told = list(super().growth_problems(before))
+        yield from told
+        each = before.length // before.num_rounds
+        if not told and self.length != each * self.num_rounds:
+            yield (
+                f"searcher.max_length: must be a multiple of the {each} {before.unit} that a round "
+                f"has, got {self.length}"
+            )
+
+    def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
+        """More rounds."""
+        assert isinstance(searcher, PbtSearcher)
+        return searcher.grow(self, lost)
 
     @property
     def full_length(self) -> Length | None:
@@ -156,8 +191,10 @@ class PbtSearcher(FillingSearcher):
         self._training: set[int] = set()
         self._stopping: set[int] = set()
         self._values: dict[int, float] = {}  # trial id -> its value in this round
+        self._final: dict[int, float] = {}  # the same of the last round, when it is over
         self._last: dict[int, float] = {}  # trial id -> what it reported last, while it trains
         self._ended: set[int] = set()
+        self._failed: set[int] = set()
         self._over = False
 
     def initial_operations(self) -> list[Operation]:
@@ -191,7 +228,36 @@ class PbtSearcher(FillingSearcher):
             self._ended.add(trial_id)
             self._waiting.insert(0, _Turn(None, self._sources.get(trial_id)))
             return self._fill()
+        if self._is_open(trial_id) and trial_id not in self._stopping:
+            self._failed.add(trial_id)
         return self._end(trial_id, math.inf)
+
+    def grow(self, config: PbtConfig, lost: Collection[int]) -> list[Operation]:
+        """Go on with more rounds.
+
+        Args:
+            config: With the number of rounds; all else is as it was.
+            lost: Trials that have no checkpoint left to go on from.
+
+        Returns:
+            What is wanted now: the members of what was the last round go on, and copies of the best
+            take the places of the worst.
+        """
+        if config.num_rounds == self._config.num_rounds:
+            return []
+        was_last = self._round >= self._config.num_rounds - 1
+        self._config = config
+        self._over = False
+        if not was_last:
+            return self._fill()
+        if self._final:  # the last round was over
+            self._round, self._values, self._final = self._round - 1, self._final, {}
+        able = self._ended & self._values.keys() - self._failed - set(lost)
+        able = {trial_id for trial_id in able if math.isfinite(self._values[trial_id])}
+        self._ended -= able
+        for trial_id in self._ended & self._values.keys():
+            self._values[trial_id] = math.inf
+        return [*map(Reopen, sorted(able)), *self._fill()]
 
     def progress(self) -> float:
         """Rounds that are done, and how many of the population have done this one."""
@@ -199,6 +265,9 @@ class PbtSearcher(FillingSearcher):
             return 1.0
         done = self._round + len(self._values) / self._config.population_size
         return min(done / self._config.num_rounds, 1.0)
+
+    def _is_open(self, trial_id: int) -> bool:
+        return 1 <= trial_id <= self._created and trial_id not in self._ended
 
     def _due(self, trial_id: int) -> int:
         """Where the round ends for a trial, counted from its own beginning."""
@@ -217,7 +286,7 @@ class PbtSearcher(FillingSearcher):
         return self._stop(trial_id) if self._is_last_round() else []
 
     def _end(self, trial_id: int, value: float) -> list[Operation]:
-        if not 1 <= trial_id <= self._created or trial_id in self._ended:
+        if not self._is_open(trial_id):
             return []
         self._ended.add(trial_id)
         self._stopping.discard(trial_id)
@@ -291,11 +360,12 @@ class PbtSearcher(FillingSearcher):
         worst = set(ranked[len(ranked) - count :]) | (self._ended & set(ranked))
         finite = [trial_id for trial_id in ranked if math.isfinite(self._values[trial_id])]
         best = finite[: max(count, 1)]
-        self._values.clear()
+        values, self._values = self._values, {}
         self._round += 1
         if not best and worst == set(ranked):
             self._round = self._config.num_rounds  # all have failed: nobody is left to learn from
         if self._round == self._config.num_rounds:
+            self._final = values
             return [stop for trial_id in ranked for stop in self._stop(trial_id)]
         places = range(len(worst))
         sources = [best[place % len(best)] if best else None for place in places]

@@ -2,8 +2,8 @@
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator
 
@@ -11,6 +11,7 @@ from zerolab.schema.lengths import Length
 from zerolab.schema.section import NonNegativeInt, PositiveInt, Section
 from zerolab.schema.space import space_problems
 from zerolab.searcher.interface import Searcher
+from zerolab.searcher.operations import Operation
 
 __all__ = ["SearcherConfig"]
 
@@ -56,12 +57,15 @@ class SearcherConfig(Section):
     """Whether the experiment is as far as its only trial."""
 
     may_grow: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may become greater when an experiment goes on: a searcher made with the greater
-    value, and told all events so far, wants the same trials, and perhaps more."""
+    """Fields that may become greater when an experiment goes on."""
+
+    follows_growth: ClassVar[frozenset[str]] = frozenset()
+    """Fields that :meth:`settled` sets for those, and that may be said with them."""
 
     continues_ended: ClassVar[bool] = False
     """Whether a trial of which it was told that it has ended may go on all the same: nothing
-    follows from what trials report."""
+    follows from what trials report, so that a searcher made with greater fields, and told all
+    events so far, wants the same trials, and perhaps more. Others have :meth:`grow`."""
 
     @property
     def full_length(self) -> Length | None:
@@ -116,6 +120,49 @@ class SearcherConfig(Section):
         Args:
             space: The experiment's hyperparameters, without mistakes.
         """
+
+    def settled(self, before: Self) -> Self:
+        """Fill in what must follow when an experiment goes on that was searched by another section.
+
+        Args:
+            before: The section so far.
+        """
+        del before
+        return self
+
+    def growth_problems(self, before: Self) -> Iterator[str]:
+        """What keeps a search from going on with this section, a line each.
+
+        Args:
+            before: The section so far, of the same searcher.
+        """
+        old, new = before.full_length, self.full_length
+        if old is not None and (new is None or new.unit != old.unit or new.count < old.count):
+            got = "nothing" if new is None else f"{new.count} {new.unit}"
+            least = f"{old.count} {old.unit}"
+            yield f"searcher.{self.length_field}: must be at least {least} as before, got {got}"
+        for field in sorted(self.may_grow - {"max_length", "max_time", "length_per_round"}):
+            least, got_number = getattr(before, field), getattr(self, field)
+            if got_number < least:
+                yield f"searcher.{field}: must be at least {least} as before, got {got_number}"
+
+    @property
+    def length_field(self) -> str:
+        """The field that says the length."""
+        return "max_length"
+
+    def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
+        """Let a search that was made with lesser fields go on with these.
+
+        Args:
+            searcher: Made by a section of the same kind; changed.
+            lost: Trials that have no checkpoint left to go on from.
+
+        Returns:
+            What is wanted now: trials whose end is taken back (``Reopen``), others that go on, and
+            new ones.
+        """
+        raise AssertionError(f"{self.name} is made anew, and told all events again")
 
     @abstractmethod
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:

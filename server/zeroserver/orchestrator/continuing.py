@@ -5,21 +5,21 @@ is made anew from the new configuration and all it was ever told: what it now wa
 got is carried out.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import RowMapping, select
 
 from zerolab.errors import ConfigError, ConflictError
-from zerolab.searcher import Create, Operation, Shutdown
+from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.trials import carry_out, move_trial, resting_state, tell_searcher
+from zeroserver.orchestrator.trials import carry_out, reopen_trial, tell_searcher
 from zeroserver.orchestrator.warm_start import newest_checkpoint
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -31,7 +31,7 @@ from zeroserver.states import (
     TrialState,
 )
 from zeroserver.store.database import Transaction
-from zeroserver.store.schema import experiments, searcher_events, trials
+from zeroserver.store.schema import checkpoints, experiments, searcher_events, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
@@ -76,6 +76,7 @@ def continue_experiment(
         msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
         raise ConflictError(msg)
     before = world.config(transaction, experiment_id)
+    wish = _settled(wish, before)
     problems = list(_problems(before, wish.config, experiment_id))
     if problems:
         raise ConfigError("experiment", problems)
@@ -88,10 +89,13 @@ def continue_experiment(
         if _is_unfinished(trial, longer=longer)
         and (wish.config.searcher.continues_ended or trial["request_id"] not in told)
     ]
-    operations = searching.replay(world, transaction, experiment_id)
-    wanted = _not_carried_out(transaction, experiment_id, operations)
-    if not opened and not any(isinstance(each, Create) for each in wanted):
-        raise ConflictError(_nothing_left(experiment, wish.config))
+    grows = not wish.config.searcher.continues_ended and before.searcher != wish.config.searcher
+    wanted: Sequence[Operation] = []
+    if not grows:
+        operations = searching.replay(world, transaction, experiment_id)
+        wanted = _not_carried_out(transaction, experiment_id, operations)
+        if not opened and not any(isinstance(each, Create) for each in wanted):
+            raise ConflictError(_nothing_left(experiment, wish.config))
     state = ExperimentState.ACTIVE if wish.activate else ExperimentState.PAUSED
     move_experiment(
         transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
@@ -99,10 +103,47 @@ def continue_experiment(
     )  # fmt: skip
     _refuse_without_checkpoint(transaction, opened)
     for trial in opened:
-        _open(transaction, trial, state)
+        reopen_trial(transaction, trial, state)
     carry_out(world, transaction, experiment_id, wanted)
     _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, told)
+    if grows:
+        _grow(world, transaction, experiment, before, wish.config, opened=bool(opened))
     schedule(world, transaction)
+
+
+def _grow(
+    world: World,
+    transaction: Transaction,
+    experiment: RowMapping,
+    before: "ExperimentConfig",
+    after: "ExperimentConfig",
+    *,
+    opened: bool,
+) -> None:
+    """Tell the searcher of its greater bounds, and carry out what it wants then.
+
+    Raises:
+        ConflictError: If nothing follows, and no trial was opened.
+    """
+    lost = _without_checkpoint(transaction, experiment["id"])
+    wanted = searching.grow(world, transaction, experiment["id"], before.searcher, lost)
+    if not opened and not any(isinstance(each, Create | Continue) for each in wanted):
+        raise ConflictError(_nothing_left(experiment, after))
+    save(transaction, experiments, experiment["id"], searcher_done=0)
+    carry_out(world, transaction, experiment["id"], wanted)
+
+
+def _without_checkpoint(transaction: Transaction, experiment_id: int) -> set[int]:
+    """The searcher's numbers of the ended trials that could not go on where they were."""
+    there = select(checkpoints.c.trial_id).where(
+        checkpoints.c.experiment_id == experiment_id, checkpoints.c.state == "COMPLETED"
+    )
+    query = select(trials.c.request_id).where(
+        trials.c.experiment_id == experiment_id,
+        trials.c.state.in_(TRIAL_ENDED),
+        trials.c.id.not_in(there),
+    )
+    return set(transaction.connection.scalars(query))
 
 
 def continue_trial(world: World, transaction: Transaction, trial_id: int) -> None:
@@ -148,8 +189,24 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
             transaction, experiment, state, ended_at=None, error=None, searcher_done=1,
             waits_since=None,
         )  # fmt: skip
-    _open(transaction, trial, state)
+    reopen_trial(transaction, trial, state)
     schedule(world, transaction)
+
+
+def _settled(wish: Continuation, before: "ExperimentConfig") -> Continuation:
+    """With what follows for the searcher from what it was, where it is still the same one."""
+    section = wish.config.searcher
+    if section.name != before.searcher.name:
+        return wish
+    settled = section.settled(before.searcher)
+    followed = {
+        field: value
+        for field, value in settled.model_dump(mode="json").items()
+        if value != section.model_dump(mode="json")[field]
+    }
+    raw = {**wish.raw_config, "searcher": {**wish.raw_config["searcher"], **followed}}
+    config = wish.config.model_copy(update={"searcher": settled})
+    return replace(wish, config=config, raw_config=raw)
 
 
 def _problems(
@@ -161,7 +218,7 @@ def _problems(
         field = rest.partition(".")[0]
         fixed = block in _FIXED or (block == "checkpoint_storage" and not field.startswith("save_"))
         if block == "searcher":
-            fixed = field not in after.searcher.may_grow
+            fixed = field not in after.searcher.may_grow | after.searcher.follows_growth
         if path == _SEED and new is None:
             continue  # it stands in no file: the server has chosen it
         if fixed:
@@ -170,22 +227,11 @@ def _problems(
                 f"`zerolab experiment fork {experiment_id}` begins anew with it"
             )
     if after.searcher.name == before.searcher.name:
-        yield from _shrunk(before, after)
+        yield from after.searcher.growth_problems(before.searcher)
 
 
 _FIXED = frozenset({"hyperparameters", "reproducibility", "entrypoint"})
 _SEED = "reproducibility.experiment_seed"
-
-
-def _shrunk(before: "ExperimentConfig", after: "ExperimentConfig") -> Iterator[str]:
-    old, new = before.searcher.max_length, after.searcher.max_length
-    if old is not None and (new is None or new.unit != old.unit or new.count < old.count):
-        got = "nothing" if new is None else f"{new.count} {new.unit}"
-        yield f"searcher.max_length: must be at least {old.count} {old.unit} as before, got {got}"
-    for field in sorted(after.searcher.may_grow - {"max_length"}):
-        least, got_number = getattr(before.searcher, field), getattr(after.searcher, field)
-        if got_number < least:
-            yield f"searcher.{field}: must be at least {least} as before, got {got_number}"
 
 
 def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -280,15 +326,6 @@ def _refuse_without_checkpoint(transaction: Transaction, opened: list[RowMapping
             "(checkpoint_storage.save_trial_latest keeps one); fork the experiment instead"
         )
         raise ConflictError(msg)
-
-
-def _open(transaction: Transaction, trial: RowMapping, experiment_state: str) -> None:
-    latest = trial["latest_checkpoint"] or newest_checkpoint(transaction, trial["id"])
-    state = resting_state(experiment_state, {**trial, "held": 0})
-    move_trial(
-        transaction, trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
-        restarts=0, latest_checkpoint=latest,
-    )  # fmt: skip
 
 
 def _tell_the_rest(

@@ -41,6 +41,11 @@ def schedule(world: World, transaction: Transaction) -> None:
         _start(world, transaction, decision, waiting)
         for run_id in decision.preempt:
             direct_run(world, transaction, run_id, "preempt")
+        if decision.start and cluster.quotas:
+            # Who waited for slots and has kept a share of a quota may by now wait for another
+            # quota, and keep it no more.
+            schedule(world, transaction)
+            return
         running.update(start.request.job.job_id for start in decision.start)
     now = Waiting.after(decision, waiting, running, restarting)
     _keep_reasons(world, transaction, now)

@@ -6,7 +6,7 @@ replayed and their operations, which were carried out long ago, dropped.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -14,6 +14,8 @@ from sqlalchemy import Connection, RowMapping, select
 
 from zerolab.searcher import Operation, Searcher, make_searcher
 from zerolab.searcher.custom import ServedOutside
+from zerolab.searcher.make import read_section
+from zerolab.searcher.section import SearcherConfig
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
 from zeroserver.store.database import Change, Transaction
@@ -26,6 +28,7 @@ __all__ = [
     "Event",
     "Seen",
     "first_operations",
+    "grow",
     "look",
     "look_back",
     "progress",
@@ -42,8 +45,9 @@ class Event(NamedTuple):
     """Something that the searcher must know."""
 
     kind: str
-    """``created``, ``validated``, ``exited``, ``exited_early``, or ``operated``: operations came
-    from outside, that answer all events up to ``length``; ``value`` is the progress."""
+    """``created``, ``validated``, ``exited``, ``exited_early``; ``operated``: operations came from
+    outside, that answer all events up to ``length``; ``value`` is the progress; or ``grown``: the
+    section of the searcher became another one, ``reason`` is :class:`_Growth` as JSON."""
     request_id: int
     """The searcher's own number of the trial."""
     value: float | None = None
@@ -51,6 +55,15 @@ class Event(NamedTuple):
     length: float | None = None
     """How far the trial was, in the searcher's unit."""
     reason: str | None = None
+
+
+class _Growth(msgspec.Struct):
+    """What a replay must know of the moment at which a search was given greater bounds."""
+
+    before: dict[str, Any]
+    """The section of the searcher until then."""
+    lost: list[int]
+    """The searcher's numbers of the trials that had no checkpoint left to go on from."""
 
 
 def first_operations(
@@ -109,10 +122,7 @@ def look_back(connection: Connection, row: RowMapping) -> Seen:
     if not told:  # it was brought in from elsewhere
         return Seen(None, SearchView())
     config = config_of(row)
-    searcher = _searcher(row, config)
-    searcher.initial_operations()
-    for event in told:
-        _apply(searcher, event)
+    searcher, _ = _fold(row, config, told)
     return Seen(config.searcher.unit, _view(searcher))
 
 
@@ -130,12 +140,64 @@ def _find(world: World, transaction: Transaction, experiment_id: int) -> Searche
 
 def replay(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
     """Make a searcher anew from all that was told; return what it has ever wanted."""
-    searcher = _make(world, transaction, experiment_id)
-    operations = list(searcher.initial_operations())
-    for event in _told(transaction.connection, experiment_id):
-        operations += _apply(searcher, event)
+    return [one for step in _replay(world, transaction, experiment_id) for one in step]
+
+
+def grow(
+    world: World,
+    transaction: Transaction,
+    experiment_id: int,
+    before: SearcherConfig,
+    lost: Collection[int],
+) -> Sequence[Operation]:
+    """Let a search go on with greater bounds; return what the searcher wants.
+
+    A replay of its log decides by the former bounds up to here, and by the new ones from here on.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        experiment_id: Whose configuration has the new bounds already.
+        before: Its searcher's section until now.
+        lost: The searcher's numbers of the trials that have no checkpoint left to go on from.
+    """
+    growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
+    event = Event("grown", 0, reason=msgspec.json.encode(growth).decode())
+    row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
+    transaction.connection.execute(_INSERT, row)
+    return _replay(world, transaction, experiment_id)[-1]
+
+
+def _replay(
+    world: World, transaction: Transaction, experiment_id: int
+) -> list[Sequence[Operation]]:
+    row: RowMapping = find(transaction, experiments, experiment_id)
+    told = _told(transaction.connection, experiment_id)
+    searcher, operations = _fold(row, world.config(transaction, experiment_id), told)
     _keep(world, transaction, experiment_id, searcher)
     return operations
+
+
+def _fold(
+    row: RowMapping, config: "ExperimentConfig", told: Sequence[Event]
+) -> tuple[Searcher, list[Sequence[Operation]]]:
+    """Make a searcher and tell it everything; what it wanted first, and after each event."""
+    growths = [
+        msgspec.json.decode(event.reason or "", type=_Growth)
+        for event in told
+        if event.kind == "grown"
+    ]
+    sections = [*(read_section(growth.before) for growth in growths), config.searcher]
+    searcher = _searcher(row, sections[0])
+    operations: list[Sequence[Operation]] = [searcher.initial_operations()]
+    stage = 0
+    for event in told:
+        if event.kind == "grown":
+            stage += 1
+            operations.append(sections[stage].grow(searcher, growths[stage - 1].lost))
+        else:
+            operations.append(_apply(searcher, event))
+    return searcher, operations
 
 
 def _told(connection: Connection, experiment_id: int) -> list[Event]:
@@ -151,12 +213,12 @@ def _told(connection: Connection, experiment_id: int) -> list[Event]:
 
 def _make(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
     row: RowMapping = find(transaction, experiments, experiment_id)
-    return _searcher(row, world.config(transaction, experiment_id))
+    return _searcher(row, world.config(transaction, experiment_id).searcher)
 
 
-def _searcher(row: RowMapping, config: "ExperimentConfig") -> Searcher:
+def _searcher(row: RowMapping, section: SearcherConfig) -> Searcher:
     hyperparameters: dict[str, Any] = msgspec.json.decode(row["config"])["hyperparameters"]
-    return make_searcher(config.searcher, hyperparameters, row["seed"])
+    return make_searcher(section, hyperparameters, row["seed"])
 
 
 def _keep(world: World, transaction: Transaction, experiment_id: int, searcher: Searcher) -> None:

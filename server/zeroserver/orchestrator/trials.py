@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select, update
 
-from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
+from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.retention import (
     apply_to_experiment,
@@ -17,7 +17,7 @@ from zeroserver.orchestrator.checkpoints.retention import (
 from zeroserver.orchestrator.desk import World, agents_changed, find, save, touch
 from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.warm_start import settle_sources, source_of_trial
+from zeroserver.orchestrator.warm_start import newest_checkpoint, settle_sources, source_of_trial
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_STOPPING,
@@ -38,6 +38,7 @@ __all__ = [
     "give_up_experiment",
     "kill_run",
     "move_trial",
+    "reopen_trial",
     "resting_state",
     "stop_trial",
     "tell_searcher",
@@ -99,6 +100,9 @@ def carry_out(
                 stop_trial(world, transaction, trial, "searcher")
         elif isinstance(operation, Continue):
             _continue(transaction, experiment_id, operation)
+        elif isinstance(operation, Reopen):
+            trial = _requested(transaction, experiment_id, operation.trial_id)
+            reopen_trial(transaction, trial, ExperimentState.ACTIVE, waits=1)
         elif isinstance(operation, Shutdown):
             save(transaction, experiments, experiment_id, searcher_done=1)
     experiment = find(transaction, experiments, experiment_id)
@@ -142,6 +146,25 @@ def _continue(transaction: Transaction, experiment_id: int, operation: Continue)
     if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
         free = {**trial, "waits": 0}
         move_trial(transaction, trial, resting_state(experiment["state"], free))
+
+
+def reopen_trial(
+    transaction: Transaction, trial: RowMapping, experiment_state: str, **values: Any
+) -> None:
+    """Let a trial that has ended go on, or wait, as if it had not; with all its restarts before it.
+
+    Args:
+        transaction: Of the writer.
+        trial: One that has ended.
+        experiment_state: Of its experiment, from now on.
+        values: Other columns that change.
+    """
+    latest = trial["latest_checkpoint"] or newest_checkpoint(transaction, trial["id"])
+    state = resting_state(experiment_state, {**trial, "held": 0, **values})
+    move_trial(
+        transaction, trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
+        restarts=0, latest_checkpoint=latest, **values,
+    )  # fmt: skip
 
 
 def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: str) -> None:

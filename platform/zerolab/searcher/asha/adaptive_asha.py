@@ -1,6 +1,6 @@
 """``adaptive_asha``: several brackets, some of which stop trials early and some late."""
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -26,6 +26,14 @@ class AdaptiveAshaConfig(HalvingConfig):
 
     bracket_rungs: list[PositiveInt] = Field(default_factory=list)
     """Rungs of each bracket, in place of what ``mode`` says."""
+
+    follows_growth: ClassVar[frozenset[str]] = frozenset({"bracket_rungs"})
+
+    def settled(self, before: Self) -> Self:
+        """The brackets that there are stay, with another rung for a greater length, or several."""
+        above = self.rungs_above(before)
+        rungs = [bracket.num_rungs + above for bracket in before.brackets()]
+        return self.model_copy(update={"bracket_rungs": rungs})
 
     def brackets(self) -> list[Bracket]:
         """As the arithmetic has them."""

@@ -1,6 +1,6 @@
 """``async_halving``: one bracket of rungs."""
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from zerolab.schema.section import PositiveInt
 from zerolab.searcher.asha.arithmetic import Bracket
@@ -17,6 +17,15 @@ class AsyncHalvingConfig(HalvingConfig):
 
     num_rungs: PositiveInt
     """How often a trial is compared with others, the end of its training included."""
+
+    follows_growth: ClassVar[frozenset[str]] = frozenset({"num_rungs"})
+
+    def settled(self, before: Self) -> Self:
+        """A greater length is another rung, or several."""
+        if self.num_rungs != before.num_rungs:
+            return self  # they were said
+        rungs = before.num_rungs + self.rungs_above(before)
+        return self.model_copy(update={"num_rungs": rungs})
 
     def brackets(self) -> list[Bracket]:
         """One with all trials; without a bound, as many train as one full decision takes."""

@@ -44,6 +44,12 @@ class PromotingRungs(Rungs):
                 return operation
         return None
 
+    def _wait_again(self, former: int, able: set[int]) -> set[int]:
+        """All, for more of a rung go on when more come there; none from the top."""
+        if self.top > former:
+            return able
+        return able - {rank[2] for rank in self.rungs[self.top]}
+
     def _promotable(self) -> tuple[int, int] | None:
         """A rung, and a trial that should leave it."""
         for rung in range(self.top - 1, -1, -1):
@@ -89,6 +95,7 @@ class PromotingRungs(Rungs):
             return None
         self.waiting.discard(trial_id)
         self.stopping.add(trial_id)
+        self._resting.add(trial_id)
         return Stop(trial_id)
 
 

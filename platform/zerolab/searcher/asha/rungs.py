@@ -6,7 +6,7 @@ Of two metrics the smaller one is the better; ties go to the older trial, and Na
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 
 from zerolab.searcher.operations import Operation, Stop
@@ -67,7 +67,10 @@ class Rungs(ABC):
         self._went_on: list[set[int]] = [set() for _ in self.lengths]
         self._failed: set[int] = set()
         self._last: dict[int, tuple[Rank, float]] = {}
-        """Rank and length of each open trial's last report."""
+        """Rank and length of each trial's last report."""
+        self._resting: set[int] = set()
+        """Trials that were stopped as they waited at a rung, or because they had come to the top:
+        they could go on."""
 
     @property
     def top(self) -> int:
@@ -118,7 +121,43 @@ class Rungs(ABC):
         for trial_id in sorted(self.waiting):
             self.waiting.discard(trial_id)
             self.stopping.add(trial_id)
+            self._resting.add(trial_id)
             yield Stop(trial_id)
+
+    def grow(
+        self, lengths: Sequence[int], trials: int, concurrent: int, lost: Collection[int]
+    ) -> list[int]:
+        """Take more trials, and rungs above those that there are.
+
+        Args:
+            lengths: Of all rungs; begins with those that there are.
+            trials: How many it has from now on.
+            concurrent: How many of them train at a time.
+            lost: Trials that cannot go on.
+
+        Returns:
+            Ended trials that wait at a rung again, the oldest first.
+        """
+        assert list(lengths[: len(self.lengths)]) == self.lengths, "rungs stay where they are"
+        former = self.top
+        self.lengths, self.trials, self.concurrent = list(lengths), trials, concurrent
+        for _ in range(former, self.top):
+            self.rungs.append([])
+            self._went_on.append(set())
+        again = self._wait_again(former, self._resting & self.closed - set(lost))
+        self.closed -= again
+        self._resting -= again
+        self.waiting |= again
+        return sorted(again)
+
+    @abstractmethod
+    def _wait_again(self, former: int, able: set[int]) -> set[int]:
+        """Choose those who wait at a rung again, now that the bracket has grown.
+
+        Args:
+            former: The rung that was the top before.
+            able: Trials that have ended, and could go on.
+        """
 
     def report(self, trial_id: int, rank: Rank, length: float) -> Verdict:
         """Take a validation; one of a trial that is not due at any rung changes nothing."""
@@ -127,7 +166,8 @@ class Rungs(ABC):
         self._last[trial_id] = (rank, length)
         verdict = self.judge(trial_id, rank, length)
         if verdict is not Verdict.GO_ON:
-            del self.due[trial_id]
+            if self.due.pop(trial_id) == self.top and not rank[0]:
+                self._resting.add(trial_id)
             (self.stopping if verdict is Verdict.STOP else self.waiting).add(trial_id)
         return verdict
 
@@ -145,7 +185,7 @@ class Rungs(ABC):
         was_stopped = trial_id in self.stopping
         self.stopping.discard(trial_id)
         self.waiting.discard(trial_id)
-        last = self._last.pop(trial_id, None)
+        last = self._last.get(trial_id)
         if invalid:
             self._forget(trial_id)
         elif failed and not was_stopped:
@@ -170,6 +210,7 @@ class Rungs(ABC):
         return trial_id in self._went_on[rung]
 
     def _forget(self, trial_id: int) -> None:
+        self._resting.discard(trial_id)
         for ranked in self.rungs:
             ranked[:] = [each for each in ranked if each[2] != trial_id]
         if self.replaced < self.trials:

@@ -1,8 +1,9 @@
 """What the sections of ``async_halving`` and ``adaptive_asha`` share."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -14,6 +15,7 @@ from zerolab.searcher.asha.promoting import PromotingRungs
 from zerolab.searcher.asha.stopping import StoppingRungs
 from zerolab.searcher.asha.tournament import Tournament
 from zerolab.searcher.interface import Searcher
+from zerolab.searcher.operations import Operation
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["HalvingConfig"]
@@ -39,6 +41,13 @@ class HalvingConfig(SearcherConfig):
     stop_once: bool = True
     """Whether trials train on until they are stopped; if false they pause at each rung, and the
     best go on from their checkpoints."""
+
+    may_grow: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length", "max_time"})
+
+    @property
+    def length_field(self) -> str:
+        """The one that is given."""
+        return "max_length" if self.max_time is None else "max_time"
 
     @property
     def full_length(self) -> Length | None:
@@ -86,6 +95,40 @@ class HalvingConfig(SearcherConfig):
         """What the arithmetic of the rungs says."""
         del space
         return simulate(self.brackets(), self.divisor, self.length)
+
+    def rungs_above(self, before: Self) -> int:
+        """How many rungs the greater length puts above those of another section."""
+        ratio = self.length / before.length if before.length else 1.0
+        return max(round(math.log(ratio, self.divisor)), 0) if ratio > 1 else 0
+
+    def growth_problems(self, before: Self) -> Iterator[str]:
+        """Trials were compared at the rungs that there are: these stay, and others come above."""
+        told = list(super().growth_problems(before))
+        yield from told
+        if told or self.length == before.length:
+            return
+        old = [before._rungs(bracket) for bracket in before.brackets()]
+        new = [self._rungs(bracket) for bracket in self.brackets()]
+        kept = len(old) == len(new) and all(
+            len(longer) > len(shorter) and longer[: len(shorter)] == shorter
+            for shorter, longer in zip(old, new, strict=True)
+        )
+        if not kept:
+            powers = [before.length * self.divisor**power for power in (1, 2)]
+            next_ones = ", ".join(f"{power:g}" for power in powers)
+            yield (
+                f"searcher.{self.length_field}: must be {before.length} times a power of the "
+                f"divisor ({next_ones}, ...), so that the rungs stay at which trials were compared "
+                f"({', '.join(map(str, before.validate_at()))}), got {self.length}"
+            )
+
+    def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
+        """More trials in each bracket, and rungs above those that it has."""
+        assert isinstance(searcher, Tournament)
+        rungs = [
+            (self._rungs(bracket), bracket.max_concurrent_trials) for bracket in self.brackets()
+        ]
+        return searcher.grow(self.max_trials, rungs, lost)
 
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
         """A tournament of the brackets."""

@@ -1,13 +1,13 @@
 """Brackets beside one another as one searcher."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from zerolab.schema.space import Space
 from zerolab.searcher.asha.rungs import Rungs, Verdict, rank_of
 from zerolab.searcher.filling import FillingSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.listed import trial_rng
-from zerolab.searcher.operations import Continue, Create, Operation, Shutdown, Stop
+from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zerolab.searcher.view import SearchView
 
 __all__ = ["Tournament"]
@@ -67,6 +67,31 @@ class Tournament(FillingSearcher):
             ValueError: If the reason is not an :class:`ExitReason`.
         """
         return self._close(trial_id, ExitReason(reason))
+
+    def grow(
+        self, trials: int, rungs: Sequence[tuple[Sequence[int], int]], lost: Collection[int]
+    ) -> list[Operation]:
+        """Go on with more trials, or longer ones.
+
+        Args:
+            trials: How many there are over all brackets; those that are more than before are
+                shared as the brackets' own are.
+            rungs: For each bracket the lengths of its rungs, and how many of its trials train at a
+                time.
+            lost: Trials that have no checkpoint left to go on from.
+        """
+        self._over = False
+        now = [bracket.trials for bracket in self._brackets]
+        more = max(trials - sum(now), 0)
+        shares = [more * each // sum(now) for each in now]
+        shares[0] += more - sum(shares)
+        operations: list[Operation] = []
+        for bracket, share, (lengths, concurrent) in zip(
+            self._brackets, shares, rungs, strict=True
+        ):
+            again = bracket.grow(lengths, bracket.trials + share, concurrent, lost)
+            operations += map(Reopen, again)
+        return operations + self._fill()
 
     def progress(self) -> float:
         """Mean of the brackets, from 0 to 1."""

@@ -4,6 +4,8 @@ Every trial that has come to a rung has been validated at the lower ones too, so
 that are known at two lengths say whether the shorter one orders them as the longer one does.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +35,19 @@ class Agreement:
         """Note a trial's value at a rung, whether it is judged there or passes by."""
         self._values[rung][trial_id] = value
         self._is_stale = self._is_stale or rung > 0
+
+    def moved(self, stay: Mapping[int, int], rungs: int) -> "Agreement":
+        """What is known of the rungs that stay, among others.
+
+        Args:
+            stay: Rung to its new number.
+            rungs: How many there are now.
+        """
+        other = Agreement(rungs)
+        for rung, now in stay.items():
+            for trial_id, value in self._values[rung].items():
+                other.note(now, trial_id, value)
+        return other
 
     def forget(self, trial_id: int) -> None:
         """Drop all values of a trial."""

@@ -104,6 +104,31 @@ class Ladder:
                 carried = share * (1 - trust[rung]) * self.levels[rung] / self.levels[rung + 1]
         return shares if any(shares) else [1.0]
 
+    def grow(self, length: int) -> dict[int, int]:
+        """Put rungs on top; as many as there may be stay, and the lowest fall away.
+
+        Args:
+            length: How far a trial may train from now on; the length so far is among its rungs.
+
+        Returns:
+            Former rung to rung, for those that stay.
+        """
+        former, self.levels = self.levels, make_levels(length)
+        assert former[-1] in self.levels, "trials must be comparable with those that there are"
+        stay = {
+            rung: self.levels.index(level)
+            for rung, level in enumerate(former)
+            if level in self.levels
+        }
+        rungs, promoted = self.rungs, self._promoted
+        self.rungs = [[] for _ in self.levels]
+        self._promoted = [set() for _ in self.levels]
+        for rung, now in stay.items():
+            self.rungs[now], self._promoted[now] = rungs[rung], promoted[rung]
+        self._owed = [0.0] * len(self.levels)
+        self._agreement = self._agreement.moved(stay, len(self.levels))
+        return stay
+
     def forget(self, rung: int, trial_id: int) -> None:
         """Take back an entry at a rung: its trial was no possible one."""
         self._entered -= 1

@@ -1,7 +1,7 @@
 """``tpe_asha`` as a fold over events."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from random import Random
 from typing import Any
 
@@ -9,7 +9,7 @@ from zerolab.schema.space import Point, Space
 from zerolab.searcher.filling import FillingSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.listed import trial_rng
-from zerolab.searcher.operations import Continue, Create, Operation, Shutdown, Stop
+from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zerolab.searcher.tpe.ladder import Ladder
 from zerolab.searcher.tpe.proposals import propose
 from zerolab.searcher.view import BracketView, EntryState, RungEntry, RungView, SearchView
@@ -55,6 +55,7 @@ class TpeAshaSearcher(FillingSearcher):
         self._last: dict[int, float] = {}  # trial id -> its last value, while it trains
         self._ended: dict[int, str] = {}  # trial id -> how
         self._stopping: set[int] = set()  # told to stop, and not ended yet
+        self._resting: set[int] = set()  # stopped at their rung, for nothing was left to do
         self._closing = False
         self._over = False
 
@@ -73,6 +74,8 @@ class TpeAshaSearcher(FillingSearcher):
         if rung < self._ladder.top and math.isfinite(value):
             return self._fill()
         self._stopping.add(trial_id)
+        if math.isfinite(value):
+            self._resting.add(trial_id)
         return [Stop(trial_id), *self._fill()]
 
     def trial_exited(self, trial_id: int) -> list[Operation]:
@@ -86,6 +89,35 @@ class TpeAshaSearcher(FillingSearcher):
             ValueError: If the reason is not an :class:`ExitReason`.
         """
         return self._end(trial_id, ExitReason(reason).value, math.inf)
+
+    def grow(self, length: int, total: int, lost: Collection[int]) -> list[Operation]:
+        """Go on with more trials, or longer ones.
+
+        Args:
+            length: How far a trial may train; the length so far is among the rungs of it.
+            total: How many trials there are.
+            lost: Trials that have no checkpoint left to go on from.
+
+        Returns:
+            What is wanted now: trials that were stopped at their rung wait there again.
+        """
+        stay = self._ladder.grow(length)
+        operations: list[Operation] = []
+        for trial_id, rung in self._due.items():
+            self._due[trial_id] = stay.get(rung, 0)
+            if rung not in stay:  # it shall train to the lowest one that is left
+                operations.append(Continue(trial_id, self._ladder.levels[0]))
+        self._first = {trial_id: self._due[trial_id] for trial_id in self._first}
+        self._total = total
+        self._closing = self._over = False
+        below = self._ladder.rungs[: self._ladder.top]
+        standing = {trial_id for rung in below for _, trial_id in rung}
+        again = (self._resting & self._ended.keys() & standing) - set(lost)
+        for trial_id in sorted(again):
+            del self._ended[trial_id]
+            self._resting.discard(trial_id)
+            operations.append(Reopen(trial_id))
+        return operations + self._fill()
 
     def progress(self) -> float:
         """How many of all trials have been judged, from 0 to 1."""
@@ -183,6 +215,7 @@ class TpeAshaSearcher(FillingSearcher):
         waiting = [trial_id for trial_id in self._points if trial_id not in self._ended]
         if waiting:
             self._stopping.update(waiting)
+            self._resting.update(waiting)
             return [Stop(trial_id) for trial_id in waiting]
         self._over = True
         return [Shutdown()]

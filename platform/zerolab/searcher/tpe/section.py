@@ -1,13 +1,14 @@
 """The ``searcher`` block of ``tpe_asha``."""
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from zerolab.schema.hyperparameters import MAX_TRIALS
 from zerolab.schema.section import PositiveInt
 from zerolab.searcher.interface import Searcher
+from zerolab.searcher.operations import Operation
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["TpeAshaConfig"]
@@ -21,6 +22,27 @@ class TpeAshaConfig(SearcherConfig):
 
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
     """How many trials there are."""
+
+    may_grow: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length"})
+
+    def growth_problems(self, before: Self) -> Iterator[str]:
+        """The length so far must be a rung of the ladder to the greater one."""
+        told = list(super().growth_problems(before))
+        yield from told
+        if not told and before.length not in self.validate_at():
+            times = ", ".join(str(before.length * factor) for factor in (3, 9, 27))
+            yield (
+                f"searcher.max_length: must be 3, 9 or 27 times the {before.length} {before.unit} "
+                f"before ({times}), so that trials are compared with those that there are, "
+                f"got {self.length}"
+            )
+
+    def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
+        """More trials, and rungs above those that there are."""
+        from zerolab.searcher.tpe.search import TpeAshaSearcher
+
+        assert isinstance(searcher, TpeAshaSearcher)
+        return searcher.grow(self.length, self.max_trials, lost)
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """The rungs need a length, and learning needs trials that wait for others."""

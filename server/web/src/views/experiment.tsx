@@ -121,10 +121,14 @@ function Noticed({ row, trials }: { row: Row; trials: Seen[] }) {
   );
 }
 
-/** The change by which an experiment trains on: its length, which is to be made greater. */
+/** What may be made greater, where the searcher has it. */
+const BOUNDS = ["max_length", "max_time", "num_rounds", "max_trials"];
+
+/** The change by which an experiment trains on: its bounds, which are to be made greater. */
 function longer(row: Row): string {
-  const length = (row.config.searcher as { max_length?: unknown } | undefined)?.max_length;
-  return row.state === "COMPLETED" && length ? JSON.stringify({ searcher: { max_length: length } }) : "{}";
+  const searcher = (row.config.searcher ?? {}) as Record<string, unknown>;
+  const given = BOUNDS.filter((name) => searcher[name] != null).map((name) => [name, searcher[name]]);
+  return row.state === "COMPLETED" && given.length ? JSON.stringify({ searcher: Object.fromEntries(given) }) : "{}";
 }
 
 function Head({ row, connected, refresh }: { row: Row; connected: boolean; refresh: () => void }) {

@@ -10,6 +10,7 @@ from itertools import groupby
 import msgspec
 from sqlalchemy import select
 
+from zerolab.contract.names import TASK_LABEL
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
 from zeroserver.orchestrator.desk import Fields, World
 from zeroserver.orchestrator.nodes import held_slots
@@ -119,6 +120,7 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
             weight=row.weight,
             max_slots=most,
             bounded_by=bounded_by,
+            slots_asked_by="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
             groups=(f"pool:{row.pool}", *(f"label:{label}" for label in dict.fromkeys(labels))),
             single_agent=row.max_nodes == 1,
             max_agents=row.max_nodes,
