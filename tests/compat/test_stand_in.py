@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotrial.compat.deepspeed import VARIABLE
+from zerolab.contract.spec import ENV_AS_DEEPSPEED
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ OURS = "child zerotrial.compat.deepspeed.finder"
 
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zerotrial.compat.deepspeed", *arguments]
-    env = {k: v for k, v in os.environ.items() if k != VARIABLE} | more
+    env = {k: v for k, v in os.environ.items() if k != ENV_AS_DEEPSPEED} | more
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
@@ -46,11 +46,25 @@ def test_a_real_installation_is_not_replaced_unless_that_is_asked_for(tmp_path: 
     assert refused.returncode == 2
     assert "deepspeed: must not be installed" in refused.stderr
     assert str(tmp_path / "real" / "deepspeed") in refused.stderr
-    assert f"{VARIABLE}=force" in refused.stderr
+    assert f"{ENV_AS_DEEPSPEED}=force" in refused.stderr
     assert "Traceback" not in refused.stderr
-    forced = run(str(tmp_path / "script.py"), PYTHONPATH=path, **{VARIABLE: "force"})
+    forced = run(str(tmp_path / "script.py"), PYTHONPATH=path, **{ENV_AS_DEEPSPEED: "force"})
     assert forced.returncode == 0, forced.stderr
     assert OURS in forced.stdout
+
+
+def test_a_variable_that_cannot_be_followed_ends_the_process(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "__init__.py").write_text("__version__ = 'real'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "print('ran')"],
+        env=os.environ | {ENV_AS_DEEPSPEED: "1", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "deepspeed: must not be installed" in done.stderr
 
 
 def test_a_script_that_is_not_there_is_named() -> None:

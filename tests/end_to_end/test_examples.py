@@ -1,5 +1,8 @@
 """Every example runs to its end, as a user would run it."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +36,44 @@ def test_every_example_completes_and_leaves_metrics_and_a_checkpoint(
             assert trial["latest_checkpoint"], name
             curves = installation.client.metrics(trial["id"], "training")
             assert any(curve["points"] for curve in curves), name
+
+
+LAUNCHED = {
+    "hf_trainer": "--num_gpus 2 train.py --deepspeed ds_config.json --max_steps 4 --output_dir",
+    "accelerate": "--config_file launch.yaml train.py --windows 64 --out",
+    "lora": "--num_gpus 1 train.py --steps 4 --output_dir",
+}
+"""Options of ``zerolab launch --as-deepspeed --cpu``; a folder follows."""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kept", "told"),
+    [
+        ("hf_trainer", "model.safetensors", "eval_loss"),
+        ("accelerate", "model/model.safetensors", "held out: loss"),
+        ("lora", "adapter_model.safetensors", "eval_loss"),
+    ],
+)
+def test_the_examples_of_hugging_face_run_as_their_pages_say(
+    name: str, kept: str, told: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    if name == "lora":
+        pytest.importorskip("peft")
+    words = [sys.executable, "-m", "zerolab", "launch", "--as-deepspeed", "--cpu"]
+    done = subprocess.run(
+        [*words, *LAUNCHED[name].split(), str(tmp_path / "out")],
+        cwd=Path("examples").resolve() / name,
+        env={**os.environ, "ZEROLAB_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told in done.stdout
+    assert (tmp_path / "out" / kept).is_file()
 
 
 @pytest.mark.processes

@@ -276,6 +276,22 @@ sys.exit(0)
     assert folder.stdout(1).read_text() == "rank 1 model\nat exit\n"
 
 
+@pytest.mark.parametrize("entrypoint", ["python script.py", "script:Trial"])
+def test_ranks_find_this_engine_as_deepspeed_where_the_experiment_says_so(
+    server: ForkServer, tmp_path: Path, entrypoint: str
+) -> None:
+    script = """
+import importlib.util, sys
+print(type(importlib.util.find_spec("deepspeed").loader).__module__)
+sys.exit(0)
+"""
+    wanted = {"deepspeed": "zerolab", "environment_variables": ["COLOUR=green"]}
+    folder = make_run(tmp_path / "run", script, 1, entrypoint, environment=wanted)
+    outcome = end_of(server.start(folder, ENVIRONMENT), folder)
+    assert outcome == Outcome(0), folder.stderr(0).read_text()
+    assert folder.stdout(0).read_text() == "zerotrial.compat.deepspeed.finder\n"
+
+
 def test_ranks_of_a_class_with_gpus_are_started_afresh(server: ForkServer, tmp_path: Path) -> None:
     script = """
 import atexit, os, sys

@@ -125,6 +125,10 @@ def launch(
         typer.Option("--log-dir", help="Keeps each rank's output. Default: below ZEROLAB_HOME."),
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="CPU slots although there are GPUs.")] = False,
+    as_deepspeed: Annotated[
+        bool,
+        typer.Option("--as-deepspeed", help="The script finds this engine as `import deepspeed`."),
+    ] = False,
 ) -> None:
     """Run a script on the slots of this machine, or on those of the hosts of a hostfile, over ssh.
 
@@ -156,6 +160,7 @@ def launch(
         grace_s=grace,
         silence_s=node_timeout,
         cpu=cpu,
+        as_deepspeed=as_deepspeed,
     )
 
     def own_slots(count: int | None, cpu: bool) -> list[int]:

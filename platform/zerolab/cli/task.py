@@ -44,6 +44,10 @@ def run(
     context: Annotated[
         Path | None, typer.Option(help="Directory that it gets a copy of, and works in.")
     ] = None,
+    as_deepspeed: Annotated[
+        bool,
+        typer.Option("--as-deepspeed", help="Its Python finds this engine as `import deepspeed`."),
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print its log until it has ended.")
     ] = False,
@@ -57,7 +61,7 @@ def run(
     from zerolab.cli.following import LogFilter, print_logs
     from zerolab.client.archive import pack
 
-    config = {
+    config: dict[str, Any] = {
         "name": name,
         "labels": [TASK_LABEL],
         "entrypoint": list(command),
@@ -71,6 +75,8 @@ def run(
             "queue_time": queue_time,
         },
     }
+    if as_deepspeed:
+        config["environment"] = {"deepspeed": "zerolab"}
     archive = pack(context or Path.cwd())
     with connect() as client:
         made = client.create_experiment(config, archive)

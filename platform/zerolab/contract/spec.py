@@ -14,6 +14,7 @@ import msgspec
 from zerolab.contract.storage import StorageAddress
 
 __all__ = [
+    "ENV_AS_DEEPSPEED",
     "ENV_COLLECTIVE_TIMEOUT",
     "ENV_HOME",
     "ENV_MASTER",
@@ -53,6 +54,9 @@ ENV_RUN_SPEC = "ZEROLAB_RUN_SPEC"
 
 ENV_STAGED = "ZEROLAB_STAGED_DATA"
 """Directory of the data that was staged on this machine; unset when none was."""
+
+ENV_AS_DEEPSPEED = "ZEROLAB_AS_DEEPSPEED"
+"""1: Python processes find this engine by the name ``deepspeed``; ``force``: before a real one."""
 
 ENV_COLLECTIVE_TIMEOUT = "ZEROLAB_COLLECTIVE_TIMEOUT"
 """Seconds that a rank waits for the others in a collective before it gives up; 600 when unset."""

@@ -157,10 +157,66 @@ def test_accelerates_file_says_what_runs_where(hosts: Path, tmp_path: Path) -> N
     assert [(place.host, place.slots) for place in made.places] == [("worker-2", [1, 3])]
     assert (made.address, made.port) == ("10.0.0.1", 4321)
     assert made.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-    assert notes == [f"{file}: without effect here: deepspeed_config.zero_stage, fsdp_config"]
+    unused = "deepspeed_config.zero_stage, fsdp_config.fsdp_offload_params"
+    assert notes[0] == f"{file}: without effect here: {unused}"
+    assert "ACCELERATE_USE_DEEPSPEED" not in made.environment
     by_line = plan({"config_file": file, "port": 1}, exclude="worker-2:0")
     assert [place.host for place in by_line.places] == ["worker-1", "worker-2"]
     assert by_line.port == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "told", "unused"),
+    [
+        (
+            "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, "
+            "gradient_clipping: 1.0, zero3_init_flag: true, moe: 1}\n",
+            {"ZERO_STAGE": "3", "ZERO3_INIT": "true"},
+            "deepspeed_config.moe",
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, "
+            "fsdp_offload_params: true, fsdp_forward_prefetch: true}\n",
+            {"ZERO_STAGE": "2", "OFFLOAD_OPTIMIZER_DEVICE": "cpu", "OFFLOAD_PARAM_DEVICE": "none"},
+            "fsdp_config.fsdp_forward_prefetch",
+        ),
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, "
+            "fsdp_reshard_after_forward: true, fsdp_activation_checkpointing: true}\n",
+            {"ZERO_STAGE": "3", "ZERO3_SAVE_16BIT_MODEL": "true"},
+            "fsdp_config.fsdp_activation_checkpointing",
+        ),
+    ],
+)
+def test_as_deepspeed_hands_accelerates_sections_on_in_its_own_variables(
+    section: str, told: dict[str, str], unused: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(f"{section}num_processes: 2\n")
+    words = {"script": "t.py", "wanted": Wanted(), "config_file": file}
+    made, notes = make_plan(LaunchOptions(**words, as_deepspeed=True), slots_of_this_machine)
+    assert made.environment["ZEROLAB_AS_DEEPSPEED"] == "1"
+    assert made.environment["ACCELERATE_USE_DEEPSPEED"] == "true"
+    found = {name: made.environment[f"ACCELERATE_DEEPSPEED_{name}"] for name in told}
+    assert found == told
+    assert notes == [f"{file}: without effect here: {unused}"]
+    assert made.command.local_rank_at is None
+    made, notes = make_plan(LaunchOptions(**words), slots_of_this_machine)
+    assert "ZEROLAB_AS_DEEPSPEED" not in made.environment
+    assert notes[-1].startswith("--as-deepspeed has Accelerate use this engine")
+
+
+def test_an_unknown_way_to_shard_in_accelerates_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "accelerate.yaml"
+    text = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HALF}\nmachine_rank: x\n"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        plan({"config_file": file})
+    assert refused.value.problems[0].startswith("machine_rank:")
+    assert refused.value.problems[1] == (
+        "fsdp_config.fsdp_sharding_strategy: must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD, "
+        "got 'HALF'"
+    )
 
 
 def test_accelerates_file_without_a_hostfile_starts_this_one_of_several_machines(

@@ -60,6 +60,7 @@ from zerolab.contract.spec import (
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
 from zerolab.staging.start import staged
+from zerotrial.compat.deepspeed import install_from_environment
 from zerotrial.process.rendezvous import meet, name_interface
 
 __all__ = ["launch", "run_launcher", "run_rank"]
@@ -197,6 +198,7 @@ def launch(spec_file: Path) -> Outcome:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
     os.environ.update(spec.variables.get(kind, {}))
+    install_from_environment()
     os.chdir(spec.model_dir)
     with staged(spec, spec_file) as refused:
         return refused or _run_ranks(spec, folder)

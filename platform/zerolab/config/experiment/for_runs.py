@@ -5,7 +5,7 @@ from typing import Any
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.sections import stage_of
-from zerolab.contract.spec import FitSpec, LengthSpec, ProfilingSpec, StageSpec
+from zerolab.contract.spec import ENV_AS_DEEPSPEED, FitSpec, LengthSpec, ProfilingSpec, StageSpec
 from zerolab.schema.lengths import Length
 
 __all__ = ["sections_of", "variables_of"]
@@ -66,4 +66,7 @@ def variables_of(config: ExperimentConfig) -> dict[str, dict[str, str]]:
     """
     named = config.environment.environment_variables
     lines = {"cpu": named.cpu, "cuda": named.cuda}
-    return {kind: dict(line.split("=", 1) for line in found) for kind, found in lines.items()}
+    always = {} if config.environment.deepspeed is None else {ENV_AS_DEEPSPEED: "1"}
+    return {
+        kind: always | dict(line.split("=", 1) for line in found) for kind, found in lines.items()
+    }

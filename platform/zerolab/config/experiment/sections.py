@@ -184,6 +184,9 @@ class EnvironmentConfig(Section):
     )
     """Lines ``NAME=value``, as one list or as lists under ``cpu`` and ``cuda``."""
 
+    deepspeed: Literal["zerolab"] | None = None
+    """``zerolab``: scripts that import deepspeed, or let Hugging Face do so, find this engine."""
+
 
 def _regex(value: str) -> str:
     compile_pattern(value)

@@ -15,6 +15,30 @@ _ABOUT_PLACES = {
     "main_training_function", "same_network", "rdzv_backend", "debug", "enable_cpu_affinity",
     "deepspeed_config",
 }  # fmt: skip
+_ABOUT_HOSTS = {
+    "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
+    "deepspeed_multinode_launcher",
+}  # fmt: skip
+_DEEPSPEED = {
+    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "offload_optimizer_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
+    "zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+    "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+    "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
+}
+"""Keys of ``deepspeed_config`` to the variables in which ``accelerate launch`` hands them on."""
+_STAGES = {
+    "FULL_SHARD": 3, "1": 3, "TRUE": 3, "HYBRID_SHARD": 3, "4": 3,
+    "SHARD_GRAD_OP": 2, "2": 2, "FALSE": 2, "HYBRID_SHARD_ZERO2": 2, "5": 2,
+    "NO_SHARD": 0, "3": 0,
+}  # fmt: skip
+"""What FSDP shards, in its words, to the stage that shards as much."""
+_FSDP = {"fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward"}
+_FSDP |= {"fsdp_offload_params", "fsdp_state_dict_type"}
 _OFF: tuple[Any, ...] = (None, False, "", "no", "NO", "none", {}, [])
 
 
@@ -34,8 +58,12 @@ class Accelerate:
     port: int | None = None
     cpu: bool = False
     environment: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, str] = field(default_factory=dict)
+    """Variables by which Accelerate learns of the sections about DeepSpeed or FSDP."""
     unused: list[str] = field(default_factory=list)
     """Keys that are set to something, and have no effect here."""
+    about_engine: list[str] = field(default_factory=list)
+    """Keys that :attr:`engine` stands for."""
 
 
 def read_accelerate(path: Path) -> Accelerate:
@@ -72,7 +100,8 @@ def read_accelerate(path: Path) -> Accelerate:
         found.slots = str(gpus)
     if content.get("mixed_precision") not in _OFF:
         found.environment["ACCELERATE_MIXED_PRECISION"] = str(content["mixed_precision"])
-    found.unused = _unused(content, deepspeed)
+    found.engine, found.about_engine = _engine(content, deepspeed, problems)
+    found.unused = sorted(set(_unused(content, deepspeed)) - set(found.about_engine))
     if problems:
         raise ConfigError(str(path), problems)
     return found
@@ -89,12 +118,57 @@ def _number(content: dict[str, Any], key: str, problems: list[str], least: int) 
 
 
 def _unused(content: dict[str, Any], deepspeed: dict[str, Any]) -> list[str]:
-    here = {"deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter"}
-    here.add("deepspeed_multinode_launcher")
-    others = [key for key in content if key not in _ABOUT_PLACES and content[key] not in _OFF]
-    others += [
-        f"deepspeed_config.{key}"
-        for key in deepspeed
-        if key not in here and deepspeed[key] not in _OFF
+    fsdp = content.get("fsdp_config")
+    sections: dict[str, Any] = {"deepspeed_config": deepspeed}
+    if isinstance(fsdp, dict):
+        sections["fsdp_config"] = fsdp
+    known = _ABOUT_PLACES | sections.keys()
+    others = [key for key in content if key not in known and content[key] not in _OFF]
+    return others + [
+        f"{name}.{key}"
+        for name, section in sections.items()
+        for key, value in section.items()
+        if key not in _ABOUT_HOSTS and value not in _OFF
     ]
-    return sorted(others)
+
+
+def _engine(
+    content: dict[str, Any], deepspeed: dict[str, Any], problems: list[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Read the section about DeepSpeed or FSDP, whichever ``distributed_type`` names."""
+    kind = content.get("distributed_type")
+    fsdp = content.get("fsdp_config") or {}
+    if kind == "DEEPSPEED":
+        used = [key for key in _DEEPSPEED if deepspeed.get(key) is not None]
+        variables = {_DEEPSPEED[key]: _word(deepspeed[key]) for key in used}
+        variables["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(deepspeed)
+        about = [f"deepspeed_config.{key}" for key in used]
+    elif kind == "FSDP" and isinstance(fsdp, dict):
+        variables = _like_fsdp(fsdp, problems)
+        about = [f"fsdp_config.{key}" for key in fsdp if key in _FSDP]
+    else:
+        return {}, []
+    return {"ACCELERATE_USE_DEEPSPEED": "true"} | variables, about
+
+
+def _like_fsdp(fsdp: dict[str, Any], problems: list[str]) -> dict[str, str]:
+    """Say in DeepSpeed's variables what FSDP would do."""
+    newer = str(fsdp.get("fsdp_version", 1)) == "2"
+    key = "fsdp_reshard_after_forward" if newer else "fsdp_sharding_strategy"
+    said = str(fsdp.get(key, "FULL_SHARD")).upper()
+    stage = _STAGES.get(said)
+    if stage is None:
+        words = "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
+        problems.append(f"fsdp_config.{key}: must be {words}, got {fsdp[key]!r}")
+        return {}
+    away = "cpu" if fsdp.get("fsdp_offload_params") else "none"
+    return {
+        _DEEPSPEED["zero_stage"]: str(stage),
+        _DEEPSPEED["offload_optimizer_device"]: away if stage else "none",
+        _DEEPSPEED["offload_param_device"]: away if stage == 3 else "none",
+        _DEEPSPEED["zero3_save_16bit_model"]: "true",  # get_state_dict() is whole with FSDP, too
+    }
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerolab.contract.spec import Command, Nodes
+from zerolab.contract.spec import ENV_AS_DEEPSPEED, Command, Nodes
 from zerolab.errors import ConfigError
 from zerolab.launcher.nodes.accelerate import Accelerate, read_accelerate
 from zerolab.launcher.nodes.environment import exported, sent_variables
@@ -41,6 +41,7 @@ class LaunchOptions:
     grace_s: float = 30.0
     silence_s: float = 30.0
     cpu: bool = False
+    as_deepspeed: bool = False
 
 
 def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list[str]]:
@@ -72,6 +73,11 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
         counted = None if wanted.hostfile else wanted.num_gpus
         places = choose_places(wanted, find_slots(counted, cpu), force_ssh=options.force_multi)
     sent = given.environment | sent_variables(Path.cwd())
+    unused = given.unused
+    if options.as_deepspeed:
+        sent |= given.engine | {ENV_AS_DEEPSPEED: os.environ.get(ENV_AS_DEEPSPEED) or "1"}
+    else:
+        unused = sorted([*unused, *given.about_engine])
     plan = Plan(
         places=places,
         command=make_command(options),
@@ -87,8 +93,10 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
         silence_s=options.silence_s,
     )
     notes = []
-    if given.unused:
-        notes.append(f"{options.config_file}: without effect here: {', '.join(given.unused)}")
+    if unused:
+        notes.append(f"{options.config_file}: without effect here: {', '.join(unused)}")
+    if given.engine and not options.as_deepspeed:
+        notes.append("--as-deepspeed has Accelerate use this engine, as that file says")
     return plan, notes
 
 
@@ -107,7 +115,8 @@ def make_command(options: LaunchOptions) -> Command:
         words = [options.python or sys.executable, "-u", "-m", options.script]
     else:
         words = [options.python or sys.executable, "-u", options.script]
-    at = None if options.no_local_rank else len(words)
+    # accelerate's launcher, whose file that is, adds no argument.
+    at = None if options.no_local_rank or options.config_file else len(words)
     return Command((*words, *options.arguments), local_rank_at=at, plain=True)
 
 

@@ -7,14 +7,26 @@ find it by the variable ``ZEROLAB_AS_DEEPSPEED``.
 """
 
 import os
+import sys
 
-from zerotrial.compat.deepspeed.finder import VARIABLE, install
+from zerolab.contract.spec import ENV_AS_DEEPSPEED
+from zerolab.errors import ConfigError
+from zerotrial.compat.deepspeed.finder import install
 
-__all__ = ["VARIABLE", "install", "install_from_environment"]
+__all__ = ["install", "install_from_environment"]
 
 
 def install_from_environment() -> None:
-    """Do what the variable says, at the start of a Python process; nothing where it is not set."""
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted not in {"", "0"}:
+    """Do what the variable says, at the start of a Python process; nothing where it is not set.
+
+    What stands in the way ends the process with code 2: the script would use another deepspeed.
+    """
+    wanted = os.environ.get(ENV_AS_DEEPSPEED, "")
+    if wanted in {"", "0"}:
+        return
+    try:
         install(force=wanted == "force")
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(2)  # an exception here would be printed and passed over

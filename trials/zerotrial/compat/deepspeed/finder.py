@@ -16,12 +16,10 @@ from os import PathLike
 from types import ModuleType
 from typing import Any
 
+from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
 
-__all__ = ["VARIABLE", "VERSION", "install"]
-
-VARIABLE = "ZEROLAB_AS_DEEPSPEED"
-"""1: this process and its children have the stand-in; ``force``: in place of a real one, too."""
+__all__ = ["VERSION", "install"]
 
 VERSION = "0.19.8"
 """Of DeepSpeed, whose calls are answered."""
@@ -88,13 +86,13 @@ def install(*, force: bool = False) -> None:
             "zerotrial.compat.deepspeed",
             [
                 f"deepspeed: must not be installed where Zerolab stands in for it, found {real}; "
-                f"uninstall it, use an environment without it, or set {VARIABLE}=force"
+                f"uninstall it, use an environment without it, or set {ENV_AS_DEEPSPEED}=force"
             ],
         )
     for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Finder())
-    os.environ[VARIABLE] = "force" if force else "1"
+    os.environ[ENV_AS_DEEPSPEED] = "force" if force else "1"
     importlib.invalidate_caches()
     from zerotrial.compat.deepspeed.on_cpu import patch_when_imported
 
