@@ -37,9 +37,14 @@ from zerolab.errors import ConfigError, StorageError
 from zerolab.storage.opening import check_installed
 from zerolab.storage.store import CheckpointStore, local_owner
 
-__all__ = ["Context", "init"]
+__all__ = ["Context", "current", "init"]
 
 logger = logging.getLogger(__name__)
+
+
+def current() -> Context | None:
+    """Return the context that this process has opened last and not closed; None without one."""
+    return Context.open_here
 
 
 def init(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from zerolab.config.engine.auto import determined_by
 from zerolab.contract.outcome import write_reason
@@ -293,6 +293,9 @@ class Context:
     and leaves because it was preempted, the process exits there, with the code that says so.
     """
 
+    open_here: ClassVar["Context | None"] = None
+    """The newest one of this process that is not closed."""
+
     def __init__(
         self,
         info: RunSpec,
@@ -322,6 +325,7 @@ class Context:
         """Storing and restoring."""
         self.preempt = PreemptContext(distributed, self._poller, self._sigterm)
         """Whether to leave."""
+        Context.open_here = self
 
     def __enter__(self) -> Self:
         return self
@@ -363,6 +367,8 @@ class Context:
             timeout_s: Longest wait for the server; what it does not take by then, the agent
                 ships later.
         """
+        if Context.open_here is self:
+            Context.open_here = None
         self._known.close()
         if self._poller is not None:
             self._poller.close()

@@ -5,53 +5,17 @@ They take DeepSpeed for a matter of GPUs: without one, Accelerate sees no ranks,
 two places are changed when their modules are imported, and only where torch has no GPU.
 """
 
-import importlib.abc
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from zerotrial.compat import after_import
 
 __all__ = ["patch_when_imported"]
 
 
 def patch_when_imported() -> None:
     """Change the modules now, where they are there already, or as they are imported."""
-    for name, patch in _PATCHES.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
-    sys.meta_path.insert(0, _AfterImport())
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a patch after the module it is for."""
-
-    def __init__(self) -> None:
-        self._busy: set[str] = set()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`."""
-        del path, target
-        if fullname not in _PATCHES or fullname in self._busy:
-            return None
-        self._busy.add(fullname)
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._busy.discard(fullname)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            execute = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                _PATCHES[fullname](module)
-
-            loader.exec_module = exec_module
-        return spec
+    after_import.patch_when_imported(_PATCHES)
 
 
 def _has_gpu() -> bool:
@@ -81,7 +45,7 @@ def _patch_transformers(module: ModuleType) -> None:
     module.is_torch_bf16_gpu_available = is_torch_bf16_gpu_available  # type: ignore[attr-defined]
 
 
-_PATCHES: dict[str, Callable[[ModuleType], None]] = {
+_PATCHES: dict[str, after_import.Patch] = {
     "accelerate.state": _patch_accelerate,
     "transformers.training_args": _patch_transformers,
 }

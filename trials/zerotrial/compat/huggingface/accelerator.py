@@ -1,0 +1,97 @@
+"""A script with an Accelerator as a trial: what it saves, where it goes on, when it leaves.
+
+A script's loop is its own: only it knows where it stands. So a trial leaves where the script saves
+its state, and goes on by what the script does when it finds a saved one: the newest checkpoint lies
+again in the folder that it was saved to, before the script looks.
+"""
+
+import functools
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from zerolab.core.context import Context
+from zerotrial.compat.huggingface import run
+from zerotrial.compat.huggingface.steps import STEPS
+
+__all__ = ["around_init", "around_save_state", "around_step"]
+
+logger = logging.getLogger(__name__)
+
+
+def around_init(original: Callable[..., None]) -> Callable[..., None]:
+    """Join the run where there is one, with a tracker in every Accelerator."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        named = any(str(one) == "zerolab" for one in self.log_with)
+        if run.experiment() is None:
+            if named:
+                run.join()  # every rank is here; trackers are made on one of them
+            return
+        context = run.join()
+        if not named:
+            from zerotrial.compat.huggingface.tracker import ZerolabTracker
+
+            self.trackers.append(ZerolabTracker())
+        _put_back(context, self)
+
+    return init
+
+
+@functools.cache
+def _state_of_trial(context: Context) -> Path | None:
+    """Put the trial's checkpoint back where the script had saved it, once. **Collective**."""
+    latest = context.train.latest_checkpoint
+    if latest is None:
+        return None
+    folder = context.checkpoint.get_metadata(latest.uuid).get("folder")
+    if folder is None:
+        return None  # a Trainer's: it puts it back itself
+    run.put_back(context, latest.uuid, Path(folder))
+    STEPS.before = latest.steps_completed
+    logger.info("the state of batch %d lies in %s again", latest.steps_completed, folder)
+    return Path(folder)
+
+
+def _put_back(context: Context, accelerator: Any) -> None:
+    folder = _state_of_trial(context)
+    named = re.fullmatch(r"checkpoint_(\d+)", folder.name) if folder is not None else None
+    if named and accelerator.project_configuration.automatic_checkpoint_naming:
+        accelerator.project_configuration.iteration = int(named.group(1)) + 1
+
+
+def around_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Count the optimizer's steps."""
+
+    @functools.wraps(original)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.gradient_state.sync_gradients:
+            STEPS.count(self)
+        return original(self, *args, **kwargs)
+
+    return step
+
+
+def around_save_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a checkpoint of the trial of what is saved; leave if it is time. **Collective**."""
+
+    @functools.wraps(original)
+    def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        saved = original(self, *args, **kwargs)
+        if run.experiment() is None:
+            return saved
+        context = run.join()
+        folder = Path(saved)
+        metadata = {"steps_completed": STEPS.completed, "framework": "accelerate"}
+        run.store(context, folder, metadata | {"folder": str(folder)})
+        reached = any(context.distributed.allgather(context.train.has_reached))
+        if context.preempt.should_preempt() or reached:
+            context.train.has_reached = reached
+            run.leave(context)
+        return saved
+
+    return save_state

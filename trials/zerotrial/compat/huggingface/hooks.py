@@ -1,0 +1,80 @@
+"""Where a script meets us: four modules of Hugging Face's, changed when they are imported."""
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from zerotrial.compat.after_import import patch_when_imported
+
+__all__ = ["install"]
+
+
+@functools.cache
+def install() -> None:
+    """Record what Trainer and Accelerate do in this process; a second call does nothing.
+
+    The names ``report_to="zerolab"`` and ``log_with="zerolab"`` are there from now on. In a process
+    of an experiment scripts need not say them: every Trainer and every Accelerator is recorded,
+    goes on from the trial's checkpoint, and leaves when the trial is paused.
+    """
+    patch_when_imported(
+        {
+            "transformers.integrations.integration_utils": _name_the_callback,
+            "transformers.training_args": _lay_over_arguments,
+            "transformers.trainer": _follow_trainers,
+            "accelerate.tracking": _name_the_tracker,
+            "accelerate.accelerator": _follow_accelerators,
+        }
+    )
+
+
+def _name_the_callback(module: ModuleType) -> None:
+    class Named:
+        """Makes a callback when a Trainer asks for ``report_to="zerolab"``."""
+
+        def __new__(cls) -> Any:
+            from zerotrial.compat.huggingface.trainer import ZerolabCallback
+
+            return ZerolabCallback()
+
+    module.INTEGRATION_TO_CALLBACK["zerolab"] = Named
+
+
+def _lay_over_arguments(module: ModuleType) -> None:
+    def around(checked: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(checked)
+        def checked_by_us(self: Any) -> None:
+            from zerotrial.compat.huggingface.arguments import lay_over
+
+            lay_over(self)
+            checked(self)
+
+        return checked_by_us
+
+    _wrap(module.TrainingArguments, "__post_init__", around)
+
+
+def _follow_trainers(module: ModuleType) -> None:
+    from zerotrial.compat.huggingface.trainer import around_init, around_train
+
+    _wrap(module.Trainer, "__init__", around_init)
+    _wrap(module.Trainer, "train", around_train)
+
+
+def _name_the_tracker(module: ModuleType) -> None:
+    from zerotrial.compat.huggingface.tracker import ZerolabTracker
+
+    module.LOGGER_TYPE_TO_CLASS["zerolab"] = ZerolabTracker
+
+
+def _follow_accelerators(module: ModuleType) -> None:
+    from zerotrial.compat.huggingface.accelerator import around_init, around_save_state, around_step
+
+    _wrap(module.Accelerator, "__init__", around_init)
+    _wrap(module.Accelerator, "save_state", around_save_state)
+    _wrap(module.AcceleratedOptimizer, "step", around_step)
+
+
+def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+    setattr(owner, name, around(getattr(owner, name)))

@@ -1,0 +1,25 @@
+"""How many batches (optimizer steps) a script with an Accelerator has trained."""
+
+__all__ = ["STEPS", "Steps"]
+
+
+class Steps:
+    """Optimizer steps of a trial, counted where Accelerate takes them."""
+
+    def __init__(self) -> None:
+        self.before = 0
+        """Of the runs before this one."""
+        self._taken: dict[int, int] = {}
+
+    def count(self, optimizer: object) -> None:
+        """Note a step of an optimizer."""
+        self._taken[id(optimizer)] = self._taken.get(id(optimizer), 0) + 1
+
+    @property
+    def completed(self) -> int:
+        """Of all runs; where there are several optimizers, of the one that is furthest on."""
+        return self.before + max(self._taken.values(), default=0)
+
+
+STEPS = Steps()
+"""Of this process."""
