@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 PROGRAM = textwrap.dedent("""
     import resource
     import torch
@@ -38,12 +40,14 @@ def _run(**environment: str) -> tuple[bool, float]:
     return kept == "True", float(share)
 
 
+@pytest.mark.slow
 def test_freed_memory_is_used_again() -> None:
     kept, share = _run()
     assert kept
     assert share < 0.05
 
 
+@pytest.mark.slow
 def test_what_the_user_has_told_glibc_stands() -> None:
     kept, share = _run(MALLOC_TRIM_THRESHOLD_="1000000")
     assert not kept

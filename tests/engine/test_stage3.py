@@ -404,6 +404,7 @@ def every_case() -> Problems:
     return {name: problems for name, problems in found.items() if problems}
 
 
+@pytest.mark.slow
 def test_one_process_trains_as_a_plain_loop() -> None:
     assert every_case() == {}
 

@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -404,7 +405,7 @@ class Life(RuleBasedStateMachine):
 Life.TestCase.settings = settings(
     max_examples=150, stateful_step_count=25, deadline=None, derandomize=True
 )
-test_the_life_of_a_cluster = Life.TestCase
+test_the_life_of_a_cluster = pytest.mark.slow(Life.TestCase)
 
 
 @settings(max_examples=300, deadline=None)

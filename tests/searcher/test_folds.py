@@ -140,6 +140,7 @@ def tell(searcher: Searcher, event: Told) -> list[Operation]:
     return searcher.trial_exited_early(event[1], event[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 @settings(max_examples=60, deadline=None, phases=FIND)
 @given(concurrent=st.integers(1, 6), data=st.data())

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -379,9 +380,10 @@ LifeCycle.TestCase.settings = settings(
     derandomize=True,  # the same lives in every run
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestLifeCycle = LifeCycle.TestCase
+TestLifeCycle = pytest.mark.slow(LifeCycle.TestCase)
 
 
+@pytest.mark.slow
 def test_a_seeded_walk_of_many_steps_holds_too() -> None:
     """One long walk, for what shows only after hundreds of events."""
     chance = random.Random(5)

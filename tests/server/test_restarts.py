@@ -173,6 +173,7 @@ def train(lives: Lives, spec: RunSpec) -> None:
     lives.exit(spec, EXIT_REACHED if spec.fit.until else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_a_search_on_servers_that_die_at_every_event_is_the_same_search(
     tmp_path: Path, name: str

@@ -81,6 +81,7 @@ HALVING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "searcher",
     [SEARCHER, HALVING, {**HALVING, "stop_once": False}],

@@ -70,6 +70,7 @@ def test_only_secrets_are_hidden() -> None:
     assert hide_secrets({"name": "x"}) == {"name": "x"}
 
 
+@pytest.mark.slow
 def test_the_server_shows_no_secret_and_hands_it_to_the_run_and_to_a_fork(server: Server) -> None:
     server.submit(checkpoint_storage=S3 | KEYS)
     server.add_agent()

@@ -64,6 +64,7 @@ def test_a_package_that_is_missing_is_told_at_submission_and_in_a_script(
         init(checkpoint_storage="s3://bucket/prefix")
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_waited_for(server: Server) -> None:
     storage = {
         "type": "s3",
@@ -94,6 +95,7 @@ with zerolab.core.init() as context:
 """
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_while_it_is_saved_to_ends_the_run_as_something_that_passes(
     own_s3: S3, tmp_path: Path
 ) -> None:
@@ -176,6 +178,7 @@ def test_a_file_of_another_content_is_never_restored(s3_server: S3, tmp_path: Pa
     client.close()
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_a_checkpoint_that_is_saved_in_the_background_goes_up(
     own_s3: S3, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_each_rank_brings_up_its_share_of_the_files(s3_server: S3, tmp_path: Pat
     assert set(stored.hashes) == set(stored.resources)
 
 
+@pytest.mark.slow
 def test_ranks_that_write_apart_bring_up_their_own_and_one_what_they_wrote_alike(
     s3_server: S3, tmp_path: Path
 ) -> None:
