@@ -80,9 +80,6 @@ REFUSED: dict[str, list[str]] = {
         "tensor_parallel.autotp_size: is not supported; set tensor_parallel.size to the number",
     ],
     "one_bit_adam": ["optimizer.type: compressed communication is not supported; use 'Adam'"],
-    "parameters_in_files": [
-        "zero_optimization.offload_param.device: input should be 'none' or 'cpu', got 'nvme'",
-    ],
     "zero_plus_plus": [
         "zero_optimization.zero_quantized_weights: is not supported; communication is not",
         "zero_optimization.zero_hpz_partition_size: is not supported; use stage 3 over all",

@@ -6,10 +6,11 @@ from typing import Any
 _EXPORTS = {
     "initialize": "zerotrial.engine.build",
     "Engine": "zerotrial.engine.engine",
+    "model_in_files": "zerotrial.engine.memory.files",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["Engine", "initialize"]
+__all__ = ["Engine", "initialize", "model_in_files"]
 
 
 def __getattr__(name: str) -> Any:

@@ -140,7 +140,8 @@ def make_plan(file: Path, world_size: int | None = None, tokens: int | None = No
     ranks = experiment.resources.slots_per_trial
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(directory):
         engines, on_meta = note_engines(lambda: _build_trial(experiment, directory, scratch))
-    nvme = engines[0].config.zero_optimization.offload_optimizer.nvme_path
+    zero = engines[0].config.zero_optimization
+    nvme = zero.offload_optimizer.nvme_path or zero.offload_param.nvme_path
     devices = find_devices(ranks, Path(nvme) if nvme else directory)
     found = _estimates(engines, ranks, devices.kind)
     choices = [Choice(each, fits(each, devices)) for each in found]
@@ -205,7 +206,7 @@ def _of_engine(noted: Noted, ranks: int, device: Device) -> Iterator[MemoryEstim
         device=device,
     ):
         frozen = width * noted.frozen // (ranks if found.stage == 3 else 1)
-        place = "host" if found.offload_param == "cpu" else "device"
+        place = {"none": "device", "cpu": "host", "nvme": "disk"}[found.offload_param]
         yield replace(
             found,
             parameters=found.parameters + frozen,

@@ -163,8 +163,6 @@ def _canonical(config: EngineConfig) -> EngineConfig:
 
 def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
     """Rules between keys: the keys that each one reads, and its problem."""
-    zero = config.zero_optimization
-    stage = "zero_optimization.stage"
     if config.fp16.enabled and config.bf16.enabled:
         yield (
             ["fp16.enabled", "bf16.enabled"],
@@ -191,6 +189,19 @@ def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             "gradient_predivide_factor: must be 1 where prescale_gradients divides by the ranks, "
             f"got {config.gradient_predivide_factor}; keep one of the two",
         )
+    yield from _offload_checks(config)
+    yield from _parallel_checks(config)
+    if config.optimizer is not None:
+        for problem in optimizers.problems_of(config.optimizer):
+            yield ["optimizer"], problem
+    if config.scheduler is not None:
+        for problem in schedules.problems_of(config.scheduler):
+            yield ["scheduler"], problem
+
+
+def _offload_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
+    """Rules between keys where something lies elsewhere than on the device."""
+    zero, stage = config.zero_optimization, "zero_optimization.stage"
     optimizer, param = zero.offload_optimizer, zero.offload_param
     if optimizer.device != "none" and zero.stage == 0:
         yield (
@@ -210,19 +221,24 @@ def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             "zero_optimization.offload_optimizer.nvme_path: is required for device 'nvme', "
             "got nothing; name a directory on a fast disk",
         )
+    if param.device == "nvme" and not param.nvme_path:
+        yield (
+            ["zero_optimization.offload_param"],
+            "zero_optimization.offload_param.nvme_path: is required for device 'nvme', "
+            "got nothing; name a directory on a fast disk",
+        )
+    if param.device == "nvme" and config.checkpoint.writer.decoupled:
+        yield (
+            ["zero_optimization.offload_param", "checkpoint.writer"],
+            "checkpoint.writer.decoupled: must be false with offload_param.device 'nvme', as it "
+            "copies all that is saved to memory, got true",
+        )
     if optimizer.ratio != 1.0:
         yield (
             ["zero_optimization.offload_optimizer"],
             "zero_optimization.offload_optimizer.ratio: must be 1 (all states are offloaded, "
             f"or none), got {optimizer.ratio}",
         )
-    yield from _parallel_checks(config)
-    if config.optimizer is not None:
-        for problem in optimizers.problems_of(config.optimizer):
-            yield ["optimizer"], problem
-    if config.scheduler is not None:
-        for problem in schedules.problems_of(config.scheduler):
-            yield ["scheduler"], problem
 
 
 def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:

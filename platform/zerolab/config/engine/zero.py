@@ -34,22 +34,24 @@ _BY_BLOCK = "stage 3 gathers and releases whole blocks of the model"
 class OffloadParamConfig(Section):
     """Where sharded parameters wait between uses (stage 3)."""
 
-    device: Literal["none", "cpu"] = "none"
-    """``cpu`` keeps the shards in host memory."""
+    device: Literal["none", "cpu", "nvme"] = "none"
+    """``cpu`` keeps the shards in host memory, ``nvme`` keeps shards and gradients in files."""
 
     pin_memory: bool = True
     """Page-locked host memory, for copies that overlap with computation (GPU only)."""
 
-    nvme_path: str | None = hint(None, "parameters are offloaded to host memory, not to files")
-    """Directory for parameters in files."""
+    nvme_path: str | None = None
+    """Directory for the files of ``device: nvme``."""
 
-    buffer_count: NonNegativeInt = hint(5, "parameters are not offloaded to files")
+    buffer_count: NonNegativeInt = hint(5, "files are mapped, the next block's is read ahead")
     """Buffers for parameters in files."""
 
-    buffer_size: NonNegativeInt = hint(100_000_000, "parameters are not offloaded to files")
+    buffer_size: NonNegativeInt = hint(100_000_000, "files are mapped, and need no buffers")
     """Elements in one buffer for parameters in files."""
 
-    max_in_cpu: NonNegativeInt = hint(1_000_000_000, "parameters are not offloaded to files")
+    max_in_cpu: NonNegativeInt = hint(
+        1_000_000_000, "the system keeps in its cache what there is room for"
+    )
     """Elements kept in host memory when the rest is in files."""
 
 

@@ -13,7 +13,7 @@ from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
 from zerotrial.engine.comm.world import start_world
-from zerotrial.engine.memory.heap import keep_freed_memory
+from zerotrial.engine.memory.heap import keep_freed_memory, return_freed_memory
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.precision import Precision, choose_precision
 
@@ -65,7 +65,9 @@ def find_ground(
         ConfigError: If there is no such device, or the batch sizes do not go together.
     """
     where = _choose_device(device)
-    if where.type == "cpu":
+    if config.zero_optimization.offload_param.device == "nvme":
+        return_freed_memory()
+    elif where.type == "cpu":
         keep_freed_memory()
     mesh = _make_mesh(mpu, _find_world(where, start=start), model, config)
     batch = config.batch_sizes(mesh.data.size)

@@ -117,10 +117,15 @@ def check(  # noqa: PLR0917 - as estimate
         problems.append(f"offload_optimizer: must be none, cpu or nvme, got {optimizer_to!r}")
     elif optimizer_to != "none" and stage == 0:
         problems.append("offload_optimizer: needs stage 1, 2 or 3, got 0")
-    if param_to not in ("none", "cpu"):
-        problems.append(f"offload_param: must be none or cpu, got {param_to!r}")
+    if param_to not in ("none", "cpu", "nvme"):
+        problems.append(f"offload_param: must be none, cpu or nvme, got {param_to!r}")
     elif param_to != "none" and stage != 3:
         problems.append(f"offload_param: needs stage 3, got {stage}")
+    elif param_to == "nvme" and optimizer in WHOLE:
+        problems.append(
+            f"offload_param: must be none or cpu for {optimizer}, which needs whole parameters in "
+            "memory, got nvme"
+        )
     if optimizer not in MOMENTS:
         known = ", ".join(MOMENTS)
         problems.append(f"optimizer: must be one of {known}, got {optimizer!r}")

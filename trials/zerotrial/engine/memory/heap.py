@@ -17,10 +17,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["keep_freed_memory", "uncollected"]
+__all__ = ["keep_freed_memory", "return_freed_memory", "uncollected"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST = 32 << 20  # bytes: the most that glibc lets the second be
+_LARGE = 1 << 20  # bytes
 _CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -32,13 +33,32 @@ def keep_freed_memory() -> bool:
         Whether that was possible: not with another C library, nor where the user has set glibc's
         own variables.
     """
+    return _set(mmap_threshold=_LARGEST, trim_threshold=2**31 - 1)
+
+
+@functools.cache
+def return_freed_memory() -> bool:
+    """Have glibc give blocks of a MiB and more back to the system when they are freed.
+
+    Left to itself, or after :func:`keep_freed_memory`, it keeps blocks up to 32 MiB and does not
+    find them again for the aligned ones that torch asks for, so that a process which uses a little
+    at a time comes to hold as much as all of it.
+
+    Returns:
+        Whether that was possible: not with another C library, nor where the user has set glibc's
+        own variables.
+    """
+    return _set(mmap_threshold=_LARGE, trim_threshold=_LARGE)
+
+
+def _set(*, mmap_threshold: int, trim_threshold: int) -> bool:
     if any(name in os.environ for name in _CHOSEN):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    kept = mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    kept = mallopt(_MMAP_THRESHOLD, mmap_threshold) and mallopt(_TRIM_THRESHOLD, trim_threshold)
     return bool(kept)
 
 

@@ -9,6 +9,7 @@ from zerotrial.engine.memory.asked import (
     BYTES,
     DEFAULT_BUCKET_NUMEL,
     MOMENTS,
+    WHOLE,
     Asked,
     Device,
     DTypeName,
@@ -101,7 +102,8 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         world_size: N, data-parallel ranks.
         stage: 0 to 3.
         offload_optimizer: Stages 1 to 3: ``cpu`` or ``nvme`` for master weights and moments.
-        offload_param: Stage 3: ``cpu`` for the sharded parameters and all that belongs to them.
+        offload_param: Stage 3: ``cpu`` for the sharded parameters and all that belongs to them;
+            ``nvme`` for shards and gradients in files.
         precision: Of forward and backward.
         optimizer: A key of :data:`MOMENTS`.
         grad_accum_dtype: In which gradients are summed over micro-batches; None: as backward makes
@@ -141,7 +143,10 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     away = states.moments if asked.in_place else states.master + states.moments
     disk = away if offload_optimizer == "nvme" else 0
     host = away if offload_optimizer == "cpu" else 0
-    if offload_param == "cpu":
+    if offload_param == "nvme":
+        disk += states.total - states.moments
+        host = states.total - disk
+    elif offload_param == "cpu":
         host = states.total - disk
     return MemoryEstimate(
         stage=stage,
@@ -235,7 +240,10 @@ def every_choice(
         (2, "nvme", "none"),
         (3, "nvme", "none"),
         (3, "nvme", "cpu"),
+        (3, "nvme", "nvme"),
     ]
+    if optimizer in WHOLE:
+        choices.pop()
     for stage, offload_optimizer, offload_param in choices:
         largest = (
             bucket_numel

@@ -26,7 +26,8 @@ def working(asked: Asked) -> int:
         blocks = width * (3 * asked.largest + asked.kept_whole)
         if asked.device == "cpu" and asked.world_size > 1:
             reduced = _REDUCED_ON_CPU * BYTES[asked.sent or asked.kept] * asked.largest
-            return blocks + reduced + width * asked.shard
+            published = 0 if asked.offload_param == "nvme" else width * asked.shard
+            return blocks + reduced + published
         return blocks + 4 * asked.largest
     widened = 0 if asked.crosses else _widened(asked)
     if asked.stage == 2 and asked.world_size > 1:

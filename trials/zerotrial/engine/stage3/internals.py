@@ -185,6 +185,35 @@ class UnitParameters:
 
         self._owner.post_backward = post_backward
 
+    def after_reduction(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run whenever backward has passed the unit, after it is reduced."""
+        reduce = self._owner.post_backward
+
+        def post_backward(*unused: Any) -> None:
+            reduce(*unused)
+            call()
+
+        self._owner.post_backward = post_backward
+
+    def around_gather(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        """Have calls run before the unit is gathered, and when its shards have been read.
+
+        They are read when gathering starts, or, by a rank that is alone, when it is waited for.
+        """
+        owner = self._owner
+        gather, wait = owner.unshard, owner.wait_for_unshard
+
+        def unshard(async_op: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's interface
+            before()
+            gather(async_op)
+
+        def wait_for_unshard() -> None:
+            wait()
+            after()
+
+        owner.unshard = unshard
+        owner.wait_for_unshard = wait_for_unshard
+
     def reduce_with(
         self, reduce: Callable[[list[Tensor | None]], None], wanted: Callable[[], bool]
     ) -> None:

@@ -24,12 +24,19 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from zerotrial.engine.stage3.internals import ShardedParameter, local_part, parameters_of
+from zerotrial.engine.memory.files import release
+from zerotrial.engine.stage3.internals import (
+    ShardedParameter,
+    UnitParameters,
+    local_part,
+    parameters_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.memory.files import FileMemory
     from zerotrial.engine.seams import StageInputs
 
 
@@ -81,6 +88,9 @@ class FlatBucket:
     parameters: Sequence[DTensor]
     paddeds: Sequence[int]
     """Elements of each parameter's shard with its padding."""
+
+    unit: UnitParameters
+    """That the parameters are of."""
 
     def take_gradient(self) -> Tensor | None:
         """Take the shards' gradients away from them, laid out like ``master``.
@@ -147,13 +157,16 @@ class Layout:
         return [[shard.span for shard in shards if shard.counts] for shards in self.shards_in]
 
 
-def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
+def lay_out(
+    inputs: StageInputs, units: Sequence[FSDPModule], files: FileMemory | None = None
+) -> Layout:
     """Move this rank's shards into flat memory, one piece for each unit and optimizer group.
 
     Args:
         inputs: Of the stage; ``groups`` hold the parameters from before they were sharded, which
             are found again by name.
         units: Of :func:`~zerotrial.engine.stage3.wrap.shard_module`; no forward has run yet.
+        files: Where the memory is; None: where the shards are.
 
     Returns:
         The shards and buckets, in the order of the units.
@@ -179,7 +192,7 @@ def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
         parameters.reorder(trained + frozen)
         if not trained:
             continue
-        flat, at = _memory_like([p.shard for p in trained]), 0
+        flat, at = _memory_like([p.shard for p in trained], files), 0
         by_group = itertools.groupby(trained, key=lambda p: group_of[names[p.sharded]])
         for group_index, members in by_group:
             begin, kept, paddeds = at, [], []
@@ -192,14 +205,17 @@ def lay_out(inputs: StageInputs, units: Sequence[FSDPModule]) -> Layout:
                 kept.append(parameter)
                 paddeds.append(padded)
                 at += padded
-            buckets.append(FlatBucket(flat[begin:at], group_index, kept, paddeds))
+            buckets.append(FlatBucket(flat[begin:at], group_index, kept, paddeds, parameters))
+        release(flat)
     return Layout(shards, buckets)
 
 
-def _memory_like(tensors: Sequence[Tensor]) -> Tensor:
+def _memory_like(tensors: Sequence[Tensor], files: FileMemory | None) -> Tensor:
     """Make room for tensors of one type end to end, where and as they are."""
     first = tensors[0]
     numel = sum(tensor.numel() for tensor in tensors)
+    if files is not None:
+        return files.allocate(numel, first.dtype)
     flat = torch.zeros(numel, dtype=first.dtype, device=first.device)
     return flat.pin_memory() if first.is_pinned() else flat
 
@@ -208,6 +224,7 @@ def _move(member: ShardedParameter, memory: Tensor) -> int:
     """Move a parameter's shard to the beginning of ``memory``; returns its padded length."""
     home = memory[: member.shard.numel()]
     home.copy_(member.shard)
+    release(member.shard)
     member.move_shard(home)
     return home.numel()
 

@@ -36,7 +36,7 @@ from zerotrial.engine.stage3.internals import (
     cut_into_shards,
     parameters_of,
 )
-from zerotrial.engine.stage3.publish import PublishedShards, publish_shards
+from zerotrial.engine.stage3.publish import GroupAllGather, PublishedShards, publish_shards
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -310,6 +310,7 @@ def plug_in(
     factor: float,
     dtype: torch.dtype | None,
     observer: Observer,
+    apart: bool = False,
 ) -> Plugged:
     """Make ``fully_shard`` use our collectives. **Collective**.
 
@@ -320,13 +321,20 @@ def plug_in(
         factor: What the sum of the ranks' gradients is multiplied by.
         dtype: In which gradients travel; None: in which forward computes.
         observer: Is told when gradients are reduced.
+        apart: Ranks have no memory in common for what is in files: units are gathered by copying,
+            and their gradients come one unit at a time.
 
     Returns:
         The memory of the collectives.
     """
     reductions = Reductions(comm, device)
     owners = [(unit, found) for unit in units if (found := parameters_of(unit)) is not None]
-    published = [publish_shards(u, p, comm, reductions.advance, observer) for u, p in owners]
+    published = []
+    for unit, parameters in owners:
+        if apart:
+            unit.set_custom_all_gather(GroupAllGather(comm, observer))
+        else:
+            published.append(publish_shards(unit, parameters, comm, reductions.advance, observer))
     for unit, parameters in owners:
         unit.set_custom_reduce_scatter(
             SharedReduceScatter(reductions, parameters.members, factor, observer)
@@ -335,7 +343,7 @@ def plug_in(
         unit.set_force_sum_reduction_for_comms(True)
         unit.set_gradient_divide_factor(1.0)
     summed: list[UnitGradients] = []
-    if all(_sums_as_kept(p, dtype) for _, p in owners):
+    if not apart and all(_sums_as_kept(p, dtype) for _, p in owners):
         summed = [
             UnitGradients(reductions, p, factor, p.trained[0].own_dtype, observer)
             for _, p in owners

@@ -19,18 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError
 from zerotrial.engine.comm.communicator import Communicator, Traffic
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.comm.observed import COMMUNICATION, observed
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
+from zerotrial.engine.memory.files import is_in_file, release
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
+from zerotrial.engine.stage3.internals import local_part
 from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.order import ReductionOrder
+from zerotrial.engine.stage3.paged import PagedGradients, open_files, page_units
 from zerotrial.engine.stage3.reduce import Plugged, plug_in
 from zerotrial.engine.stage3.update import ShardUpdate, Update, WholeUpdate
 from zerotrial.engine.stage3.wrap import shard_module, start, start_over
@@ -40,6 +44,7 @@ from zerotrial.engine.update.norm import squared_norm
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+    from zerotrial.engine.memory.files import FileMemory
     from zerotrial.engine.seams import StageInputs
 
 
@@ -54,6 +59,7 @@ class Stage3:
         comm: Between the data-parallel ranks.
         plugged: Our collectives, where ``fully_shard`` uses them.
         leave: Called when the stage is closed.
+        files: Where shards and gradients lie, if they are in files.
     """
 
     gathers = True
@@ -67,6 +73,7 @@ class Stage3:
         comm: Communicator,
         plugged: Plugged | None,
         leave: Callable[[], None],
+        files: FileMemory | None = None,
     ) -> None:
         self.optimizer = update.updater.optimizer
         self._units = units
@@ -75,7 +82,6 @@ class Stage3:
         self._shards_in = layout.shards_in
         self._buckets = layout.buckets
         self._update = update
-        self._gradients: list[Tensor | None] = [None] * len(layout.buckets)
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
         self._plugged = plugged
@@ -87,6 +93,12 @@ class Stage3:
         self._device = inputs.device
         self._order = ReductionOrder(units)
         self._torn = False  # inside a backward pass, or after one that raised
+        self._paged: PagedGradients | None = None
+        if files is not None:
+            page_units(units)
+            owners = [bucket.unit for bucket in layout.buckets]
+            self._paged = PagedGradients(layout.buckets, files, owners, self._settle)
+        self._kept: list[Tensor | None] = [None] * len(layout.buckets)
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
 
     def before_backward(self, *, boundary: bool) -> None:
@@ -96,14 +108,39 @@ class Stage3:
         for shard in self._shards:
             shard.parameter.grad = None
         self._torn = True
+        if self._paged is not None:
+            self._paged.reached.clear()
+            self._paged.listening = True
 
     def after_backward(self, *, boundary: bool) -> None:
         """Add up this micro-batch's gradients, which came averaged over the ranks."""
         if self._plugged is not None:
             self._plugged.reductions.finish()
         self._torn = False
+        if self._paged is not None:
+            self._paged.listening = False
         if boundary and self._every_gradient:
             refuse_unused([s.name for s in self._shards if not self._has_gradient(s)])
+        if self._paged is None:
+            self._add_up()
+        if self._plugged is not None:
+            self._plugged.end_backward()
+
+    def _settle(self) -> None:
+        if self._plugged is not None:
+            self._plugged.reductions.finish()
+
+    @property
+    def _gradients(self) -> list[Tensor | None]:
+        """For each bucket what was gathered, laid out like its master."""
+        return self._kept if self._paged is None else self._paged.kept
+
+    def _forget(self) -> None:
+        self._kept = [None] * len(self._buckets)
+        if self._paged is not None:
+            self._paged.forget()
+
+    def _add_up(self) -> None:
         fresh = self._fresh_parts()
         for index, bucket in enumerate(self._buckets):
             kept = self._gradients[index]
@@ -112,8 +149,6 @@ class Stage3:
                 self._gradients[index] = new
             elif new is not None:
                 kept.add_(new)
-        if self._plugged is not None:
-            self._plugged.end_backward()
 
     def _fresh_parts(self) -> list[Tensor | None]:
         """For each bucket what backward has made, where it does not hang on the parameters."""
@@ -123,6 +158,8 @@ class Stage3:
 
     def _has_gradient(self, shard: Shard) -> bool:
         found = self._plugged is not None and self._plugged.has_reached(shard.parameter)
+        if self._paged is not None:
+            found = shard.parameter in self._paged.reached
         return found or shard.parameter.grad is not None
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
@@ -133,6 +170,7 @@ class Stage3:
             if gradient is not None:
                 for span in self._counted[index]:
                     sums[0].add_(squared_norm(gradient[span]))
+                release(gradient)
         for place, number in enumerate(self._order.take(), start=1):
             sums[place].fill_(number)
         sums = self._comm.sum(sums.to(self._device))
@@ -144,7 +182,8 @@ class Stage3:
 
     def apply(self, scale: float) -> None:
         """Update this rank's shards; the next gather publishes them. **Collective**."""
-        gradients, self._gradients = self._gradients, [None] * len(self._buckets)
+        gradients = self._gradients
+        self._forget()
         self._update.apply(gradients, scale)
         self._release()
         # All ranks have summed the norm since they last read weights: no one reads now.
@@ -154,7 +193,7 @@ class Stage3:
     def drop_gradients(self) -> None:
         """Forget the gradients gathered so far."""
         self._order.take()
-        self._gradients = [None] * len(self._buckets)
+        self._forget()
 
     def cancel_backward(self) -> None:
         """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
@@ -164,6 +203,8 @@ class Stage3:
         if self._torn:
             start_over(self._units)
         self._torn = False
+        if self._paged is not None:
+            self._paged.listening = False
         for shard in self._shards:
             shard.parameter.grad = None
         self.drop_gradients()
@@ -190,16 +231,20 @@ class Stage3:
             for shard in self._rows_in(index):
                 values = {"gradient": gradient[shard.span]}
                 yield Piece(shard.name, shard.parameter.shape, shard.start, shard.stop, values)
+            release(gradient)
 
     def resume_gradients(self, source: GradientSource) -> None:
         """Go on with the gradients of a checkpoint."""
         if not source.has_averages:
             return
         for index, bucket in enumerate(self._buckets):
-            gradient = torch.zeros_like(bucket.master)
+            paged = self._paged
+            home = torch.empty_like(bucket.master) if paged is None else paged.homes[index]
+            gradient = home.zero_()
             for shard in self._rows_in(index):
                 source.read_average(shard.name, shard.start, gradient[shard.span])
             self._gradients[index] = gradient
+            release(gradient)
 
     def _rows_in(self, index: int) -> list[Shard]:
         return [shard for shard in self._shards_in[index] if shard.start < shard.stop]
@@ -247,13 +292,15 @@ class Stage3:
     def held(self) -> dict[str, list[Tensor]]:
         """Tensors by kind; the shards are the master weights."""
         states = self._update.updater.held()
-        return {
+        masters = [*(bucket.master for bucket in self._buckets), *states.get("master", [])]
+        found = {
             "parameters": list[Tensor](self._frozen),
-            "master": [*(bucket.master for bucket in self._buckets), *states.get("master", [])],
+            "master": masters,
             "gradients": [gradient for gradient in self._gradients if gradient is not None],
             "optimizer": states.get("optimizer", []),
             "buckets": [] if self._plugged is None else self._plugged.tensors,
         }
+        return {k: [t for t in found[k] if not is_in_file(_own_part(t))] for k in found}
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
@@ -284,6 +331,10 @@ class Stage3:
             unit.reshard()
 
 
+def _own_part(tensor: Tensor) -> Tensor:
+    return local_part(tensor) if isinstance(tensor, DTensor) else tensor
+
+
 def build_stage3(inputs: StageInputs) -> Stage3:
     """Shard the model and build its stage. **Collective**.
 
@@ -294,12 +345,13 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         The stage.
     """
     comm = observed(connect(inputs.mesh.data.group, inputs.device), inputs.observer)
+    files = open_files(inputs)
     mesh, leave = open_mesh(inputs)
     units: list[FSDPModule] = []
     layout: Layout | None = None
     try:
-        units = shard_module(inputs, comm, mesh)
-        layout = lay_out(inputs, units)
+        units = shard_module(inputs, comm, mesh, files)
+        layout = lay_out(inputs, units, files)
         start(inputs.module)
         plugged = _plug_in(inputs, units, comm)
         kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
@@ -310,7 +362,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         comm.close()
         leave()
         raise
-    return Stage3(inputs, units, layout, update, comm, plugged, leave)
+    return Stage3(inputs, units, layout, update, comm, plugged, leave, files)
 
 
 def _plug_in(
@@ -328,7 +380,13 @@ def _plug_in(
         factor = averaging.before * averaging.after
         kind = inputs.precision.communicate or inputs.precision.accumulate
         return plug_in(
-            units, comm, inputs.device, factor=factor, dtype=kind, observer=inputs.observer
+            units,
+            comm,
+            inputs.device,
+            factor=factor,
+            dtype=kind,
+            observer=inputs.observer,
+            apart=config.zero_optimization.offload_param.device == "nvme",
         )
     if config.gradient_allreduce_op == "sum":
         for unit in units:
@@ -339,7 +397,7 @@ def _plug_in(
 def _updater_factory(inputs: StageInputs) -> Callable[[UpdaterInputs], Updater]:
     """Choose where optimizer states live; the import costs, and is seldom needed."""
     zero = inputs.config.zero_optimization
-    offload, on_host = zero.offload_optimizer.device, zero.offload_param.device == "cpu"
+    offload, on_host = zero.offload_optimizer.device, zero.offload_param.device != "none"
     if offload == "nvme" or (offload == "cpu" and not on_host):
         from zerotrial.engine.update import offload as elsewhere
 

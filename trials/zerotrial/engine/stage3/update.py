@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from zerotrial.engine.memory.files import release
 from zerotrial.engine.seams import Piece, Updater, UpdaterInputs
 
 if TYPE_CHECKING:
@@ -110,6 +111,8 @@ class ShardUpdate:
             master, found = self._master(tile), gradients[tile.bucket]
             gradient = torch.zeros_like(master) if found is None else found[tile.span]
             self.updater.step(index, gradient, scale, master)
+            for used in (master, gradient):
+                release(used)
         self.updater.finish()
 
     def publish(self) -> None:
@@ -132,6 +135,7 @@ class ShardUpdate:
                         first = shard.start + start - shard.offset
                         last = first + stop - start
                         yield Piece(shard.name, shard.parameter.shape, first, last, mine)
+            release(self._master(tile))
 
 
 @dataclass(frozen=True)

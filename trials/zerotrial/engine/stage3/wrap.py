@@ -21,27 +21,34 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.memory.files import release
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.module.units import Unit, plan_units
 from zerotrial.engine.stage3.gather import set_gathering
 from zerotrial.engine.stage3.internals import keep_class_name, make_root, parameters_of
+from zerotrial.engine.stage3.paged import to_files
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.memory.files import FileMemory
     from zerotrial.engine.seams import StageInputs
 
 _REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
 
 
-def shard_module(inputs: StageInputs, comm: Communicator, mesh: DeviceMesh) -> list[FSDPModule]:
+def shard_module(
+    inputs: StageInputs, comm: Communicator, mesh: DeviceMesh, files: FileMemory | None
+) -> list[FSDPModule]:
     """Shard the model in place, from rank 0's values. **Collective**.
 
     Args:
         inputs: The stage's; the model is on ``inputs.device``.
         comm: Between the data-parallel ranks.
         mesh: The same ranks, in one dimension.
+        files: Where each unit's shards go as soon as it is cut; None: they stay.
 
     Returns:
         The units, inner ones first and the root last.
@@ -55,9 +62,10 @@ def shard_module(inputs: StageInputs, comm: Communicator, mesh: DeviceMesh) -> l
         parameter.requires_grad_(False)  # noqa: FBT003 - torch's interface
     # What is not a float can be neither cast nor trained: it stays whole.
     ignored = {p for p in module.parameters() if not p.is_floating_point()}
-    _check_shardable(module, inputs.config.zero_optimization.offload_param.device)
+    _check_shardable(module)
     for value in (*module.parameters(), *module.buffers()):
         comm.broadcast(value.data)
+        release(value.data)
     _prepare_types(inputs, trained)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     wrap = cast("Callable[[], Sequence[nn.Module]] | None", getattr(module, "stage3_units", None))
@@ -71,7 +79,12 @@ def shard_module(inputs: StageInputs, comm: Communicator, mesh: DeviceMesh) -> l
     )
     for unit in units:
         compute = None if unit.module in in_full else inputs.precision.compute
-        _shard_unit(unit, mesh, inputs, compute, ignored)
+        if files is None:
+            _shard_unit(unit, mesh, inputs, compute, ignored)
+        else:
+            wholes = [p.data for p in unit.module.parameters() if not isinstance(p, DTensor)]
+            _shard_unit(unit, mesh, inputs, compute, ignored)
+            to_files(cast("FSDPModule", unit.module), wholes, files)
     set_gathering(module, units, inputs.config.zero_optimization)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
@@ -129,12 +142,13 @@ def _in_full(inputs: StageInputs) -> set[nn.Module]:
 
 def _offload(inputs: StageInputs) -> OffloadPolicy:
     offload = inputs.config.zero_optimization.offload_param
-    if offload.device == "none":
+    if offload.device == "none" or (offload.device == "nvme" and inputs.device.type == "cpu"):
         return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=offload.pin_memory and torch.cuda.is_available())
+    pinned = offload.pin_memory and offload.device == "cpu" and torch.cuda.is_available()
+    return CPUOffloadPolicy(pin_memory=pinned)
 
 
-def _check_shardable(module: nn.Module, offload: str) -> None:
+def _check_shardable(module: nn.Module) -> None:
     problems = []
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
@@ -149,8 +163,6 @@ def _check_shardable(module: nn.Module, offload: str) -> None:
     for name, child in module.named_modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
             problems.append(f"module {name}: sparse gradients cannot be sharded; set sparse=False")
-    if offload not in ("none", "cpu"):
-        problems.append(f"offload_param.device: must be none or cpu, got {offload}")
     if problems:
         raise ConfigError("stage 3", problems)
 
@@ -159,7 +171,7 @@ def _prepare_types(inputs: StageInputs, trained: set[nn.Parameter]) -> None:
     """Make trained parameters fp32 masters, and the rest what forward computes in."""
     compute = inputs.precision.compute
     kept = kept_in_full(inputs.module)
-    offloaded = inputs.config.zero_optimization.offload_param.device == "cpu"
+    offloaded = inputs.config.zero_optimization.offload_param.device != "none"
     for parameter in inputs.module.parameters():
         if not parameter.is_floating_point():
             continue

@@ -1,0 +1,211 @@
+"""ZeRO-Infinity: parameters, gradients and states in files, and a model larger than the memory."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zerotrial
+from tests.engine.checkpointing import make_engine, train
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine import model_in_files
+from zerotrial.engine.checkpoint import shards
+from zerotrial.engine.memory.files import FileMemory, is_in_file, read_ahead, release
+
+WIDTH, BLOCKS, STEPS = 512, 64, 2
+"""Blocks of 1 MiB: 64 MiB of weights, and as much again of gradients and of each moment."""
+
+LIMIT = 56 << 20
+"""Bytes that a process may allocate, beyond what it has before the model is built."""
+
+
+def in_files(path: Path | str) -> dict[str, Any]:
+    place = {"device": "nvme", "nvme_path": str(path)}
+    return {"offload_param": place, "offload_optimizer": place}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.tanh(self.mix(x))
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def status(key: str) -> int:
+    """Bytes that the system counts for this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{key}:")]
+    return int(line.split()[1]) * 1024
+
+
+def steps_of(engine: Any, first: int, count: int) -> list[float]:
+    losses = []
+    for step in range(first, first + count):
+        for micro in range(2):
+            generator = torch.Generator().manual_seed(10 * step + micro)
+            losses.append(
+                float(engine.backward(engine(torch.randn(2, WIDTH, generator=generator))))
+            )
+            engine.step()
+    return losses
+
+
+def engine_of(model: nn.Module, zero: dict[str, Any]) -> Any:
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.01,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 3, **zero},
+    }
+    return zerotrial.initialize(model=model, config=config)[0]
+
+
+def train_under_a_limit(directory: str, device: str) -> dict[str, Any]:
+    small = make_engine(3, zero=in_files(directory))  # what is imported and started by the way
+    train(small, 1)
+    small.close()
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + LIMIT, most))
+    Path("/proc/self/clear_refs").write_text("5")  # the highest use counts from here
+    before, before_anonymous = status("VmRSS"), status("RssAnon")
+    shards._FILE_BYTES = 8 << 20  # a checkpoint is written from twice as much
+    try:
+        if device == "none":
+            engine = engine_of(Tower(), {})
+            return {"losses": steps_of(engine, 0, STEPS)}
+        with model_in_files(directory):
+            model = Tower()
+        engine = engine_of(model, in_files(directory))
+        losses = steps_of(engine, 0, STEPS)
+        peak = status("VmHWM") - before
+        engine.save_checkpoint(f"{directory}/checkpoint")
+        losses += steps_of(engine, STEPS, 1)
+        # A checkpoint's files are mapped to be read: that is counted, and is no memory.
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        engine.load_checkpoint(f"{directory}/checkpoint")
+        anonymous = status("RssAnon") - before_anonymous
+        again = steps_of(engine, STEPS, 1)
+        engine.close(give_back=False)
+    except (MemoryError, RuntimeError) as error:
+        return {"error": str(error)}
+    return {"losses": losses, "again": again, "peak": peak, "loaded": anonymous}
+
+
+def train_freely() -> list[float]:
+    engine = engine_of(Tower(), {})
+    losses = steps_of(engine, 0, STEPS + 1)
+    engine.close(give_back=False)
+    return losses
+
+
+@pytest.mark.processes
+def test_a_model_larger_than_the_memory_trains_and_is_saved(tmp_path: Path) -> None:
+    weights = 4 * BLOCKS * WIDTH**2
+    assert weights > LIMIT
+    (found,) = run_on_ranks(train_under_a_limit, 1, str(tmp_path), "nvme")
+    assert "error" not in found, found
+    assert found["peak"] < LIMIT
+    assert found["loaded"] < LIMIT
+    assert found["losses"][-2:] == found["again"]
+    (expected,) = run_on_ranks(train_freely, 1)
+    assert found["losses"] == expected  # to the last bit
+    (refused,) = run_on_ranks(train_under_a_limit, 1, str(tmp_path), "none")
+    assert "error" in refused
+
+
+def one_more(engine: Any) -> None:
+    generator = torch.Generator().manual_seed(engine.micro_steps)
+    engine.backward(engine(torch.randn(2, 6, generator=generator)))
+    engine.step()
+
+
+def train_with_and_without(directory: str) -> int:
+    """Losses over steps, a save in the middle of a window, and a load, to the last bit."""
+    states_in_files = in_files(directory)["offload_optimizer"]
+    bf16 = {"bf16": {"enabled": True}}
+    cases: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+        ({}, {}, states_in_files),
+        (bf16, {"sub_group_size": 100}, {"device": "cpu"}),
+        ({}, {"stage3_max_live_parameters": 1000}, {"device": "none"}),
+    ]
+    for bits, zero, states in cases:
+        answers: dict[str, Any] = {}
+        offload = {**in_files(directory), "offload_optimizer": states}
+        for name, place in (("plain", {}), ("files", offload)):
+            steps = {"train_batch_size": None, "train_micro_batch_size_per_gpu": 2}
+            engine = make_engine(
+                3, zero={**zero, **place}, gradient_accumulation_steps=2, **steps, **bits
+            )
+            losses = train(engine, 3)
+            one_more(engine)
+            engine.save_checkpoint(f"{directory}/checkpoint", tag=name)
+            one_more(engine)
+            norm = engine.get_global_grad_norm()
+            engine.load_checkpoint(f"{directory}/checkpoint", tag="plain")  # the other's too
+            one_more(engine)
+            assert engine.get_global_grad_norm() == norm
+            losses += train(engine, 1)
+            weights = engine.full_state_dict()
+            engine.close(give_back=False)
+            answers[name] = (losses, norm, weights)
+        plain, files = answers["plain"], answers["files"]
+        assert plain[:2] == files[:2], (bits, zero)
+        torch.testing.assert_close(plain[2], files[2], rtol=0, atol=0)
+    return len(cases)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_from_files_is_the_same_to_the_last_bit(tmp_path: Path, ranks: int) -> None:
+    assert run_on_ranks(train_with_and_without, ranks, str(tmp_path)) == [3] * ranks
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]  # the files have no names
+
+
+def test_values_outlive_their_pages(tmp_path: Path) -> None:
+    files = FileMemory(tmp_path)
+    first, second = files.allocate(5000, torch.float32), files.copy(torch.arange(7.0))
+    assert is_in_file(first[3:])
+    assert not is_in_file(torch.zeros(3))
+    first.fill_(2.5)
+    for value in (first, second, first[1000:2000]):
+        release(value)
+        read_ahead(value)
+    assert first.eq(2.5).all()
+    assert second.tolist() == list(range(7))
+    assert files.allocate(0, torch.float32).numel() == 0
+    assert not list(tmp_path.iterdir())
+    ordinary = torch.ones(5000)
+    release(ordinary)  # private memory would lose its values
+    assert ordinary.eq(1).all()
+
+
+def test_what_files_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"nvme_path: .* has no room for [\d,]+ bytes"):
+        engine_of(nn.Linear(2, 2), in_files("/dev/null/here"))
+    with pytest.raises(ConfigError, match=r"offload_param\.nvme_path: is required"):
+        engine_of(nn.Linear(2, 2), {"offload_param": {"device": "nvme"}})
+    with pytest.raises(ConfigError, match="looks at parameters as a whole"):
+        make_engine(3, zero=in_files(tmp_path), optimizer={"type": "LAMB"})
+    with pytest.raises(ConfigError, match="copies all that is saved to memory"):
+        make_engine(3, zero=in_files(tmp_path), checkpoint={"writer": {"decoupled": True}})
+    with pytest.raises(ConfigError, match="must be 'none' at stage 2"):
+        make_engine(2, zero={"offload_param": in_files(tmp_path)["offload_param"]})
