@@ -54,6 +54,10 @@ ACCEPTED: dict[str, list[str]] = {
         "changed: zero_optimization.cpu_offload_use_pin_memory: true is the default",
         "zero_optimization.offload_optimizer.device = cpu  (file)",
     ],
+    "parameters_in_files": [
+        "zero_optimization.offload_param.device = nvme  (file)",
+        "zero_optimization.offload_param.max_in_cpu = 1_000_000_000  (hint: the system keeps",
+    ],
     "profiled": ["wandb = null  (hint: does not exist here, and is off)"],
     "trainer_zero2_offload": [
         "scheduler.params.warmup_max_lr = 0.001  (auto: optimizer.params.lr)",

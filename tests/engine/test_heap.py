@@ -23,7 +23,7 @@ PROGRAM = textwrap.dedent("""
     given_back = faults()
     print(keep_freed_memory(), end=" ")
     faults()
-    print(faults() / given_back)
+    print(faults() / max(given_back, 1))
 """)
 
 

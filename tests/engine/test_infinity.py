@@ -16,7 +16,7 @@ from zerotrial.engine import model_in_files
 from zerotrial.engine.checkpoint import shards
 from zerotrial.engine.memory.files import FileMemory, is_in_file, read_ahead, release
 
-WIDTH, BLOCKS, STEPS = 512, 64, 2
+WIDTH, BLOCKS, STEPS = 512, 64, 1
 """Blocks of 1 MiB: 64 MiB of weights, and as much again of gradients and of each moment."""
 
 LIMIT = 56 << 20

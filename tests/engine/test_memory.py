@@ -125,12 +125,13 @@ def test_the_choices_are_all_that_are_possible() -> None:
     for stage, states, shards in itertools.product(range(4), places, places):
         with contextlib.suppress(ConfigError):
             possible.add(estimate(P, 1000, 8, stage, states, shards))
-    alone = estimate(P, 1000, 8, 3, "none", "cpu")  # states go with the shards
-    together = estimate(P, 1000, 8, 3, "cpu", "cpu")
-    assert replace(alone, offload_optimizer="cpu") == together
+    alone = {estimate(P, 1000, 8, 3, "none", place) for place in ("cpu", "nvme")}
+    for each in alone:  # states are where the shards are, or in the host's memory
+        together = estimate(P, 1000, 8, 3, "cpu", each.offload_param)
+        assert replace(each, offload_optimizer="cpu") == together
     found = list(every_choice(P, 1000, 8))
     assert len(found) == len(set(found))
-    assert set(found) == possible - {alone}
+    assert set(found) == possible - alone
 
 
 def test_a_storage_counts_once_through_however_many_views() -> None:
@@ -365,3 +366,13 @@ def test_the_working_set_of_ranks_is_the_estimate() -> None:
         ]
         measured = whole[LAYER + 1] - whole[0]
         assert measured == pytest.approx(kept[1] - kept[0], rel=0.02)
+
+
+def test_shards_and_gradients_in_files_leave_the_moments_where_they_are_asked_for() -> None:
+    plain = estimate(P, 1000, 4, 3, "cpu", "cpu", "fp32")
+    for states, moments in (("cpu", plain.moments), ("nvme", 0)):
+        found = estimate(P, 1000, 4, 3, states, "nvme", "fp32")
+        assert (found.device, found.host) == (0, moments)
+        assert found.disk == plain.host - moments
+    with pytest.raises(ConfigError, match="whole parameters"):
+        estimate(P, 1000, 4, 3, "nvme", "nvme", optimizer="lamb")

@@ -108,7 +108,7 @@ class Plan:
         """The choice that the trial's config makes now."""
         zero = self.engines[0].config.zero_optimization
         states, shards = zero.offload_optimizer.device, zero.offload_param.device
-        if shards == "cpu" and states == "none":
+        if shards != "none" and states == "none":
             states = "cpu"  # they are where the shards are
         now = (zero.stage, states, shards)
         for choice in self.choices:

@@ -240,10 +240,11 @@ def every_choice(
         (2, "nvme", "none"),
         (3, "nvme", "none"),
         (3, "nvme", "cpu"),
+        (3, "cpu", "nvme"),
         (3, "nvme", "nvme"),
     ]
     if optimizer in WHOLE:
-        choices.pop()
+        choices = [choice for choice in choices if choice[2] != "nvme"]
     for stage, offload_optimizer, offload_param in choices:
         largest = (
             bucket_numel
