@@ -6,6 +6,8 @@ from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine, initialize
 from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import OnDevice
+from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
+from zerotrial.compat.deepspeed.names.utils import log_dist
 from zerotrial.compat.scripts import add_config_arguments, init_distributed
 
 __all__ = [
@@ -13,9 +15,11 @@ __all__ = [
     "OnDevice",
     "__version__",
     "add_config_arguments",
+    "get_accelerator",
     "init_distributed",
     "init_inference",
     "initialize",
+    "log_dist",
     "tp_model_init",
 ]
 

@@ -1,0 +1,105 @@
+"""What the docs say of each public name of DeepSpeed, beside what the stand-in has."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.engine.ranks import run_on_ranks
+from zerotrial.compat.deepspeed import install
+
+PAGE = Path(__file__).parents[2] / "docs" / "from_deepspeed.md"
+NAMES: dict[str, list[str]] = json.loads(
+    (Path(__file__).parent / "deepspeed_names.json").read_text()
+)
+"""Of DeepSpeed 0.19.8, by module: classes, functions and constants that are its own."""
+
+
+def rows() -> dict[str, list[tuple[list[str], str]]]:
+    """By module: the names of each row, and what it says."""
+    found: dict[str, list[tuple[list[str], str]]] = {}
+    module = ""
+    for line in PAGE.read_text().partition("## Every public name")[2].splitlines():
+        if line.startswith("### "):
+            module = line.split("`")[1]
+        elif line.startswith("| `"):
+            left, _, right = line.strip("| ").partition(" | ")
+            found.setdefault(module, []).append((re.findall(r"`([^`]+)`", left), right))
+    return found
+
+
+def test_every_public_name_stands_in_one_row() -> None:
+    told = {m: [name for names, _ in of for name in names] for m, of in rows().items()}
+    assert {m: sorted(names) for m, names in told.items()} == {
+        m: sorted(names) for m, names in NAMES.items()
+    }
+
+
+def look(_: str) -> dict[str, list[str]]:
+    install()
+    import deepspeed
+
+    def has(module: str, name: str) -> bool:
+        if module == "DeepSpeedEngine":
+            return hasattr(deepspeed.DeepSpeedEngine, name)
+        try:
+            getattr(importlib.import_module(module), name)
+        except (AttributeError, ModuleNotFoundError):
+            return False
+        return True
+
+    return {m: [name for name in names if has(m, name)] for m, names in NAMES.items()}
+
+
+def test_a_name_is_said_to_be_there_where_the_stand_in_has_it_and_nowhere_else() -> None:
+    (found,) = run_on_ranks(look, 1, "")
+    there = {
+        module: sorted(
+            name
+            for names, answer in of
+            if answer == "the same" or answer.startswith("there: ")
+            for name in names
+        )
+        for module, of in rows().items()
+    }
+    assert there == {module: sorted(names) for module, names in found.items()}
+
+
+def test_methods_that_are_called_the_same_are_called_as_methods() -> None:
+    from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
+
+    same = [
+        name
+        for names, answer in rows()["DeepSpeedEngine"]
+        if answer == "the same"
+        for name in names
+    ]
+    assert len(same) > 40
+    assert [name for name in same if not callable(getattr(DeepSpeedEngine, name))] == []
+
+
+def resolve(dotted: str) -> Any:
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            value = getattr(value, part)
+        return value
+    raise AssertionError(f"{dotted}: there is no such name")
+
+
+def test_the_names_of_ours_that_rows_give_instead_exist() -> None:
+    answers = " ".join(answer for of in rows().values() for _, answer in of)
+    ours = set(re.findall(r"`(zero(?:lab|trial)[\w.]+)`", answers))
+    assert {"zerotrial.PipelineModule", "zerolab.errors.ConfigError"} <= ours
+    for dotted in sorted(ours):
+        assert resolve(dotted) is not None
+    from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
+
+    methods = set(re.findall(r"`engine\.(\w+)", answers)) - {"config"}
+    assert {"full", "set_full"} <= methods
+    assert [name for name in methods if not hasattr(DeepSpeedEngine, name)] == []
