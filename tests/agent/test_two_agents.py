@@ -46,12 +46,14 @@ CONFIG = {
 class Farm:
     """A server, and agents that are processes of their own."""
 
-    def __init__(self, path: Path, timeout_s: float) -> None:
+    def __init__(self, path: Path, timeout_s: float, *options: str, **place: str) -> None:
         self.path = path
         self.gate = path / "gate"
         self.gate.mkdir()
         self.script = SCRIPT
-        self.server = LiveServer(path / "server", "--agent-timeout", str(timeout_s))
+        self.server = LiveServer(
+            path / "server", "--agent-timeout", str(timeout_s), *options, **place
+        )
         self.server.start()
         self.client: Client = self.server.client()
         self.agents: dict[str, subprocess.Popen[bytes]] = {}

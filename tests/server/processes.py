@@ -14,8 +14,9 @@ from zerolab.client.http import Client
 class LiveServer:
     """``python -m zeroserver`` on a data directory."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str, host: str = "127.0.0.1") -> None:
         self.home = home
+        self.host = host
         self.port = 0
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
@@ -24,7 +25,7 @@ class LiveServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def token(self) -> str:
@@ -34,7 +35,7 @@ class LiveServer:
         """Start it, on the port it had before, and wait until it listens."""
         (self.home / "server.json").unlink(missing_ok=True)
         self.port = self.port or free_port()
-        self._process = self.spawn("--port", str(self.port), *self._arguments)
+        self._process = self.spawn("--host", self.host, "--port", str(self.port), *self._arguments)
         until("the server listens, or has ended", self._listens_or_ended, told=self.log.read_text)
         assert self._process.poll() is None, self.log.read_text()
         said = json.loads((self.home / "server.json").read_text())

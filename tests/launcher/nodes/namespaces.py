@@ -24,13 +24,14 @@ class Network:
         self.prefix = prefix
         self.names = [f"{prefix}{number}" for number in range(1, count + 1)]
         self.addresses = [f"10.{net}.0.{number}" for number in range(1, count + 1)]
+        self.host = f"10.{net}.0.254"
+        """Address of this machine itself."""
         self._bridge = f"{prefix}br"
-        self._net = net
 
     def make(self) -> None:
-        """Make them; this machine has the address ``10.{net}.0.254``."""
+        """Make them."""
         _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("addr", "add", f"10.{self._net}.0.254/24", "dev", self._bridge)
+        _ip("addr", "add", f"{self.host}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         for name, address in zip(self.names, self.addresses, strict=True):
             _ip("netns", "add", name)

@@ -4,10 +4,12 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import filelock
 import pytest
 
 from tests.launcher.nodes.namespaces import Network, network
@@ -78,6 +80,8 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         pytest.skip(f"Slurm: {', '.join(missing)} not installed (slurmctld, slurmd, munge)")
     folder.mkdir(mode=0o755, parents=True)
     with ExitStack() as stack:
+        # Its ports and addresses are the machine's: other tests wait for their turn.
+        stack.enter_context(filelock.FileLock(Path(tempfile.gettempdir()) / "zerolab-slurm.lock"))
         net = stack.enter_context(network("zls", 78))
         for name in ("state", "spool_n1", "spool_n2"):
             (folder / name).mkdir()

@@ -1,13 +1,11 @@
 """Runs are jobs of a real Slurm over two nodes: they meet, leave in time, and end by one rule."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.helpers import end_of, make_run
-from tests.launcher.slurm.cluster import Cluster, cluster
+from tests.launcher.slurm.cluster import Cluster
 from tests.waiting import until
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.run_folder import RunFolder
@@ -78,16 +76,6 @@ def test_a_job_that_left_no_word_is_judged_by_its_state(
     tmp_path: Path, state: str, told: bool, expected: int
 ) -> None:
     assert outcome_of(RunFolder(tmp_path), "7", state, 2, told=told).exit_code == expected
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("slurm") / "cluster") as made:
-        before = os.environ.get("SLURM_CONF")
-        os.environ["SLURM_CONF"] = str(made.folder / "slurm.conf")
-        yield made
-        if before is None:
-            del os.environ["SLURM_CONF"]
 
 
 @pytest.mark.processes

@@ -1,0 +1,19 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launcher.slurm.cluster import Cluster, cluster
+from tests.server.conftest import postgresql
+
+__all__ = ["postgresql", "slurm"]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Slurm of two nodes, which the commands of this process speak to."""
+    with (
+        cluster(tmp_path_factory.mktemp("slurm") / "cluster") as made,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("SLURM_CONF", str(made.folder / "slurm.conf"))
+        yield made
