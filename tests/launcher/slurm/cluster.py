@@ -44,11 +44,15 @@ MinJobAge=300
 SchedulerParameters=sched_min_interval=100000
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 NodeName=n1 NodeAddr=10.78.0.1 CPUs={cpus} State=UNKNOWN
 NodeName=n2 NodeAddr=10.78.0.2 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+PartitionName=low Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
 
@@ -62,7 +66,7 @@ class Cluster:
 
     def states(self) -> str:
         """What Slurm says of its nodes."""
-        words = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+        words = ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%N %T"]
         done = subprocess.run(
             words, env=self.environment, capture_output=True, text=True, check=False
         )

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerolab.sizes import size_text
-from zerotrial.engine.memory import Device, MemoryEstimate, estimate
+from zerotrial.engine.memory import Device, MemoryEstimate, estimate, kept_activations
 from zerotrial.plan.noting import Noted
 
 __all__ = [
@@ -100,6 +100,9 @@ class Layout:
     estimate: MemoryEstimate
     """Bytes of the rank that has most."""
 
+    activations: int
+    """Bytes that blocks keep for backward, on the rank that has most."""
+
     data_traffic: int
     """Elements that one rank moves in a step."""
 
@@ -147,6 +150,7 @@ def find_layouts(noted: Noted, ranks: int, device: Device, tokens: int) -> Itera
             tensor=tensor,
             micro_batches=micro_batches,
             estimate=found,
+            activations=_activations(noted, activation, blocks, min(pipe, micro_batches), tensor),
             data_traffic=data_traffic(_share(noted, pipe, tensor), stage, micro_batches, data),
             tensor_traffic=tensor_traffic(activation, blocks, micro_batches, tensor, ends=ends),
             pipe_traffic=pipe_traffic(activation, micro_batches, pipe),
@@ -202,6 +206,22 @@ def _estimate(  # noqa: PLR0917 - the axes, in their order
     )
 
 
+def _activations(noted: Noted, activation: int, blocks: int, in_flight: int, tensor: int) -> int:
+    """What blocks keep, as transformers do; chunks and schedules other than 1F1B left aside."""
+    checkpointing = noted.config.activation_checkpointing
+    return kept_activations(
+        activation,
+        blocks,
+        in_flight=in_flight,
+        width=4 if noted.config.dtype == "fp32" else 2,
+        tensor=tensor,
+        sequence_parallel=noted.sequence_parallel,
+        checkpointing=checkpointing.active,
+        partitioned=checkpointing.partition_activations,
+        on_host=checkpointing.cpu_checkpointing,
+    )
+
+
 def recommend(layouts: Sequence[Layout]) -> Layout | None:
     """Choose among layouts that fit: the least traffic, where waiting counts as so much more."""
     return min(layouts, key=lambda one: (one.traffic / (1 - one.bubble), one.stage), default=None)
@@ -215,7 +235,7 @@ def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[st
         best: The one that is recommended.
         width: Bytes of an element on its way.
     """
-    titles = ("on device", "working set", "data", "tensor", "pipe", "bubble")
+    titles = ("on device", "working set", "activations", "data", "tensor", "pipe", "bubble")
     rows: list[tuple[str, ...]] = [("pipe x data x tensor", "stage", *titles, "")]
     for one in sorted(layouts, key=lambda one: one.traffic / (1 - one.bubble)):
         traffic = (one.data_traffic, one.tensor_traffic, one.pipe_traffic)
@@ -225,6 +245,7 @@ def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[st
                 str(one.stage),
                 size_text(one.estimate.device),
                 size_text(one.estimate.working),
+                size_text(one.activations),
                 *(size_text(width * each) if each else "-" for each in traffic),
                 f"{one.bubble:.0%}" if one.pipe > 1 else "-",
                 "recommended" if one == best else "",
@@ -234,6 +255,6 @@ def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[st
     lines = []
     for row in rows:
         cells = zip(row, widths, range(len(row)), strict=True)
-        texts = [c.rjust(w) if 1 < at < 8 else c.ljust(w) for c, w, at in cells]
+        texts = [c.rjust(w) if 1 < at < 9 else c.ljust(w) for c, w, at in cells]
         lines.append("  ".join(texts).rstrip())
     return lines

@@ -51,6 +51,8 @@ class Noted:
     blocks."""
     hidden: int
     """Features of the activation between two blocks, as far as the blocks' matrices tell."""
+    sequence_parallel: bool
+    """Whether the plan of tensor parallelism cuts norms along the tokens."""
     config: EngineConfig
     optimizer: str
     """A key of :data:`zerotrial.engine.memory.MOMENTS`."""
@@ -145,6 +147,7 @@ def _note(model: nn.Module, config: EngineConfig, optimizer: Any, model_paramete
         blocks=len(blocks),
         in_blocks=_trained({p for block in blocks for p in block.parameters()}),
         cut=_cut(model, config, linear),
+        sequence_parallel=_cuts_tokens(model, config),
         hidden=_most_common([layer.in_features for layer in linear]),
         config=config,
         optimizer=_kind_of_optimizer(config, made),
@@ -173,6 +176,11 @@ def _cut(model: nn.Module, config: EngineConfig, linear: list[nn.Linear]) -> int
     planned = [layer.module for layer in layers if layer.plan.style in ("colwise", "rowwise")]
     modules: Iterable[nn.Module] = linear if problems else planned
     return _trained({module.weight for module in modules})  # type: ignore[misc]
+
+
+def _cuts_tokens(model: nn.Module, config: EngineConfig) -> bool:
+    layers, problems = find_layers(model, config.tensor_parallel)
+    return not problems and any(layer.plan.style == "sequence" for layer in layers)
 
 
 def _kind_of_optimizer(config: EngineConfig, given: torch.optim.Optimizer | None) -> str:

@@ -152,7 +152,16 @@ def make_plan(file: Path, world_size: int | None = None, tokens: int | None = No
 def _layouts(noted: Noted, ranks: int, devices: Devices, tokens: int | None) -> Sequence[Layout]:
     samples = noted.config.train_micro_batch_size_per_gpu or 1
     found = find_layouts(noted, ranks, devices.kind, tokens or samples)
-    return [layout for layout in found if fits(layout.estimate, devices)]
+    return [
+        layout
+        for layout in found
+        if fits(layout.estimate, devices) and _has_room_for_activations(layout, devices)
+    ]
+
+
+def _has_room_for_activations(layout: Layout, devices: Devices) -> bool:
+    host = layout.estimate.peak_host if devices.kind == "cpu" else 0
+    return layout.estimate.peak_device + host + layout.activations <= devices.device_bytes
 
 
 def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) -> object:
@@ -379,7 +388,8 @@ def _layout_lines(plan: Plan) -> list[str]:
         *table(plan.layouts, best, width),
         "",
         "on the tensor and pipe axes activations move, of as many tokens a micro-batch as --tokens "
-        "says; an idle share (bubble) counts as so much more traffic",
+        "says, and blocks keep activations of them as a transformer's do; an idle share (bubble) "
+        "counts as so much more traffic",
     ]
 
 

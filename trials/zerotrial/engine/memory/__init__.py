@@ -22,8 +22,8 @@ have a copy at stage 3 in any case, see :mod:`zerotrial.engine.stage3.update`.
 
 Beside these model states a rank needs room that the formula does not name, the *working set*:
 buckets under way, at stage 3 the blocks that are gathered at the moment, and in the host's memory
-what is under way between the device, host and files. Activations are not counted: they depend on
-the batch.
+what is under way between the device, host and files. Activations depend on the batch, and are
+counted apart, for transformers: :mod:`zerotrial.engine.memory.activations`.
 
 Two files count, since the two are known in different ways: :mod:`zerotrial.engine.memory.states` is
 the paper's arithmetic on the number of parameters, :mod:`zerotrial.engine.memory.working` follows
@@ -34,6 +34,7 @@ References:
     arXiv:1910.02054, sections 3 and 5.
 """
 
+from zerotrial.engine.memory.activations import block_activations, kept_activations
 from zerotrial.engine.memory.asked import (
     DEFAULT_BUCKET_NUMEL,
     MOMENTS,
@@ -52,6 +53,8 @@ __all__ = [
     "Device",
     "MemoryEstimate",
     "Place",
+    "block_activations",
     "estimate",
     "every_choice",
+    "kept_activations",
 ]
