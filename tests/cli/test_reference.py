@@ -78,7 +78,7 @@ def test_every_command_and_every_parameter_says_what_it_is_for(path: str) -> Non
 
 def test_every_example_in_a_help_text_is_a_command_that_exists() -> None:
     for command in COMMANDS.values():
-        for words in re.findall(r"zerolab ((?:[a-z]+ ?)+)", command.help):
+        for words in re.findall(r"zerolab ((?:[a-z][a-z-]* ?)+)", command.help):
             name = f"zerolab {words.strip()}"
             assert any(name == path or name.startswith(f"{path} ") for path in COMMANDS), name
 

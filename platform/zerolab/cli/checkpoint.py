@@ -1,4 +1,4 @@
-"""``zerolab checkpoint``: what trials have saved."""
+"""``zerolab checkpoint`` and ``zerolab model``: what trials have saved, and what has a name."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +12,15 @@ from zerolab.sizes import size_text
 if TYPE_CHECKING:  # the client is loaded by the commands that need it
     from zerolab.client.http import Json
 
-__all__ = ["group"]
+__all__ = ["group", "models"]
 
 group = typer.Typer(help="Checkpoints of trials.", no_args_is_help=True, rich_markup_mode=None)
+
+models = typer.Typer(
+    help="The registry: checkpoints that are versions of a model, and are kept.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 Uuid = Annotated[str, typer.Argument(help="Uuid of the checkpoint.")]
 
@@ -196,3 +202,108 @@ def print_removal(answer: "Json", as_json: bool) -> None:
         print_table(["uuid", "trial", "batch", "files", "size"], rows)
     done = "would be removed" if answer["dry_run"] else "removed"
     say(f"{size_text(answer['size_bytes'])} of {len(rows)} checkpoint(s) {done}")
+
+
+ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
+
+
+@models.command("create")
+def create_model(
+    name: ModelName,
+    description: Annotated[str, typer.Option(help="What it is for.")] = "",
+) -> None:
+    """Add a model to the registry.
+
+    Example: zerolab model create digits --description "reads postcodes"
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        result(str(client.create_model(name, description)["name"]))
+
+
+@models.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """List the models and how many versions they have."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.models()
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (one["name"], len(one["versions"]), _newest(one), one["created_at"], one["description"])
+        for one in found
+    ]
+    print_table(["name", "versions", "newest", "created", "description"], rows)
+
+
+def _newest(model: "Json") -> int | str:
+    versions = model["versions"]
+    return versions[-1]["version"] if versions else ""
+
+
+@models.command("describe")
+def describe_model(name: ModelName, as_json: AsJson = False) -> None:
+    """Show a model and its versions."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.model(name)
+    if as_json:
+        print_json(found)
+        return
+    print_fields({key: found[key] for key in ("name", "description", "created_at")})
+    rows = [
+        (
+            one["version"],
+            one["checkpoint"],
+            one["experiment_id"],
+            one["trial_id"],
+            one["steps_completed"],
+            size_text(one["size_bytes"]),
+            one["notes"],
+        )
+        for one in found["versions"]
+    ]
+    print_table(["version", "checkpoint", "experiment", "trial", "batch", "size", "notes"], rows)
+
+
+@models.command("register-version")
+def register_version(
+    name: ModelName,
+    uuid: Uuid,
+    notes: Annotated[str, typer.Option(help="What is to be known of it.")] = "",
+) -> None:
+    """Make a checkpoint the next version of a model, and print its number; it is kept from then on.
+
+    Example: zerolab model register-version digits 6f5902ac-237a-4c2d-9d2b-7e7a4e7d7b0f
+    """
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        found = client.register_version(name, uuid, notes)
+    result(str(next(one["version"] for one in found["versions"] if one["checkpoint"] == uuid)))
+
+
+@models.command("remove-version")
+def remove_version(
+    name: ModelName, version: Annotated[int, typer.Argument(help="Its number.", min=1)]
+) -> None:
+    """Take a version out of the registry; its checkpoint is kept no longer for that."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.remove_version(name, version)
+    say(f"version {version} of model {name} is removed; its checkpoint is still there")
+
+
+@models.command("remove")
+def remove_model(name: ModelName) -> None:
+    """Take a model and its versions out of the registry; its checkpoints are not touched."""
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.remove_model(name)
+    say(f"model {name} is removed; its checkpoints are still there")

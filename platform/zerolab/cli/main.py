@@ -26,7 +26,8 @@ from zerolab.errors import ZerolabError
 __all__ = ["app", "main"]
 
 _ALIASES = {"e": "experiment", "exp": "experiment", "experiments": "experiment"} | {
-    f"{noun}s": noun for noun in ("trial", "task", "checkpoint", "agent", "job", "pool", "quota")
+    f"{noun}s": noun
+    for noun in ("trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota")
 }
 
 
@@ -73,6 +74,7 @@ app.add_typer(experiment.group, name="experiment")
 app.add_typer(trial.group, name="trial")
 app.add_typer(task.group, name="task")
 app.add_typer(checkpoint.group, name="checkpoint")
+app.add_typer(checkpoint.models, name="model")
 app.add_typer(agent.group, name="agent")
 app.add_typer(job.group, name="job")
 app.add_typer(pool.pools, name="pool")

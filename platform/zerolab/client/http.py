@@ -173,6 +173,31 @@ class Client:
         """Take a limit away."""
         self._send("DELETE", _path("quotas", kind, name))
 
+    def models(self) -> list[Json]:
+        """List the models of the registry, with their versions."""
+        return self._list("/models", "models")
+
+    def model(self, name: str) -> Json:
+        """Read one model of the registry."""
+        return resource(self.get(_path("models", name)), "model")
+
+    def create_model(self, name: str, description: str = "") -> Json:
+        """Add a model to the registry."""
+        return resource(self.post("/models", {"name": name, "description": description}), "model")
+
+    def register_version(self, name: str, checkpoint: str, notes: str = "") -> Json:
+        """Make a checkpoint the next version of a model, and return the model."""
+        body = {"checkpoint": checkpoint, "notes": notes}
+        return resource(self.post(_path("models", name, "versions"), body), "model")
+
+    def remove_version(self, name: str, version: int) -> None:
+        """Take a version out of the registry."""
+        self._send("DELETE", _path("models", name, "versions", str(version)))
+
+    def remove_model(self, name: str) -> None:
+        """Take a model out of the registry."""
+        self._send("DELETE", _path("models", name))
+
     def login_link(self) -> str:
         """Make a link that opens the web page once, without a password."""
         link = str(self.post("/login-links")["url"])

@@ -336,6 +336,49 @@ export interface Metrics {
   metrics: Array<Curve>;
 }
 
+/** A model of the registry. */
+export interface Model {
+  /** Its name. */
+  name: string;
+  /** What it is for. */
+  description: string;
+  /** When it was added. */
+  created_at: string | null;
+  /** Its checkpoints, the oldest version first; they are kept until they are taken out. */
+  versions: Array<ModelVersion>;
+}
+
+/** One model. */
+export interface ModelAnswer {
+  model: Model;
+}
+
+/** All models, by their names. */
+export interface ModelPage {
+  models: Array<Model>;
+  next_after: null;
+}
+
+/** A checkpoint of the registry. */
+export interface ModelVersion {
+  /** From 1; never given twice. */
+  version: number;
+  /** Its uuid. */
+  checkpoint: string;
+  /** Whose checkpoint it is. */
+  experiment_id: number;
+  /** Of which trial. */
+  trial_id: number;
+  /** Batches that the trial had trained. */
+  steps_completed: number;
+  /** Of all its files. */
+  size_bytes: number;
+  /** What was said of it when it was registered. */
+  notes: string;
+  /** When that was. */
+  created_at: string | null;
+}
+
 /** Agents that are scheduled together. */
 export interface Pool {
   /** Given with `zerolab agent start --pool`, and in `resources.resource_pool`. */

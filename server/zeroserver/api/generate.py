@@ -36,6 +36,8 @@ TOLD = (
     resources.Checkpoint,
     resources.Removal,
     resources.RemovedCheckpoint,
+    resources.Model,
+    resources.ModelVersion,
     resources.Log,
     resources.Curve,
     resources.Importance,

@@ -10,6 +10,7 @@ from sqlalchemy import RowMapping, delete, select
 from zerolab.contract.storage import hide_secrets
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
 from zeroserver.orchestrator.desk import World, find, save, storage_of, touch
 from zeroserver.orchestrator.experiments import (
     move_experiment,
@@ -260,11 +261,13 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
 
     Raises:
         NotFoundError: If there is no such experiment.
-        ConflictError: If it has not ended, or another one begins with a checkpoint of it.
+        ConflictError: If it has not ended, another one begins with a checkpoint of it, or one of
+            them is registered.
     """
     experiment = find(transaction, experiments, experiment_id)
     EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
     refuse_while_needed(transaction, experiment_id)
+    refuse_while_registered(transaction, experiment_id)
     connection = transaction.connection
     mine = checkpoints.c.experiment_id == experiment_id
     there = select(checkpoints.c.uuid).where(mine, checkpoints.c.state != "DELETED")

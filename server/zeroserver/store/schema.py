@@ -37,6 +37,8 @@ __all__ = [
     "logs",
     "metadata",
     "metric_keys",
+    "model_versions",
+    "models",
     "points",
     "pools",
     "quotas",
@@ -47,7 +49,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0007"
+HEAD = "0008"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -335,6 +337,29 @@ checkpoints = Table(
     Index("ix_checkpoints_trial", "trial_id", "steps_completed"),
     Index("ix_checkpoints_experiment", "experiment_id", "id"),
     sqlite_autoincrement=True,
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("description", Text, nullable=False, default=""),
+    Column("last_version", Integer, nullable=False, server_default="0"),
+    Column("created_at", Double, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+model_versions = Table(  # a checkpoint that has a row here is kept
+    "model_versions",
+    metadata,
+    Column("model_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("checkpoint", String(36), nullable=False),  # its uuid
+    Column("notes", Text, nullable=False, default=""),
+    Column("created_at", Double, nullable=False),
+    Index("ix_model_versions_checkpoint", "checkpoint"),
+    sqlite_with_rowid=False,
 )
 
 chores = Table(  # what nothing names any more; a row goes when its files have gone

@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import RowMapping, select, update
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zeroserver.orchestrator.checkpoints.registry import versions_of
 from zeroserver.orchestrator.checkpoints.retention import (
     forget_names,
     let_go,
@@ -106,6 +107,11 @@ def _refuse_needed(transaction: Transaction, rows: Sequence[RowMapping]) -> None
         f"checkpoint {uuid}: a trial will begin with its weights"
         for uuid in by_uuid
         if uuid in needed
+    ]
+    problems += [
+        f"checkpoint {uuid}: is version {version} of model {name}; `zerolab model remove-version "
+        f"{name} {version}` first"
+        for uuid, (name, version) in versions_of(transaction, list(by_uuid)).items()
     ]
     if problems:
         raise ConflictError("; ".join([*problems, "nothing was removed"]))

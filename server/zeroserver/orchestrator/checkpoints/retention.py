@@ -1,9 +1,10 @@
 """Which checkpoints are kept: the policy of ``checkpoint_storage``, applied as new ones come.
 
-A checkpoint is kept as one of the latest or the best of its trial, or as one of the best of its
-experiment; and the latest checkpoint of a trial that has not ended is always kept, validated or
-not. What a trial reports moves its own checkpoints alone, unless one of them enters the best of
-the experiment: then one of any other trial, ended or not, may have lost its place.
+A checkpoint is kept as one of the latest or the best of its trial, as one of the best of its
+experiment, or as a version of a model; and the latest checkpoint of a trial that has not ended is
+always kept, validated or not. What a trial reports moves its own checkpoints alone, unless one of
+them enters the best of the experiment: then one of any other trial, ended or not, may have lost its
+place.
 
 The files go after the commit (:mod:`zeroserver.store.janitor`).
 """
@@ -22,6 +23,7 @@ from sqlalchemy import (
     update,
 )
 
+from zeroserver.orchestrator.checkpoints.registry import registered
 from zeroserver.orchestrator.desk import Fields, World, find, owner_of, storage_of, touch
 from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
@@ -108,6 +110,7 @@ def not_kept(
             gone.append(row.uuid)
     if gone:
         needed = set(transaction.connection.scalars(needed_for_warm_start()))
+        needed.update(transaction.connection.scalars(registered()))
         gone = [uuid for uuid in gone if uuid not in needed]
     return gone
 

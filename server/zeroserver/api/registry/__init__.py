@@ -1,0 +1,1 @@
+"""Routes of the registry: checkpoints that have a name and a version, and are kept."""

@@ -1,0 +1,120 @@
+"""Models: named, with checkpoints as their versions."""
+
+from collections import defaultdict
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, select
+
+from zerolab.errors import NotFoundError
+from zeroserver.api.common import IdPath, answer
+from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
+from zeroserver.api.rows import respond
+from zeroserver.api.strict import StrictRoute
+from zeroserver.orchestrator.checkpoints import registry
+from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.store.schema import checkpoints, model_versions, models
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1", tags=["models"], route_class=StrictRoute)
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+Name = Annotated[str, Path(max_length=128)]
+
+
+def _read(connection: Connection, name: str | None = None) -> list[Model]:
+    """All models by their names, or one, with their versions, the oldest first."""
+    columns = model_versions.c
+    query = (
+        select(
+            columns.model_id, columns.version, columns.checkpoint, columns.notes,
+            columns.created_at, checkpoints.c.experiment_id, checkpoints.c.trial_id,
+            checkpoints.c.steps_completed, checkpoints.c.size_bytes,
+        )
+        .join(checkpoints, checkpoints.c.uuid == columns.checkpoint)
+        .order_by(columns.model_id, columns.version)
+    )  # fmt: skip
+    wanted = select(models).order_by(models.c.name)
+    if name is not None:
+        wanted = wanted.where(models.c.name == name)
+        ids = select(models.c.id).where(models.c.name == name)
+        query = query.where(columns.model_id.in_(ids))
+    versions: defaultdict[int, list[ModelVersion]] = defaultdict(list)
+    for row in connection.execute(query).mappings():
+        versions[row["model_id"]].append(ModelVersion.of(row))
+    return [
+        Model.of(row, versions=versions[row["id"]]) for row in connection.execute(wanted).mappings()
+    ]
+
+
+async def _one(services: Services, name: str, status: int = 200) -> Response:
+    found = await services.read(lambda connection: _read(connection, name))
+    if not found:
+        raise NotFoundError(f"there is no model {name}; `zerolab model list`")
+    return respond(ModelAnswer(found[0]), status)
+
+
+@router.get("/models", responses=answer(ModelPage))
+def list_models(connection: ReadDep) -> Response:
+    """List the models of the registry, with their versions."""
+    return respond(ModelPage(models=_read(connection)))
+
+
+class NewModel(BaseModel):
+    """A model that is to be known by a name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    """1 to 128 letters, digits, ``.``, ``_`` or ``-``, the first of them a letter or a digit."""
+    description: Annotated[str, Field(max_length=10_000)] = ""
+
+
+@router.post("/models", status_code=201, responses=answer(ModelAnswer, 201))
+async def create_model(services: ServicesDep, wish: NewModel) -> Response:
+    """Add a model to the registry."""
+    await services.write(
+        lambda world, tx: registry.create_model(world, tx, wish.name, wish.description)
+    )
+    return await _one(services, wish.name, 201)
+
+
+@router.get("/models/{name}", responses=answer(ModelAnswer))
+async def get_model(services: ServicesDep, name: Name) -> Response:
+    """Read one model, and its versions."""
+    return await _one(services, name)
+
+
+@router.delete("/models/{name}", status_code=204)
+async def delete_model(services: ServicesDep, name: Name) -> Response:
+    """Take a model out of the registry; its checkpoints stay as their experiments keep them."""
+    await services.write(lambda _, tx: registry.remove_model(tx, name))
+    return Response(status_code=204)
+
+
+class NewVersion(BaseModel):
+    """A checkpoint that is to be a version of a model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    checkpoint: Annotated[str, Field(max_length=64)]
+    """Its uuid."""
+    notes: Annotated[str, Field(max_length=10_000)] = ""
+
+
+@router.post("/models/{name}/versions", status_code=201, responses=answer(ModelAnswer, 201))
+async def register_version(services: ServicesDep, name: Name, wish: NewVersion) -> Response:
+    """Make a checkpoint the next version of a model: from then on it is kept."""
+    await services.write(
+        lambda world, tx: registry.register_version(world, tx, name, wish.checkpoint, wish.notes)
+    )
+    return await _one(services, name, 201)
+
+
+@router.delete("/models/{name}/versions/{version}", status_code=204)
+async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> Response:
+    """Take a version out of the registry; its checkpoint is no longer kept for it."""
+    await services.write(lambda _, tx: registry.remove_version(tx, name, version))
+    return Response(status_code=204)

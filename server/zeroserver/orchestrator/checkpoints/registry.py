@@ -1,0 +1,161 @@
+"""The registry: models by name, and the checkpoints that are their versions.
+
+A checkpoint that is a version of a model is kept, whatever the policy of its experiment says, until
+the version is removed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Select, delete, func, select
+
+from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zeroserver.orchestrator.desk import World
+from zeroserver.store.database import Transaction
+from zeroserver.store.schema import checkpoints, model_versions, models
+
+__all__ = [
+    "create_model",
+    "refuse_while_registered",
+    "register_version",
+    "registered",
+    "remove_model",
+    "remove_version",
+    "versions_of",
+]
+
+
+def create_model(world: World, transaction: Transaction, name: str, description: str) -> None:
+    """Give a model a place in the registry.
+
+    Raises:
+        ConflictError: If one has the name already.
+    """
+    if _number(transaction, name) is not None:
+        msg = f"model {name}: is there already; `zerolab model register-version` adds to it"
+        raise ConflictError(msg)
+    row = {"name": name, "description": description, "created_at": world.clock()}
+    transaction.connection.execute(models.insert().values(row))
+
+
+def register_version(
+    world: World, transaction: Transaction, name: str, uuid: str, notes: str
+) -> int:
+    """Make a checkpoint the next version of a model; return its number.
+
+    A checkpoint that is a version of this model already stays the one that it is.
+
+    Raises:
+        NotFoundError: If there is no such model.
+        ConfigError: If the checkpoint is not there, whole.
+    """
+    model_id = _found(transaction, name)
+    whole = select(checkpoints.c.id).where(
+        checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
+    )
+    if transaction.connection.scalar(whole) is None:
+        problem = (
+            f"must be a checkpoint that is there, whole, got {uuid}; `zerolab checkpoint list`"
+        )
+        raise ConfigError("model version", [f"checkpoint: {problem}"])
+    columns = model_versions.c
+    mine = columns.model_id == model_id
+    there = transaction.connection.scalar(
+        select(columns.version).where(mine, columns.checkpoint == uuid)
+    )
+    if there is not None:
+        return int(there)
+    # A number is not given twice: someone may still know what it was.
+    counter = models.update().where(models.c.id == model_id).returning(models.c.last_version)
+    version = transaction.connection.scalar(counter.values(last_version=models.c.last_version + 1))
+    row = {
+        "model_id": model_id,
+        "version": version,
+        "checkpoint": uuid,
+        "notes": notes,
+        "created_at": world.clock(),
+    }
+    transaction.connection.execute(model_versions.insert().values(row))
+    return int(version or 0)
+
+
+def remove_version(transaction: Transaction, name: str, version: int) -> None:
+    """Take a checkpoint out of the registry; it is kept as its experiment's policy says again.
+
+    Raises:
+        NotFoundError: If there is no such model, or version.
+    """
+    mine = (model_versions.c.model_id == _found(transaction, name),)
+    gone = transaction.connection.execute(
+        delete(model_versions).where(*mine, model_versions.c.version == version)
+    )
+    if not gone.rowcount:
+        raise NotFoundError(f"there is no version {version} of model {name}")
+
+
+def remove_model(transaction: Transaction, name: str) -> None:
+    """Take a model and its versions out of the registry.
+
+    Raises:
+        NotFoundError: If there is no such model.
+    """
+    model_id = _found(transaction, name)
+    transaction.connection.execute(
+        delete(model_versions).where(model_versions.c.model_id == model_id)
+    )
+    transaction.connection.execute(delete(models).where(models.c.id == model_id))
+
+
+def registered() -> Select[tuple[str]]:
+    """Select the checkpoints that are versions of models, and must not be deleted."""
+    return select(model_versions.c.checkpoint)
+
+
+def versions_of(transaction: Transaction, uuids: Sequence[str]) -> Mapping[str, tuple[str, int]]:
+    """Return the model, and the version of it, of each checkpoint that is registered."""
+    query = (
+        select(model_versions.c.checkpoint, models.c.name, model_versions.c.version)
+        .join(models, models.c.id == model_versions.c.model_id)
+        .where(model_versions.c.checkpoint.in_(uuids))
+        .order_by(model_versions.c.model_id, model_versions.c.version)
+    )
+    return {
+        row.checkpoint: (row.name, row.version) for row in transaction.connection.execute(query)
+    }
+
+
+def refuse_while_registered(transaction: Transaction, experiment_id: int) -> None:
+    """Let an experiment be deleted, unless a checkpoint of it is registered.
+
+    Raises:
+        ConflictError: If one is; it names it.
+    """
+    query = (
+        select(models.c.name, func.min(model_versions.c.version).label("version"))
+        .join(model_versions, models.c.id == model_versions.c.model_id)
+        .join(checkpoints, checkpoints.c.uuid == model_versions.c.checkpoint)
+        .where(checkpoints.c.experiment_id == experiment_id)
+        .group_by(models.c.name)
+        .order_by(models.c.name)
+        .limit(1)
+    )
+    found = transaction.connection.execute(query).first()
+    if found is not None:
+        msg = (
+            f"experiment {experiment_id}: a checkpoint of it is version {found.version} of model "
+            f"{found.name}; `zerolab model remove-version {found.name} {found.version}` first"
+        )
+        raise ConflictError(msg)
+
+
+def _number(transaction: Transaction, name: str) -> int | None:
+    found: int | None = transaction.connection.scalar(
+        select(models.c.id).where(models.c.name == name)
+    )
+    return found
+
+
+def _found(transaction: Transaction, name: str) -> int:
+    number = _number(transaction, name)
+    if number is None:
+        raise NotFoundError(f"there is no model {name}; `zerolab model list`")
+    return number
