@@ -5,19 +5,16 @@ dictionary. Metric values that are not finite arrive as the strings ``NaN``, ``I
 ``-Infinity``.
 """
 
-import ssl
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
-import httpx
 import msgspec
 
-from zerolab.client.answers import Event, Json, error_of, parse_events, resource
+from zerolab.client.answers import Event, Json, parse_events, resource
+from zerolab.client.transport import PREFIX, Transport
 from zerolab.contract.wire import (
-    JSON,
     MSGPACK,
     AgentLeave,
     AgentRegistration,
@@ -32,91 +29,17 @@ from zerolab.contract.wire import (
     RunExit,
     Stored,
 )
-from zerolab.errors import ConfigError, UnreachableError
 
 __all__ = ["Client", "Event", "Json"]
 
-PREFIX = "/api/v1"
-_CONNECT_TIMEOUT_S = 10.0
-_PAGE = 1000
-"""Rows that are asked for at a time: as many as the server gives."""
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
-
-class _Bearer(httpx.Auth):
-    """Sends a token; looks for a newer one, once a request, when the server refuses it."""
-
-    def __init__(self, token: str, newer: Callable[[], str] | None) -> None:
-        self._token = token
-        self._newer = newer
-
-    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        """Send the request, and again if there is a newer token."""
-        sent = self._token
-        if sent:
-            request.headers["Authorization"] = f"Bearer {sent}"
-        answer = yield request
-        if answer.status_code != 401 or self._newer is None:
-            return
-        self._token = self._newer() or sent
-        if self._token != sent:
-            request.headers["Authorization"] = f"Bearer {self._token}"
-            yield request
-
-
-class Client:
-    """A connection to one server; may be shared by threads.
+class Client(Transport):
+    """The routes of one server, over a connection that threads may share.
 
     Every method raises :class:`UnreachableError` when nothing answers,
     :class:`ForbiddenError` when the token is not accepted, and the error of
     :mod:`zerolab.errors` that the server names for everything else.
-
-    Args:
-        url: Address of the server, e.g. ``http://127.0.0.1:8080``.
-        token: Sent with every request.
-        timeout_s: Longest wait for an answer, in seconds; long polls add their own wait.
-        newer_token: Asked for the token when the server does not accept the one that we have: it
-            may have been renewed.
     """
-
-    def __init__(
-        self,
-        url: str,
-        token: str = "",
-        *,
-        timeout_s: float = 60.0,
-        newer_token: Callable[[], str] | None = None,
-    ) -> None:
-        self.url = url.rstrip("/")
-        self._timeout_s = timeout_s
-        parsed = httpx.URL(self.url)
-        if parsed.scheme not in {"http", "https"} or not parsed.host:
-            problem = f"must look like http://127.0.0.1:8080, got {url!r}"
-            raise ConfigError("address of the server", [problem])
-        # Reading the system's certificates takes 20 ms, for nothing where there is no TLS.
-        plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._http = httpx.Client(
-            base_url=self.url,
-            auth=_Bearer(token, newer_token),
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
-            verify=plain if parsed.scheme == "http" else True,
-            trust_env=parsed.host not in _LOOPBACK,  # no proxy between us and ourselves
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
 
     # -- the server itself -------------------------------------------------------------------
 
@@ -422,17 +345,8 @@ class Client:
         headers = {"Accept": "text/event-stream"}
         if after is not None:
             headers["Last-Event-ID"] = after
-        timeout = httpx.Timeout(_CONNECT_TIMEOUT_S, read=None)
-        try:
-            with self._http.stream(
-                "GET", PREFIX + path, headers=headers, timeout=timeout
-            ) as response:
-                if response.is_error:
-                    response.read()
-                    raise error_of(response, self.url)
-                yield from parse_events(response.iter_lines())
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
+        with self._stream(PREFIX + path, headers=headers, endless=True) as response:
+            yield from parse_events(response.iter_lines())
 
     def import_metrics(self, content: bytes) -> Json:
         """Bring the metrics file of a run without a server into this one.
@@ -524,98 +438,7 @@ class Client:
         answer = self._send_typed(f"/runs/{run_id}/extend", Bound(until))
         return msgspec.json.decode(answer.content, type=Extension)
 
-    # -- any route ---------------------------------------------------------------------------
-
-    def get(self, path: str, **params: Any) -> Json:
-        """GET JSON from a path under the API's prefix; parameters that are None are left out."""
-        answer: Json = self._get(path, params).json()
-        return answer
-
-    def post(
-        self, path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False
-    ) -> Json:
-        """POST JSON to a path under the API's prefix.
-
-        Args:
-            path: Behind the prefix, e.g. ``/experiments/3/pause``.
-            body: JSON object; empty when None.
-            repeatable: Doing it twice does no harm, so that a lost connection is tried again.
-        """
-        response = self._send("POST", path, json=body or {}, repeatable=repeatable)
-        answer: Json = response.json() if response.content else {}
-        return answer
-
-    def _get(self, path: str, params: Mapping[str, Any], *, extra_s: float = 0.0) -> httpx.Response:
-        return self._send("GET", path, params=params, extra_s=extra_s, repeatable=True)
-
-    def _send_typed(self, path: str, body: msgspec.Struct) -> httpx.Response:
-        """POST a body that may be sent twice without harm."""
-        content, headers = msgspec.json.encode(body), {"Content-Type": JSON}
-        return self._send("POST", path, content=content, headers=headers, repeatable=True)
-
-    def _list(self, path: str, key: str, params: Mapping[str, Any] | None = None) -> list[Json]:
-        """Read every page of a list, or one page when the caller sets ``limit``."""
-        params = _present(params or {})
-        one_page = "limit" in params
-        params.setdefault("limit", _PAGE)
-        found: list[Json] = []
-        while True:
-            page = self.get(path, **params)
-            found += page[key]
-            params["after"] = page.get("next_after")
-            if params["after"] is None or one_page:
-                return found
-
-    def _download(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
-        try:
-            with self._http.stream("GET", path, params=_present(params)) as response:
-                if response.is_error:
-                    response.read()
-                    raise error_of(response, self.url)
-                yield from response.iter_bytes()
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, Any] | None = None,
-        extra_s: float = 0.0,
-        repeatable: bool = False,
-        **content: Any,
-    ) -> httpx.Response:
-        timeout = httpx.Timeout(self._timeout_s + extra_s, connect=_CONNECT_TIMEOUT_S)
-        last_attempt = 1 if repeatable else 0
-        for attempt in range(last_attempt + 1):
-            try:
-                response = self._http.request(
-                    method, PREFIX + path, params=_present(params), timeout=timeout, **content
-                )
-                break
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-                # A kept connection that the server has closed in the meantime.
-                if attempt == last_attempt:
-                    raise self._unreachable(error) from error
-            except httpx.TransportError as error:
-                raise self._unreachable(error) from error
-        if response.is_error:
-            raise error_of(response, self.url)
-        return response
-
-    def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
-        reason = str(error) or type(error).__name__
-        return UnreachableError(
-            f"no Zerolab server answers at {self.url} ({reason}); start one with `zerolab up`, "
-            "or set ZEROLAB_MASTER to the address of one that runs"
-        )
-
 
 def _path(*words: str) -> str:
     """Put words of a user into a path."""
     return "".join(f"/{quote(word, safe='')}" for word in words)
-
-
-def _present(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {key: value for key, value in (params or {}).items() if value is not None}

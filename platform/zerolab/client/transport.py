@@ -1,0 +1,200 @@
+"""How a request goes to the server and its answer comes back: token, timeouts, pages, errors."""
+
+import ssl
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import msgspec
+
+from zerolab.client.answers import Json, error_of
+from zerolab.contract.wire import JSON
+from zerolab.errors import ConfigError, UnreachableError
+
+__all__ = ["PREFIX", "Transport", "present"]
+
+PREFIX = "/api/v1"
+_CONNECT_TIMEOUT_S = 10.0
+_PAGE = 1000
+"""Rows that are asked for at a time: as many as the server gives."""
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+class _Bearer(httpx.Auth):
+    """Sends a token; looks for a newer one, once a request, when the server refuses it."""
+
+    def __init__(self, token: str, newer: Callable[[], str] | None) -> None:
+        self._token = token
+        self._newer = newer
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """Send the request, and again if there is a newer token."""
+        sent = self._token
+        if sent:
+            request.headers["Authorization"] = f"Bearer {sent}"
+        answer = yield request
+        if answer.status_code != 401 or self._newer is None:
+            return
+        self._token = self._newer() or sent
+        if self._token != sent:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+            yield request
+
+
+class Transport:
+    """A connection to one server; may be shared by threads.
+
+    Every method raises :class:`UnreachableError` when nothing answers,
+    :class:`ForbiddenError` when the token is not accepted, and the error of
+    :mod:`zerolab.errors` that the server names for everything else.
+
+    Args:
+        url: Address of the server, e.g. ``http://127.0.0.1:8080``.
+        token: Sent with every request.
+        timeout_s: Longest wait for an answer, in seconds; long polls add their own wait.
+        newer_token: Asked for the token when the server does not accept the one that we have: it
+            may have been renewed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        *,
+        timeout_s: float = 60.0,
+        newer_token: Callable[[], str] | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        parsed = httpx.URL(self.url)
+        if parsed.scheme not in {"http", "https"} or not parsed.host:
+            problem = f"must look like http://127.0.0.1:8080, got {url!r}"
+            raise ConfigError("address of the server", [problem])
+        # Reading the system's certificates takes 20 ms, for nothing where there is no TLS.
+        plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._http = httpx.Client(
+            base_url=self.url,
+            auth=_Bearer(token, newer_token),
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
+            verify=plain if parsed.scheme == "http" else True,
+            trust_env=parsed.host not in _LOOPBACK,  # no proxy between us and ourselves
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # -- any route ---------------------------------------------------------------------------
+
+    def get(self, path: str, **params: Any) -> Json:
+        """GET JSON from a path under the API's prefix; parameters that are None are left out."""
+        answer: Json = self._get(path, params).json()
+        return answer
+
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False
+    ) -> Json:
+        """POST JSON to a path under the API's prefix.
+
+        Args:
+            path: Behind the prefix, e.g. ``/experiments/3/pause``.
+            body: JSON object; empty when None.
+            repeatable: Doing it twice does no harm, so that a lost connection is tried again.
+        """
+        response = self._send("POST", path, json=body or {}, repeatable=repeatable)
+        answer: Json = response.json() if response.content else {}
+        return answer
+
+    def _get(self, path: str, params: Mapping[str, Any], *, extra_s: float = 0.0) -> httpx.Response:
+        return self._send("GET", path, params=params, extra_s=extra_s, repeatable=True)
+
+    def _send_typed(self, path: str, body: msgspec.Struct) -> httpx.Response:
+        """POST a body that may be sent twice without harm."""
+        content, headers = msgspec.json.encode(body), {"Content-Type": JSON}
+        return self._send("POST", path, content=content, headers=headers, repeatable=True)
+
+    def _list(self, path: str, key: str, params: Mapping[str, Any] | None = None) -> list[Json]:
+        """Read every page of a list, or one page when the caller sets ``limit``."""
+        params = present(params or {})
+        one_page = "limit" in params
+        params.setdefault("limit", _PAGE)
+        found: list[Json] = []
+        while True:
+            page = self.get(path, **params)
+            found += page[key]
+            params["after"] = page.get("next_after")
+            if params["after"] is None or one_page:
+                return found
+
+    def _download(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
+        with self._stream(path, params=present(params)) as response:
+            yield from response.iter_bytes()
+
+    @contextmanager
+    def _stream(
+        self, path: str, *, endless: bool = False, **request: Any
+    ) -> Iterator[httpx.Response]:
+        """Read an answer as it comes; of an endless one, nothing may come for any time."""
+        if endless:
+            request["timeout"] = httpx.Timeout(_CONNECT_TIMEOUT_S, read=None)
+        try:
+            with self._http.stream("GET", path, **request) as response:
+                if response.is_error:
+                    response.read()
+                    raise error_of(response, self.url)
+                yield response
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        extra_s: float = 0.0,
+        repeatable: bool = False,
+        **content: Any,
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(self._timeout_s + extra_s, connect=_CONNECT_TIMEOUT_S)
+        last_attempt = 1 if repeatable else 0
+        for attempt in range(last_attempt + 1):
+            try:
+                response = self._http.request(
+                    method, PREFIX + path, params=present(params), timeout=timeout, **content
+                )
+                break
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+                # A kept connection that the server has closed in the meantime.
+                if attempt == last_attempt:
+                    raise self._unreachable(error) from error
+            except httpx.TransportError as error:
+                raise self._unreachable(error) from error
+        if response.is_error:
+            raise error_of(response, self.url)
+        return response
+
+    def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
+        reason = str(error) or type(error).__name__
+        return UnreachableError(
+            f"no Zerolab server answers at {self.url} ({reason}); start one with `zerolab up`, "
+            "or set ZEROLAB_MASTER to the address of one that runs"
+        )
+
+
+def present(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Leave out parameters that are None."""
+    return {key: value for key, value in (params or {}).items() if value is not None}
