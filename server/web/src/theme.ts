@@ -13,7 +13,7 @@ const CHANGED = "themechange";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
 
 /** What was chosen; a browser that keeps nothing follows the system. */
-export function chosen(): string {
+function chosen(): string {
   try {
     const found = window.localStorage.getItem(KEY) ?? "";
     return THEMES.some(([name]) => name === found) ? found : "";
