@@ -1,6 +1,7 @@
 """A loop on Accelerate as its users write it, with its DeepSpeed plugin on this engine."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,33 @@ def loop(folder: str, stage: int | None) -> dict[str, Any]:
     return {"losses": losses, "seen": seen, "weights": again.state_dict()}
 
 
+def without_sync(folder: str, stage: int | None) -> list[float]:
+    """Two micro-batches an update, the first of them inside ``no_sync``; the losses."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+
+    forget_accelerate()
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = str(stage is not None).lower()
+    plugin = None if stage is None else DeepSpeedPlugin(zero_stage=stage)
+    accelerator = Accelerator(deepspeed_plugin=plugin, cpu=stage is None)
+    model: Any = make_model()
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    ids: Any = torch.randint(0, 64, (32, 12), generator=torch.Generator().manual_seed(0))
+    batches: Any = torch.utils.data.DataLoader(ids, batch_size=2)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    losses = []
+    for index, batch in enumerate(batches):
+        with accelerator.no_sync(model) if index % 2 == 0 else nullcontext():
+            loss = model(input_ids=batch, labels=batch).loss
+            accelerator.backward(loss / 2)  # where DeepSpeed's engine steps, inside no_sync too
+        if index % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    if stage is not None:
+        model.close()
+    return losses
+
+
 def every_stage(root: str) -> bool:
     become_rank()
     install()
@@ -89,6 +117,9 @@ def every_stage(root: str) -> bool:
         assert found.get("seen") == plain.get("seen")
         for name, value in found.get("weights", {}).items():
             torch.testing.assert_close(value, plain["weights"][name], rtol=1e-4, atol=1e-6)
+    wanted = without_sync(root, None)
+    for stage in (0, 1):  # at 2 and 3 Accelerate hands no_sync to nobody
+        assert without_sync(root, stage) == pytest.approx(wanted, rel=2e-6)
     return True
 
 

@@ -44,6 +44,11 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "zero_optimization.sub_group_size: 0 is no size",
     ),
     (
+        {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 230.4}},
+        {"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 230}},
+        "zero_optimization.stage3_prefetch_bucket_size: 230.4 elements are taken for 230",
+    ),
+    (
         {"compile": {"disable": False, "backend": "inductor"}},
         {"compile": {"backend": "inductor"}},
         "compile.disable: false turns nothing on",

@@ -184,6 +184,18 @@ def _drop_empty_sub_groups(data: Block) -> Iterator[str]:
         yield "zero_optimization.sub_group_size: 0 is no size; left out, and the engine chooses it"
 
 
+_BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size")
+
+
+def _round_buckets(data: Block) -> Iterator[str]:
+    zero = _inside(data, "zero_optimization")
+    for key in _BUCKETS:
+        size = zero.get(key)
+        if type(size) is float and size >= 1 and not size.is_integer():
+            zero[key] = int(size)
+            yield f"zero_optimization.{key}: {size} elements are taken for {zero[key]}"
+
+
 def _read_compile_disable(data: Block) -> Iterator[str]:
     block = _inside(data, "compile")
     disable = block.get("disable")
@@ -282,6 +294,7 @@ _STEPS: tuple[Step, ...] = (
     _fold_dotted,
     _rename_bfloat16,
     _drop_empty_sub_groups,
+    _round_buckets,
     _read_compile_disable,
     _read_cpu_offload,
     _respell,

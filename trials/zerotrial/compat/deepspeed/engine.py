@@ -39,11 +39,24 @@ class DeepSpeedEngine(Engine):
         self.optimizer.overflow = False  # type: ignore[attr-defined]
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
-        """See :meth:`~zerotrial.engine.engine.Engine.step`."""
+        """See :meth:`~zerotrial.engine.engine.Engine.step`; within ``no_sync`` nothing is updated.
+
+        Accelerate calls it there after each backward; the next step outside is the update.
+        """
         skipped = self.skipped_steps
-        result = super().step(lr_kwargs)
+        result = super().step(lr_kwargs) if self._syncing else self._end_without_update()
         self.optimizer.overflow = self.skipped_steps > skipped  # type: ignore[attr-defined]
         return result
+
+    def _end_without_update(self) -> StepResult:
+        """End a micro-batch whose gradients wait for the next."""
+        by_hand, self.progress.boundary_by_hand = self.progress.boundary_by_hand, False
+        self._syncing = True
+        try:
+            return super().step()
+        finally:
+            self._syncing = False
+            self.progress.boundary_by_hand = by_hand
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         """Whether whole weights may be gathered at stage 3."""

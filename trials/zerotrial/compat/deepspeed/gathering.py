@@ -1,6 +1,7 @@
 """DeepSpeed's functions on single parameters, by the engine that has them."""
 
 import contextlib
+import enum
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from zerotrial.engine.engine import Engine
 
@@ -16,6 +18,7 @@ __all__ = [
     "GatheredParameters",
     "Init",
     "OnDevice",
+    "ZeroParamStatus",
     "know",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
@@ -35,9 +38,25 @@ _ranks_differ = False
 """Whether a model has been built that one rank alone fills."""
 
 
+class ZeroParamStatus(enum.Enum):
+    """Where a parameter is: ``parameter.ds_status``, once there is an engine of stage 3."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
 def know(engine: Engine) -> None:
-    """Let an engine's parameters be found."""
+    """Let an engine's parameters be found, and say whether they are whole."""
     _engines.add(engine)
+    if engine.zero_optimization_stage() == 3:
+        # Whole ones are other objects than their shards, made anew for each forward.
+        Tensor.ds_status = property(_status_of)  # type: ignore[attr-defined]
+
+
+def _status_of(parameter: Tensor) -> ZeroParamStatus:
+    sharded = isinstance(parameter, DTensor)
+    return ZeroParamStatus.NOT_AVAILABLE if sharded else ZeroParamStatus.AVAILABLE
 
 
 def _home(parameter: Any) -> tuple[Engine, str] | None:

@@ -1,12 +1,11 @@
 """``deepspeed.zero``, and ``deepspeed.runtime.zero.partition_parameters``."""
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from zerotrial.compat.deepspeed.gathering import GatheredParameters, Init
+from zerotrial.compat.deepspeed.gathering import GatheredParameters, Init, ZeroParamStatus
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.compat.deepspeed.names.utils import set_z3_leaf_modules
 
@@ -26,14 +25,6 @@ _orig_torch_arange = torch.arange
 
 INSTEAD = {"TiledLinear": "use nn.Linear; units of stage 3 are whole blocks"}
 """Names without a counterpart to what to do instead."""
-
-
-class ZeroParamStatus(enum.Enum):
-    """Where a parameter is; no parameter here has a ``ds_status``."""
-
-    AVAILABLE = 1
-    NOT_AVAILABLE = 2
-    INFLIGHT = 3
 
 
 def zero_wrapper_for_fp_tensor_constructor(
