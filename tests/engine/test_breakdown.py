@@ -116,7 +116,7 @@ def wait_for_a_slow_rank(stage: int) -> dict[str, float]:
     rank = torch.distributed.get_rank()
     zero = {"stage": stage}
     engine, *_ = zerotrial.initialize(
-        model=Square(SLOW_S * rank), config=watched(zero_optimization=zero)
+        model=Square(4 * SLOW_S * rank), config=watched(zero_optimization=zero)
     )
     for _ in range(STEPS):
         engine.backward(engine(torch.ones(1, 4), torch.ones(1, 1)))
