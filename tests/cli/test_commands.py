@@ -547,6 +547,19 @@ def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
     assert "world-size" in nothing.quick("config", "check", file, "--world-size=0", expect=2).stderr
 
 
+def test_a_task_has_a_process_for_each_worker_and_may_take_all_slots(
+    installation: Installation, tmp_path: Path
+) -> None:
+    say = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    (tmp_path / "main.py").write_text(say)
+    words = ["task", "run", "--name", "workers", "--context", tmp_path, "--follow"]
+    both = ["--worker", '{"worker": {"count": 1, "gpus": 2}}', "--per", "worker"]
+    done = installation.quick(*words, *both, "--", "python", "main.py")
+    assert "rank 0 of 1" in done.stdout
+    done = installation.quick(*words, "--worker", "ALL_WORKERS", "--", "python", "main.py")
+    assert f"rank {installation.slots - 1} of {installation.slots}" in done.stdout
+
+
 def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(
     installation: Installation, tmp_path: Path
 ) -> None:

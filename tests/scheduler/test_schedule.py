@@ -142,6 +142,91 @@ def test_a_full_quota_is_made_room_in_for_a_higher_priority() -> None:
     assert schedule(cluster, [request(3, priority=10, **x)], held).preempt == [1]
 
 
+def test_a_trial_over_several_agents_has_as_many_leave_as_let_it_lie_on_those_it_may_take() -> None:
+    cluster = of(agent(1, 2), agent(2, 2), agent(3, 2))
+    spread: dict[str, object] = {"single_agent": False, "max_agents": 2, "priority": 10}
+    held = running(cluster, *(request(number, priority=90) for number in range(1, 7)))
+    where = {run.run_id: next(iter(run.slots)) for run in held}
+    # One of each agent ends: three slots are free, but on three agents.
+    left = [run for run in held if run.run_id in {1, 3, 5}]
+    assert sorted(where[run.run_id] for run in left) == [1, 2, 3]
+    important = request(9, 3, **spread)
+    decision = schedule(cluster, [important], left)
+    assert len(decision.preempt) == 1
+    assert decision.waiting[900].startswith("it needs 3 slots on at most 2 machines, of which 2")
+    rest = [run for run in left if run.run_id not in decision.preempt]
+    (start,) = schedule(cluster, [important], rest).start
+    assert sorted(map(len, start.slots.values())) == [1, 2]
+    # Where the machines that it may take are too small, nobody leaves.
+    assert schedule(cluster, [request(9, 5, **spread)], held).preempt == []
+
+
+def test_an_important_trial_has_one_over_several_agents_leave_as_a_whole() -> None:
+    cluster = of(agent(1, 2), agent(2, 2))
+    held = running(cluster, request(1, 4, single_agent=False, max_agents=2, priority=90))
+    assert {*held[0].slots} == {1, 2}
+    decision = schedule(cluster, [request(2, 1, priority=10)], held)
+    assert decision.preempt == [1]
+    equal = request(3, 4, single_agent=False, max_agents=2, priority=90)
+    assert schedule(cluster, [equal], held).preempt == []
+
+
+def test_the_slots_of_a_rank_lie_on_one_agent() -> None:
+    cluster = of(agent(1, 3), agent(2, 3))
+    spread: dict[str, object] = {"single_agent": False, "max_agents": 2, "unit": 2}
+    (start,) = schedule(cluster, [request(1, 4, **spread)], []).start
+    assert {one: len(ids) for one, ids in start.slots.items()} == {1: 2, 2: 2}
+    assert schedule(cluster, [request(1, 6, **spread)], []).impossible == [100]
+    held = running(cluster, request(1, priority=90), request(2, priority=90))
+    assert schedule(cluster, [request(9, 4, priority=10, **spread)], held).preempt == [2]
+
+
+# -- elastic ---------------------------------------------------------------------------------
+
+
+def elastic(job_id: int = 1, **more: object) -> Request:
+    return request(
+        job_id, 4, **{"single_agent": False, "max_agents": 2, "fewer": (2, 1), **more}
+    )  # fmt: skip
+
+
+def test_an_elastic_trial_takes_all_its_slots_and_the_most_that_are_free_where_it_cannot() -> None:
+    def slots(cluster: Cluster, *held: Allocation) -> int:
+        (start,) = schedule(cluster, [elastic()], held).start
+        assert start.request.job == elastic().job
+        return sum(map(len, start.slots.values()))
+
+    assert slots(of(agent(1, 2), agent(2, 2))) == 4
+    assert slots(of(agent(1, 2))) == 2  # its other agent is gone
+    assert slots(of(agent(1, 3))) == 2  # 3 do not divide its batch
+    assert slots(of(agent(1, 1))) == 1
+    both = of(agent(1, 2), agent(2, 2))
+    assert slots(both, *running(both, request(2, 2))) == 2  # its slots were given to another
+    assert slots(of(agent(1, 4), quotas={"pool:x": 2}), *()) == 4
+    bounded = of(agent(1, 4), quotas={"label:x": 2})
+    (start,) = schedule(bounded, [elastic(groups=("label:x",))], []).start
+    assert sum(map(len, start.slots.values())) == 2
+
+
+def test_an_elastic_trial_without_a_slot_waits_for_the_most_that_there_will_be() -> None:
+    cluster = of(agent(1, 2))
+    held = running(cluster, request(2, 2))
+    decision = schedule(cluster, [elastic(fewer=(2,)), request(3, 1)], held)
+    assert decision.waiting[100].startswith("it needs 2 slots")
+    assert decision.impossible == []
+    nothing = schedule(of(agent(1, 1)), [elastic(fewer=(2,))], [])
+    assert nothing.impossible == [100]
+
+
+def test_an_elastic_trial_takes_nothing_that_is_kept_for_one_that_goes_first() -> None:
+    cluster = of(agent(1, 3))
+    held = running(cluster, request(2, 2))
+    first = request(3, 3, priority=10)
+    decision = schedule(cluster, [first, elastic(fewer=(2, 1))], held)
+    assert started(decision) == []
+    assert decision.waiting[100].startswith("experiment 3 goes first")
+
+
 # -- backfill --------------------------------------------------------------------------------
 
 

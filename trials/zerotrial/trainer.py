@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from zerolab.config import load_experiment
-from zerolab.config.engine.auto import determined_by
 from zerolab.config.experiment.for_runs import sections_of
+from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.config.experiment.storage import read_address
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
 from zerolab.contract.storage import StorageAddress, hide_secrets
@@ -73,7 +73,7 @@ def init(
     context.set_enable_tensorboard_logging(enable_tensorboard_logging)
     random_state.seed_everything(spec.trial_seed)
     try:
-        with determined_by(spec.hparams, spec.max_batches):
+        with determined_by_run(spec):
             yield context
     except BaseException:
         context.close()

@@ -38,6 +38,7 @@ from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
+from zerolab.launcher.interpreter import interpreter_problem
 from zerolab.reports.delivery import deliver
 from zerolab.storage.opening import missing_package
 
@@ -142,7 +143,9 @@ class Run:
         self.ended_at = time.monotonic()
 
     def _execute(self) -> Outcome:
-        refused = self._prepare()
+        named = self._item.spec.python
+        problem = interpreter_problem(named) if named else None
+        refused = self._prepare() if problem is None else Outcome(EXIT_USER_ERROR, problem)
         if refused is not None:
             return refused
         if self._stop.is_set():

@@ -1,5 +1,6 @@
 """``zerolab task``: a command on some slots, as a job of the queue, detached from the terminal."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,17 @@ group = typer.Typer(
     help="Commands on slots, as jobs of the queue.", no_args_is_help=True, rich_markup_mode=None
 )
 
+EVERYTHING = "ALL_WORKERS"
+"""In place of ``--worker``'s JSON: every slot of the pool."""
+
+
+class Per(StrEnum):
+    """What a task has one process for."""
+
+    SLOT = "slot"
+    WORKER = "worker"
+
+
 TaskName = Annotated[str, typer.Argument(help="Name or id of the task; the newest of that name.")]
 
 
@@ -27,8 +39,16 @@ def run(
     name: Annotated[str, typer.Option(help="Name of the task.")],
     slots: Annotated[int | None, typer.Option(min=1, help="Slots; one process on each.")] = None,
     workers: Annotated[
-        str, typer.Option("--worker", help='JSON in place of --slots: {"count": 2, "gpus": 1}.')
+        str,
+        typer.Option(
+            "--worker",
+            envvar="ALL_WORKERS",
+            help='JSON in place of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS.',
+        ),
     ] = "",
+    per: Annotated[
+        Per, typer.Option(help="One process for each slot, or for each worker with all its GPUs.")
+    ] = Per.SLOT,
     nodes: Annotated[int, typer.Option(min=1, help="Machines that it may take.")] = 1,
     pool: Annotated[str, typer.Option(help="The resource pool.")] = "default",
     priority: Annotated[int, typer.Option(min=1, max=99, help="A smaller number goes first.")] = 42,
@@ -61,24 +81,30 @@ def run(
     from zerolab.cli.following import LogFilter, print_logs
     from zerolab.client.archive import pack
 
-    config: dict[str, Any] = {
-        "name": name,
-        "labels": [TASK_LABEL],
-        "entrypoint": list(command),
-        "searcher": {"name": "single", "metric": "loss"},
-        "max_restarts": max_restarts,
-        "resources": {
-            "slots_per_trial": _slots(slots, workers),
+    archive = pack(context or Path.cwd())
+    with connect() as client:
+        if workers == EVERYTHING and slots is None:
+            slots, nodes = _all_slots(client, pool)
+            workers = ""
+        total, each = _slots(slots, workers)
+        resources = {
+            "slots_per_trial": total,
+            "slots_per_rank": each if per is Per.WORKER else 1,
             "max_nodes": nodes,
             "resource_pool": pool,
             "priority": priority,
             "queue_time": queue_time,
-        },
-    }
-    if as_deepspeed:
-        config["environment"] = {"deepspeed": "zerolab"}
-    archive = pack(context or Path.cwd())
-    with connect() as client:
+        }
+        config: dict[str, Any] = {
+            "name": name,
+            "labels": [TASK_LABEL],
+            "entrypoint": list(command),
+            "searcher": {"name": "single", "metric": "loss"},
+            "max_restarts": max_restarts,
+            "resources": resources,
+        }
+        if as_deepspeed:
+            config["environment"] = {"deepspeed": "zerolab"}
         made = client.create_experiment(config, archive)
         if made["waiting_reason"]:
             say(f"task {name} waits: {made['waiting_reason']}")
@@ -92,8 +118,24 @@ def run(
         raise typer.Exit(1)
 
 
-def _slots(slots: int | None, workers: str) -> int:
-    """How many processes a task has.
+def _all_slots(client: "Client", pool: str) -> tuple[int, int]:
+    """Count the slots of a pool, and the agents that have them.
+
+    Raises:
+        ConfigError: If none is there.
+    """
+    from zerolab.errors import ConfigError
+
+    ready = [one for one in client.agents() if one["pool"] == pool and one["state"] == "ready"]
+    found = [sum(bool(slot["enabled"]) for slot in one["slots"]) for one in ready]
+    counts = [count for count in found if count]
+    if not counts:
+        raise ConfigError("task", [f"--worker: no agent of pool {pool} has a slot now"])
+    return sum(counts), len(counts)
+
+
+def _slots(slots: int | None, workers: str) -> tuple[int, int]:
+    """How many slots a task has, and how many of them each worker.
 
     Raises:
         ConfigError: If that is said twice, or cannot be read.
@@ -103,7 +145,7 @@ def _slots(slots: int | None, workers: str) -> int:
     from zerolab.errors import ConfigError
 
     if not workers:
-        return slots or 1
+        return slots or 1, 1
     form = 'must look like {"count": 2, "gpus": 1}'
     try:
         given: Any = json.loads(workers)
@@ -122,7 +164,7 @@ def _slots(slots: int | None, workers: str) -> int:
         problems.append("--worker, --slots: only one of them may be given")
     if problems:
         raise ConfigError("task", problems)
-    return int(numbers[0] * numbers[1])
+    return int(numbers[0] * numbers[1]), int(numbers[1])
 
 
 @group.command("list")

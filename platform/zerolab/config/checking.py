@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from zerolab.config.engine.batch import keep_batch
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.public import read_engine_text, read_source
 from zerolab.config.engine.reading import EngineFile, parse_engine_config
@@ -15,6 +16,7 @@ from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
 from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
+from zerolab.config.experiment.resources import elastic_with
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.plain import plain_problems
 from zerolab.errors import ConfigError
@@ -59,16 +61,39 @@ def check_experiment(
     problems = list(parsed.problems)
     slots = _slots(content, parsed.config)
     space = content.get("hyperparameters")
+    fit: list[int] | None = None
     if isinstance(space, Mapping) and not space_problems(space):
         for _, found in engine_files(space, model, _batches(parsed.config), strict=strict):
             problems += found.problems
             problems += _batch_problems(found, slots)
+            counts = _counts_that_divide(found, slots)
+            fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
     if parsed.config is not None and "entrypoint" not in parsed.bad:
         problems += _entrypoint_problems(parsed.config, model)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None:
         raise ConfigError(source, problems)
-    return parsed.config
+    resources = parsed.config.resources
+    try:
+        elastic = elastic_with(resources, fit)
+    except ValueError as error:
+        raise ConfigError(source, [str(error)]) from None
+    filled = resources.model_copy(update={"elastic": elastic})
+    return parsed.config.model_copy(update={"resources": filled})
+
+
+def _counts_that_divide(found: EngineFile, slots: int | None) -> list[int] | None:
+    """Return with how many ranks a trial could keep its batch; None where that is not known."""
+    config = found.config
+    if config is None or slots is None or _batch_problems(found, slots):
+        return None
+    planned = config.batch_sizes(config.data_parallel_size(slots))
+    return [
+        count
+        for count in range(1, slots + 1)
+        if config.layout_problem(count) is None
+        and not isinstance(keep_batch(planned, config.data_parallel_size(count)), str)
+    ]
 
 
 def _entrypoint_problems(config: ExperimentConfig, model: ModelFiles) -> list[str]:

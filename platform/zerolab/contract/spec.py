@@ -218,6 +218,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None outside an experiment."""
     variables: dict[str, dict[str, str]] = {}
     """Environment variables of the ranks, by kind of slot: ``cpu`` and ``cuda``."""
+    python: str = ""
+    """Interpreter of the launcher and the ranks, or the directory of an environment that has one;
+    the agent's own when empty."""
     data: dict[str, Any] = {}
     """The experiment's ``data`` block."""
     stage: StageSpec | None = None
@@ -225,6 +228,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     trial_seed: int
     slots: int
     """Ranks of this run, over all machines."""
+    planned_slots: int = 0
+    """Ranks that the trial was made for and whose batch it keeps; 0 where it has just these."""
+    slots_per_rank: int = 1
     nodes: Nodes | None = None
     """The machines, where there are several."""
     grace_s: float = 15.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from zerolab.config.engine.auto import determined_by
+from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -310,7 +310,7 @@ class Context:
         """Rank, size, and small collectives."""
         self._platform = platform
         self._known = contextlib.ExitStack()
-        self._known.enter_context(determined_by(info.hparams, info.max_batches))
+        self._known.enter_context(determined_by_run(info))
         self._sigterm = SigtermFlag()
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import read_run_spec
 from zerolab.contract.wire import SlotInfo
 from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
@@ -36,8 +37,12 @@ class LocalLauncher:
             self._fork_server = ForkServer(self._log)
 
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
-        """Fork a launcher where that can be, else start one; it starts the ranks."""
-        start = start_launcher if self._fork_server is None else self._fork_server.start
+        """Fork a launcher where that can be, else start one; it starts the ranks.
+
+        The fork server has the agent's interpreter: a run that wants another one is not forked.
+        """
+        forks = self._fork_server is not None and not read_run_spec(folder.spec).python
+        start = self._fork_server.start if forks and self._fork_server else start_launcher
         process = start(folder, environment)
         note_launcher(folder, process)
         return process

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 import psutil
 
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import ENV_RUN_SPEC
+from zerolab.contract.spec import ENV_RUN_SPEC, read_run_spec
 from zerolab.files import append_private, read_json, write_json
 from zerolab.launcher.interface import LauncherProcess
+from zerolab.launcher.interpreter import find_interpreter
 from zerolab.linux import kill_all, kill_tree
 
 __all__ = ["kill_leftovers", "note_launcher", "start_launcher", "stop_launcher"]
@@ -24,7 +25,7 @@ _POLL_S = 0.02
 
 
 def start_launcher(folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
-    """Start a launcher from nothing.
+    """Start a launcher from nothing, under the interpreter that the run wants.
 
     The kernel kills it when the calling *thread* ends, so that thread must outlive it.
 
@@ -32,9 +33,11 @@ def start_launcher(folder: RunFolder, environment: Mapping[str, str]) -> Launche
         folder: Of the run; holds the run spec.
         environment: Variables on top of ours.
     """
+    named = read_run_spec(folder.spec).python
+    python = str(find_interpreter(named)) if named else sys.executable
     with append_private(folder.launcher_log) as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(os.getpid()), str(folder.spec)],
+            [python, "-P", "-m", MODULE, str(os.getpid()), str(folder.spec)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

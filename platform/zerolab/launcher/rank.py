@@ -31,7 +31,7 @@ def main() -> None:
     """Become the command behind ``--``.
 
     With ``--plain`` it does not learn of the run; ``--local-rank-at=N`` puts ``--local_rank`` in
-    front of its N-th word.
+    front of its N-th word; with ``--slots=N`` it has N of its machine's slots.
     """
     arguments = sys.argv[1:]
     dashes = arguments.index("--") if "--" in arguments else len(arguments)
@@ -44,12 +44,24 @@ def main() -> None:
         name, _, value = option.partition("=")
         if name == "--plain":
             del os.environ[ENV_RUN_SPEC]
+        elif name == "--slots":
+            _take_slots(int(value))
         elif name == "--local-rank-at":
             command.insert(int(value), f"--local_rank={os.environ['LOCAL_RANK']}")
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is the point
     except OSError as error:
         sys.exit(f"entrypoint: {command[0]!r} cannot be started: {error.strerror}")
+
+
+def _take_slots(number: int) -> None:
+    """Confine this rank to its own part of the slots that all ranks of its machine have."""
+    first = int(os.environ["LOCAL_RANK"]) * number
+    devices = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + number])
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        os.environ["OMP_NUM_THREADS"] = str(int(threads) * number)
 
 
 def _set_older_names() -> None:

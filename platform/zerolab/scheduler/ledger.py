@@ -3,7 +3,7 @@
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zerolab.scheduler import reasons
 from zerolab.scheduler.backfill import lendable
@@ -17,6 +17,7 @@ from zerolab.scheduler.types import (
     Job,
     Policy,
     Request,
+    Shape,
     Start,
 )
 
@@ -43,7 +44,7 @@ class _Pool:
     """The one that waits for slots and is before all others."""
     rooms: list[_Room] = field(default_factory=list)
     """What those behind it may take; all of an agent that stands in none."""
-    refused: dict[tuple[int, int | None, bool], str] = field(default_factory=dict)
+    refused: dict[Shape, str] = field(default_factory=dict)
     """What was said to those behind it, by what they asked for; until something is taken."""
 
     shut: bool = False
@@ -118,13 +119,41 @@ class Ledger:
         self._pools = self._make_pools(taken)
 
     def start(self, request: Request) -> Start | str:
-        """Start one trial of a request, or say why it waits."""
+        """Start one trial of a request, or say why it waits.
+
+        One that may have fewer slots gets the most that are free; where none fit, it waits for all
+        of them, or for the most that there will ever be.
+        """
+        job, pool = request.job, self._pools.get(request.job.pool)
+        if not job.fewer or pool is None:
+            return self._start(request)
+        counts = (job.slots, *job.fewer)
+        wishes = [request._replace(job=replace(job, slots=slots, fewer=())) for slots in counts]
+        for wish in wishes:
+            if self._has_room(wish, pool):
+                found = self._start(wish)
+                return found if isinstance(found, str) else found._replace(request=request)
+        possible = (wish for wish in wishes if self._is_possible(wish, pool))
+        return self._start(next(possible, wishes[0]))
+
+    def _has_room(self, request: Request, pool: _Pool) -> bool:
+        """Whether a trial would start now; nothing is changed by asking."""
+        slots = request.job.slots
+        for group, most in self._limits_of(request.job):
+            reserve = self._reserved.get(group)
+            lent = most if reserve is None else reserve.lent
+            if self._used[group] + slots > most or slots > lent:
+                return False
+        found = _place(request, pool, pool.free if pool.first is None else pool.lent())
+        return found is not None and (pool.first is None or _is_lent(pool, found))
+
+    def _start(self, request: Request) -> Start | str:
         job = request.job
         pool = self._pools.get(job.pool)
         most = job.max_slots
         own = most is None or self.held.get(job.job_id, 0) + job.slots <= most
         if pool is not None and pool.shut and own and pool.is_ordinary(request):
-            told = pool.refused.get((job.slots, job.max_agents, job.single_agent))
+            told = pool.refused.get(job.shape)
             if told is not None:
                 return told
         if pool is None or not self._is_possible(request, pool):
@@ -140,7 +169,7 @@ class Ledger:
 
     def _start_behind(self, request: Request, pool: _Pool, first: Request) -> Start | str:
         """Start a trial where that cannot delay the first one, which waits."""
-        asked = request.job.slots, request.job.max_agents, request.job.single_agent
+        asked = request.job.shape
         alike = not request.excluded and first.job.job_id != request.job.job_id
         if alike and asked in pool.refused:
             return pool.refused[asked]
@@ -346,6 +375,7 @@ def _place(
         free,
         single_agent=job.single_agent,
         max_agents=job.max_agents,
+        unit=job.unit,
     )
 
 

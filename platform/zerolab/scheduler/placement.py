@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from zerolab.scheduler.types import AgentSlots
 
-__all__ = ["Free", "kinds_in_order", "place"]
+__all__ = ["Free", "kinds_in_order", "place", "share"]
 
 Free = Mapping[int, Sequence[int]]
 """Agent id to the ids of its free slots."""
@@ -22,6 +22,7 @@ def place(
     *,
     single_agent: bool = False,
     max_agents: int | None = None,
+    unit: int = 1,
 ) -> dict[int, tuple[int, ...]] | None:
     """Choose slots: on one agent where they fit, else over as few agents as possible.
 
@@ -34,30 +35,49 @@ def place(
         free: Their free slots.
         single_agent: Whether all must be on one agent.
         max_agents: Most agents over which they may lie; any number when None.
+        unit: Slots of one rank, which must lie on one agent.
 
     Returns:
         Agent id to slot ids, or None when there is no room.
     """
     for kind in kinds_in_order(agents):
         room = {one.agent_id: free.get(one.agent_id, ()) for one in agents if one.kind == kind}
-        chosen = _place(slots, room, single_agent=single_agent)
-        if chosen is not None and (max_agents is None or len(chosen) <= max_agents):
-            return chosen
+        counts = {agent: len(ids) for agent, ids in room.items()}
+        most = 1 if single_agent else max_agents
+        shares = share(slots, counts, max_agents=most, unit=unit)
+        if shares is not None:
+            return {agent: tuple(sorted(room[agent])[:count]) for agent, count in shares.items()}
     return None
 
 
-def _place(slots: int, room: Free, *, single_agent: bool) -> dict[int, tuple[int, ...]] | None:
-    fitting = [(len(ids), agent) for agent, ids in room.items() if len(ids) >= slots]
+def share(
+    slots: int, free: Mapping[int, int], *, max_agents: int | None = None, unit: int = 1
+) -> dict[int, int] | None:
+    """Choose how many slots of one kind each agent gives; see :func:`place`.
+
+    Args:
+        slots: How many are wanted.
+        free: Agent id to how many are free there.
+        max_agents: Most agents over which they may lie; any number when None.
+        unit: Slots of one rank, which must lie on one agent.
+
+    Returns:
+        Agent id to slots, the most first, or None when there is no room.
+    """
+    fitting = [(count, agent) for agent, count in free.items() if count >= slots]
     if fitting:
         _, agent = min(fitting)
-        return {agent: tuple(sorted(room[agent])[:slots])}
-    if single_agent or sum(map(len, room.values())) < slots:
+        return {agent: slots}
+    if max_agents == 1:
         return None
-    chosen: dict[int, tuple[int, ...]] = {}
+    usable = {agent: count - count % unit for agent, count in free.items()}
+    if sum(usable.values()) < slots:
+        return None
+    chosen: dict[int, int] = {}
     missing = slots
-    for agent in sorted(room, key=lambda agent: (-len(room[agent]), agent)):
-        taken = sorted(room[agent])[:missing]
+    for agent in sorted(usable, key=lambda agent: (-usable[agent], agent)):
+        taken = min(usable[agent], missing)
         if taken:
-            chosen[agent] = tuple(taken)
-            missing -= len(taken)
-    return chosen
+            chosen[agent] = taken
+            missing -= taken
+    return chosen if max_agents is None or len(chosen) <= max_agents else None

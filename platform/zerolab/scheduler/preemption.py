@@ -1,9 +1,10 @@
 """Who must make room for a trial that goes first."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from zerolab.scheduler.placement import share
 from zerolab.scheduler.types import AgentSlots, Allocation, Job
 
 __all__ = ["Limit", "victims"]
@@ -50,14 +51,15 @@ class _Room:
         return {group for group, most in self.limits if self._used[group] + need > most}
 
     def _placeable(self) -> bool:
-        if any(free >= self.job.slots for free in self._free.values()):
-            return True
-        if self.job.single_agent:
-            return False
-        kinds = Counter[str]()
+        job = self.job
+        kinds: defaultdict[str, dict[int, int]] = defaultdict(dict)
         for agent in self.agents:
-            kinds[agent.kind] += self._free[agent.agent_id]
-        return any(free >= self.job.slots for free in kinds.values())
+            kinds[agent.kind][agent.agent_id] = self._free[agent.agent_id]
+        most = 1 if job.single_agent else job.max_agents
+        return any(
+            share(job.slots, free, max_agents=most, unit=job.unit) is not None
+            for free in kinds.values()
+        )
 
 
 def victims(

@@ -137,11 +137,13 @@ def _slots(job: Job) -> str:
 
 
 def _most(job: Job, rooms: Sequence[tuple[str, int]]) -> int:
-    """The most slots of one kind: on one machine where they must be there, else together."""
-    if job.single_agent:
-        return max((count for _, count in rooms), default=0)
-    kinds = {kind for kind, _ in rooms}
-    return max((sum(n for each, n in rooms if each == kind) for kind in kinds), default=0)
+    """The most slots of one kind, on as many machines as the trial may take."""
+    most = 1 if job.single_agent else job.max_agents
+    found = 0
+    for wanted in {kind for kind, _ in rooms}:
+        counts = sorted((count for kind, count in rooms if kind == wanted), reverse=True)
+        found = max(found, sum(counts[:most]))
+    return found
 
 
 def _is(count: int) -> str:

@@ -16,8 +16,13 @@ __all__ = [
     "Job",
     "Policy",
     "Request",
+    "Shape",
     "Start",
 ]
+
+
+Shape = tuple[int, int | None, bool, int]
+"""Slots, most agents, whether one agent only, slots of a rank."""
 
 
 class Policy(StrEnum):
@@ -75,6 +80,15 @@ class Job:
     """Whether all slots of a trial must be on one agent."""
     max_agents: int | None = None
     """Most agents over which its slots may lie; any number when None."""
+    unit: int = 1
+    """Slots of one rank, which must lie on one agent; ``slots`` is a multiple."""
+    fewer: tuple[int, ...] = ()
+    """With how many slots a trial starts, too, where ``slots`` are not free; the largest first."""
+
+    @property
+    def shape(self) -> "Shape":
+        """What decides where a trial fits, and for how many slots it counts."""
+        return self.slots, self.max_agents, self.single_agent, self.unit
 
 
 class Request(NamedTuple):

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import func, select
 
 from zeroserver.orchestrator.checkpoints.retention import apply_to_experiment
@@ -27,6 +28,8 @@ __all__ = ["move_experiment", "resource_columns", "settle_experiment"]
 
 def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
     """Return the columns that the scheduler reads."""
+    from zerolab.config.experiment.resources import fewer_slots  # pydantic
+
     resources, searcher = config.resources, config.searcher
     return {
         "slots": resources.slots_per_trial,
@@ -34,6 +37,8 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
         "weight": resources.weight,
         "max_slots": resources.max_slots,
         "max_nodes": resources.max_nodes,
+        "slots_per_rank": resources.slots_per_rank,
+        "fewer_slots": msgspec.json.encode(fewer_slots(resources)).decode(),
         "pool": resources.resource_pool,
         "queue_time": resources.queue_time,
         "concurrent_trials": 0 if searcher.has_one_trial else searcher.max_concurrent_trials,

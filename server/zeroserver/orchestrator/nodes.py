@@ -27,13 +27,16 @@ __all__ = [
 ]
 
 
-def spread(transaction: Transaction, run_id: int, slots: Mapping[int, Sequence[int]]) -> Nodes:
+def spread(
+    transaction: Transaction, run_id: int, slots: Mapping[int, Sequence[int]], slots_per_rank: int
+) -> Nodes:
     """Note the agents of a run that has several; return what its ranks are told of them.
 
     Args:
         transaction: Of the writer.
         run_id: The run.
         slots: Agent to its slots, in the order of node ranks.
+        slots_per_rank: Slots of each rank.
     """
     rows = [
         {
@@ -47,7 +50,7 @@ def spread(transaction: Transaction, run_id: int, slots: Mapping[int, Sequence[i
         for rank, (agent_id, ids) in enumerate(slots.items())
     ]
     transaction.connection.execute(run_nodes.insert(), rows)
-    return Nodes(tuple(len(ids) for ids in slots.values()), 0, "", 0)
+    return Nodes(tuple(len(ids) // slots_per_rank for ids in slots.values()), 0, "", 0)
 
 
 def held_slots(states: Sequence[str]) -> Select[tuple[int, int, int | None, str]]:

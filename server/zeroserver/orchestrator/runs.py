@@ -83,6 +83,7 @@ def assign(
     own = checkpoint is not None and not checkpoint.warm_start
     forget_after(transaction, trial["id"], steps if own else -1)
     (agent_id, slot_ids), *others = slots.items()
+    unit = experiment["slots_per_rank"]
     now = world.clock()
     row: dict[str, Any] = {
         "trial_id": trial["id"],
@@ -107,8 +108,10 @@ def assign(
         config=msgspec.json.decode(experiment["config"]),
         hparams=msgspec.json.decode(trial["hparams"]),
         trial_seed=trial["seed"],
-        slots=sum(map(len, slots.values())),
-        nodes=spread(transaction, run_id, slots) if others else None,
+        slots=sum(map(len, slots.values())) // unit,
+        planned_slots=experiment["slots"] // unit,
+        slots_per_rank=unit,
+        nodes=spread(transaction, run_id, slots, unit) if others else None,
         model_dir="",
         run_dir="",
         checkpoint_dir=storage.root,

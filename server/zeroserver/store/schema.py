@@ -101,6 +101,8 @@ experiments = Table(
     Column("queue_time", Integer, nullable=True),  # seconds
     Column("concurrent_trials", Integer, nullable=False, server_default="0"),  # 0: any number
     Column("max_nodes", Integer, nullable=False, server_default="1"),
+    Column("slots_per_rank", Integer, nullable=False, server_default="1"),
+    Column("fewer_slots", Text, nullable=False, server_default="[]"),  # that will do, too
     Column("waits_since", Double, nullable=True),  # for slots, with none held; if it has a limit
     Column("searcher_done", Integer, nullable=False, default=0),
     Column("progress", Double, nullable=False, default=0.0),

@@ -222,7 +222,15 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
     meant = spec.entrypoint
     entrypoint: str | Callable[[str], None] = sys.executable
     if isinstance(meant, Command):
-        words = ["-P", "-m", "zerolab.launcher.rank", parent, *_options(meant), "--", *meant.words]
+        words = [
+            "-P",
+            "-m",
+            "zerolab.launcher.rank",
+            parent,
+            *_options(meant, spec.slots_per_rank),
+            "--",
+            *meant.words,
+        ]
     elif os.environ.get("CUDA_VISIBLE_DEVICES"):  # CUDA does not survive a fork
         words = ["-P", "-m", "zerotrial.process.launch", "--rank", parent]
     else:
@@ -243,9 +251,11 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
     return result
 
 
-def _options(command: Command) -> list[str]:
+def _options(command: Command, slots_per_rank: int) -> list[str]:
     """What :mod:`zerolab.launcher.rank` is told about a command."""
     options = ["--plain"] if command.plain else []
+    if slots_per_rank > 1:
+        options.append(f"--slots={slots_per_rank}")
     if command.local_rank_at is not None:
         options.append(f"--local-rank-at={command.local_rank_at}")
     return options

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from zerolab.config.engine.auto import determined_by
+from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
 from zerolab.errors import TrialError
@@ -90,7 +90,7 @@ class _Rank:
         session = Session(ZeroTrialContext(spec, distributed))
         ending = None
         try:
-            with determined_by(spec.hparams, spec.max_batches):
+            with determined_by_run(spec):
                 controller = session.build(trial_class, settings)
             self.building = False
             ending = controller.run()

@@ -1,8 +1,10 @@
 """The three batch sizes and the one rule that binds them."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["BatchSizes", "resolve_batch_sizes"]
+__all__ = ["BatchSizes", "keep_batch", "keeping_batch_of", "planned_size", "resolve_batch_sizes"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,49 @@ def resolve_batch_sizes(
         )
     other = train // unit
     return BatchSizes(train, micro or other, other if micro else steps or 1, ranks)
+
+
+def keep_batch(planned: BatchSizes, dp_world_size: int) -> BatchSizes | str:
+    """Give the same batch to another number of ranks, by more or fewer micro-batches on each.
+
+    Args:
+        planned: The sizes for as many ranks as the trial was made for.
+        dp_world_size: Data-parallel ranks that there are.
+
+    Returns:
+        The sizes, or the problem as text, with the numbers of ranks that would do.
+    """
+    steps, rest = divmod(planned.train, planned.micro * dp_world_size)
+    if rest == 0:
+        return BatchSizes(planned.train, planned.micro, steps, dp_world_size)
+    whole = planned.train // planned.micro
+    fit = [str(ranks) for ranks in range(1, planned.dp_world_size + 1) if whole % ranks == 0]
+    return (
+        f"train_batch_size: {planned.train} samples in micro-batches of {planned.micro} cannot be "
+        f"shared by {dp_world_size} data-parallel ranks; {', '.join(fit)} of them can"
+    )
+
+
+_of_this_process: list[tuple[int, int]] = []
+
+
+@contextlib.contextmanager
+def keeping_batch_of(planned: int, ranks: int) -> Iterator[None]:
+    """Have engines that are built in this process keep the batch of another number of ranks.
+
+    Args:
+        planned: Ranks that the trial was made for.
+        ranks: Ranks that it has.
+    """
+    mine = (planned, ranks)
+    _of_this_process.append(mine)
+    try:
+        yield
+    finally:
+        _of_this_process[:] = [each for each in _of_this_process if each is not mine]
+
+
+def planned_size(dp_world_size: int) -> int:
+    """Return the data-parallel ranks of which the batch is kept; the ones there are, elsewhere."""
+    planned, ranks = _of_this_process[-1] if _of_this_process else (1, 1)
+    return dp_world_size * planned // ranks

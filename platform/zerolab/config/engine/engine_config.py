@@ -5,7 +5,12 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr, field_validator
 
-from zerolab.config.engine.batch import BatchSizes, resolve_batch_sizes
+from zerolab.config.engine.batch import (
+    BatchSizes,
+    keep_batch,
+    planned_size,
+    resolve_batch_sizes,
+)
 from zerolab.config.engine.optimizers import OptimizerConfig
 from zerolab.config.engine.parallel import PipelineConfig, TensorParallelConfig
 from zerolab.config.engine.precision import Bf16Config, DataTypesConfig, DType, Fp16Config
@@ -254,9 +259,13 @@ class EngineConfig(Section):
         return sizes if isinstance(sizes, str) else None
 
     def _sizes(self, dp_world_size: int) -> BatchSizes | str:
-        return resolve_batch_sizes(
+        planned = planned_size(dp_world_size)
+        sizes = resolve_batch_sizes(
             self.train_batch_size,
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
-            dp_world_size,
+            planned,
         )
+        if isinstance(sizes, str) or planned == dp_world_size:
+            return sizes
+        return keep_batch(sizes, dp_world_size)

@@ -9,12 +9,12 @@ from pydantic import AfterValidator, Field
 
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
+from zerolab.config.experiment.resources import ResourcesConfig, resource_problems
 from zerolab.config.experiment.sections import (
     EnvironmentConfig,
     LogPolicy,
     ProfilingConfig,
     ReproducibilityConfig,
-    ResourcesConfig,
     RetentionPolicyConfig,
     stage_problems,
 )
@@ -238,9 +238,4 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
             "profiling.end_after_batch: must not be less than begin_on_batch = "
             f"{profiling.begin_on_batch}, got {last}"
         )
-    slots = config.resources.slots_per_trial
-    if config.resources.max_slots is not None and config.resources.max_slots < slots:
-        yield (
-            f"resources.max_slots: must be at least slots_per_trial = {slots}, "
-            f"got {config.resources.max_slots}"
-        )
+    yield from resource_problems(config.resources, is_class=config.trial_class is not None)

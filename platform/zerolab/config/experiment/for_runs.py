@@ -21,6 +21,7 @@ def sections_of(config: ExperimentConfig) -> dict[str, Any]:
         "entrypoint": parse_entrypoint(config.entrypoint),
         "fit": _fit(config),
         "variables": variables_of(config),
+        "python": config.environment.python or "",
         "data": config.data,
         "stage": _stage(config),
     }

@@ -8,13 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
-from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.hints import hint
 from zerolab.schema.section import (
     NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Section,
     validate,
     without_nulls,
@@ -25,47 +22,11 @@ __all__ = [
     "LogPolicy",
     "ProfilingConfig",
     "ReproducibilityConfig",
-    "ResourcesConfig",
     "RetentionPolicyConfig",
     "StageConfig",
     "stage_of",
     "stage_problems",
 ]
-
-
-def _pool(value: Any) -> Any:
-    return DEFAULT_POOL if value == "" else value  # as Determined's files name the default
-
-
-class ResourcesConfig(Section):
-    """What each trial runs on."""
-
-    slots_per_trial: PositiveInt = 1
-    """Ranks of a trial, one for each slot: a GPU, or a CPU slot where there is none."""
-
-    max_slots: PositiveInt | None = None
-    """Most slots that all trials of the experiment hold at a time."""
-
-    weight: Annotated[PositiveFloat, Field(le=1_000_000)] = 1.0
-    """Share of the slots, against experiments of the same priority."""
-
-    priority: Annotated[int, Field(ge=1, le=99)] = 42
-    """1 to 99; a smaller number goes first."""
-
-    resource_pool: Annotated[str, BeforeValidator(_pool), AfterValidator(check_pool)] = DEFAULT_POOL
-    """The agents among which its trials run: those that were started with ``--pool`` and this
-    name."""
-
-    queue_time: PositiveInt | None = None
-    """Seconds: an experiment that waits longer for slots, with no trial running, ends with an
-    error that says what it waited for."""
-
-    max_nodes: PositiveInt = 1
-    """Machines (agents) over which the slots of a trial may lie; as few as possible are taken. All
-    of them must see the storage of checkpoints at the same place."""
-
-    is_single_node: bool | None = hint(None, "max_nodes says it: 1 is one machine")
-    """All slots of a trial on one machine."""
 
 
 def _source(value: str) -> str:
@@ -176,6 +137,13 @@ class EnvironmentVariables(Section):
     """For ranks on GPUs."""
 
 
+def _python(value: str) -> str:
+    if not value.startswith(("/", "~")):
+        hint = "`conda env list` shows where conda's environments are"
+        raise ValueError(f"must be a path that begins with / or ~, got {value!r}; {hint}")
+    return value
+
+
 class EnvironmentConfig(Section):
     """What the processes of a trial find around them."""
 
@@ -186,6 +154,11 @@ class EnvironmentConfig(Section):
 
     deepspeed: Literal["zerolab"] | None = None
     """``zerolab``: scripts that import deepspeed, or let Hugging Face do so, find this engine."""
+
+    python: Annotated[str, AfterValidator(_python)] | None = None
+    """Another interpreter for the ranks, or the directory of a conda or virtual environment, on
+    every machine at the same place; it needs Zerolab in the same version. The agent's own when
+    left out."""
 
 
 def _regex(value: str) -> str:

@@ -54,7 +54,7 @@ def main() -> int:
 
 def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Outcome:
     spec = read_run_spec(folder.spec)
-    sizes = sizes_of(spec.slots, settings.slots_per_node)
+    sizes = sizes_of(spec.slots, max(1, settings.slots_per_node // spec.slots_per_rank))
     changed = msgspec.structs.replace(
         spec, nodes=Nodes(tuple(sizes), 0, "", 0), grace_s=float(settings.grace_s)
     )

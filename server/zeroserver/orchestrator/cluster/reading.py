@@ -106,7 +106,7 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
     query = select(
         columns.id, columns.slots, columns.position, columns.pool, columns.priority,
         columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
-        columns.max_nodes,
+        columns.max_nodes, columns.slots_per_rank, columns.fewer_slots,
     ).where(columns.id.in_(wanted))  # fmt: skip
     for row in transaction.connection.execute(query):
         labels = msgspec.json.decode(row.labels, type=list[str])
@@ -124,6 +124,8 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
             groups=(f"pool:{row.pool}", *(f"label:{label}" for label in dict.fromkeys(labels))),
             single_agent=row.max_nodes == 1,
             max_agents=row.max_nodes,
+            unit=row.slots_per_rank,
+            fewer=tuple(msgspec.json.decode(row.fewer_slots, type=list[int])),
         )
 
 

@@ -1,0 +1,142 @@
+"""The block ``resources`` of an experiment file: what each trial runs on."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from zerolab.contract.names import DEFAULT_POOL, check_pool
+from zerolab.schema.hints import hint
+from zerolab.schema.section import PositiveFloat, PositiveInt, Section
+
+__all__ = ["ElasticConfig", "ResourcesConfig", "elastic_with", "fewer_slots", "resource_problems"]
+
+
+def _pool(value: Any) -> Any:
+    return DEFAULT_POOL if value == "" else value  # as Determined's files name the default
+
+
+class ElasticConfig(Section):
+    """With how many slots a trial goes on where it cannot have all of them."""
+
+    min_slots: PositiveInt
+    """The fewest. The batch stays the same: each rank takes more micro-batches, so that only
+    numbers of ranks that divide it will do."""
+
+    counts: list[PositiveInt] | None = None
+    """The numbers of slots that will do; found from the engine file when left out."""
+
+
+class ResourcesConfig(Section):
+    """What each trial runs on."""
+
+    slots_per_trial: PositiveInt = 1
+    """Ranks of a trial, one for each slot: a GPU, or a CPU slot where there is none."""
+
+    max_slots: PositiveInt | None = None
+    """Most slots that all trials of the experiment hold at a time."""
+
+    weight: Annotated[PositiveFloat, Field(le=1_000_000)] = 1.0
+    """Share of the slots, against experiments of the same priority."""
+
+    priority: Annotated[int, Field(ge=1, le=99)] = 42
+    """1 to 99; a smaller number goes first."""
+
+    resource_pool: Annotated[str, BeforeValidator(_pool), AfterValidator(check_pool)] = DEFAULT_POOL
+    """The agents among which its trials run: those that were started with ``--pool`` and this
+    name."""
+
+    queue_time: PositiveInt | None = None
+    """Seconds: an experiment that waits longer for slots, with no trial running, ends with an
+    error that says what it waited for."""
+
+    max_nodes: PositiveInt = 1
+    """Machines (agents) over which the slots of a trial may lie; as few as possible are taken. All
+    of them must see the storage of checkpoints at the same place."""
+
+    slots_per_rank: PositiveInt = 1
+    """Slots of each process of a command, all on one machine: one process for so many GPUs."""
+
+    elastic: ElasticConfig | None = None
+    """A trial whose machine is lost, or whose slots others have, goes on with fewer."""
+
+    is_single_node: bool | None = hint(None, "max_nodes says it: 1 is one machine")
+    """All slots of a trial on one machine."""
+
+
+def resource_problems(resources: ResourcesConfig, *, is_class: bool) -> Iterator[str]:
+    """Say what does not go together in the block.
+
+    Args:
+        resources: The block.
+        is_class: Whether the entrypoint is a trial class, and no command.
+    """
+    slots, unit = resources.slots_per_trial, resources.slots_per_rank
+    if resources.max_slots is not None and resources.max_slots < slots:
+        yield (
+            f"resources.max_slots: must be at least slots_per_trial = {slots}, "
+            f"got {resources.max_slots}"
+        )
+    if slots % unit:
+        yield f"resources.slots_per_rank: must divide slots_per_trial = {slots}, got {unit}"
+    elif unit > 1 and is_class:
+        yield (
+            f"resources.slots_per_rank: must be 1 for a trial class, got {unit}; it has a rank on "
+            "each slot, and a command may have one on several"
+        )
+    yield from _elastic_problems(resources)
+
+
+def _elastic_problems(resources: ResourcesConfig) -> Iterator[str]:
+    elastic, slots = resources.elastic, resources.slots_per_trial
+    if elastic is None:
+        return
+    if elastic.min_slots > slots:
+        yield (
+            f"resources.elastic.min_slots: must be at most slots_per_trial = {slots}, "
+            f"got {elastic.min_slots}"
+        )
+    unfit = [count for count in elastic.counts or () if count > slots]
+    if unfit:
+        many = ", ".join(map(str, unfit))
+        yield f"resources.elastic.counts: must be at most slots_per_trial = {slots}, got {many}"
+
+
+def fewer_slots(resources: ResourcesConfig) -> list[int]:
+    """Return the numbers of slots with which an elastic trial may go on, the largest first.
+
+    Args:
+        resources: The block; ``elastic.counts`` is what will do, or None for any number.
+    """
+    elastic, slots, unit = resources.elastic, resources.slots_per_trial, resources.slots_per_rank
+    if elastic is None:
+        return []
+    counts = range(unit, slots, unit) if elastic.counts is None else elastic.counts
+    fit = {count for count in counts if elastic.min_slots <= count < slots and count % unit == 0}
+    return sorted(fit, reverse=True)
+
+
+def elastic_with(resources: ResourcesConfig, fit: Sequence[int] | None) -> ElasticConfig | None:
+    """Fill in the numbers of slots that will do.
+
+    Args:
+        resources: The block.
+        fit: Those with which the batch of the engine file can be kept; None where any will do, or
+            the trial's own code decides.
+
+    Raises:
+        ValueError: If one that the block names will not do.
+    """
+    elastic = resources.elastic
+    if elastic is None or fit is None:
+        return elastic
+    named = {"min_slots": [elastic.min_slots], "counts": elastic.counts or []}
+    for key, counts in named.items():
+        wrong = [str(count) for count in counts if count not in fit]
+        if wrong:
+            do = ", ".join(map(str, fit))
+            raise ValueError(
+                f"resources.elastic.{key}: must be a number of ranks over which the batch of "
+                f"{resources.slots_per_trial} can be divided, one of {do}, got {', '.join(wrong)}"
+            )
+    return elastic.model_copy(update={"counts": elastic.counts or list(fit)})

@@ -1,0 +1,188 @@
+"""Trial classes and the engine on the slots of two agents: paused, resumed, and with one lost.
+
+All of it trains the same losses as one rank alone, which the batch and its samples must be for.
+"""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.test_two_agents import Farm
+from tests.waiting import until
+from zerolab.client import archive
+
+pytestmark = pytest.mark.processes
+
+BATCHES = 10
+GATE_AT = 5
+"""Before this batch the ranks wait until the test lets them go on."""
+
+MODEL = """
+import pathlib, time
+import torch
+import zerotrial
+from zerolab.core.preempt import DirectivePoller
+
+class Poller(DirectivePoller):
+    made = []
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.made.append(self)
+
+import zerotrial.loop.session
+zerotrial.loop.session.DirectivePoller = Poller
+
+GATE = pathlib.Path(GATE_PATH)
+
+class Line(zerotrial.ZeroTrial):
+    def __init__(self, context):
+        self.context = context
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        given = context.get_hparams()
+        config = zerotrial.overwrite_deepspeed_config(
+            given["deepspeed_config"], given["overwrite_deepspeed_args"]
+        )
+        engine, *_ = zerotrial.initialize(model=model, config=config)
+        self.engine = context.wrap_model_engine(engine)
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        rank = self.context.distributed.get_rank()
+        if batch_idx == GATE_BATCH:
+            (GATE / f"waits_{rank}_of_{self.context.distributed.get_size()}").touch()
+            while not (GATE / "go").exists():
+                time.sleep(0.02)
+            while (GATE / "leave").exists() and not all(p.should_preempt for p in Poller.made):
+                time.sleep(0.02)  # the chief has been told to leave, before this batch ends
+        if (GATE / "slow").exists():  # ranks agree on leaving after each batch, where it is long
+            time.sleep(0.3)
+        inputs, wanted = next(dataloader_iter)
+        loss = torch.nn.functional.mse_loss(self.engine(inputs), wanted)
+        self.engine.backward(loss)
+        self.engine.step()
+        return {"loss": loss}
+
+    def evaluate_batch(self, dataloader_iter):
+        inputs, wanted = next(dataloader_iter)
+        return {"validation_loss": torch.nn.functional.mse_loss(self.engine(inputs), wanted)}
+
+    def data(self):
+        inputs = torch.randn(52, 4, generator=torch.Generator().manual_seed(1))
+        return torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
+
+    def build_training_data_loader(self):
+        size = self.context.get_train_micro_batch_size_per_gpu()
+        return zerotrial.DataLoader(self.data(), batch_size=size, shuffle=True)
+
+    def build_validation_data_loader(self):
+        return zerotrial.DataLoader(self.data(), batch_size=13)
+"""
+
+
+def config(slots: int, stage: int, accumulation: int = 1, **resources: object) -> dict[str, Any]:
+    """An experiment whose batch is ``2 x accumulation x slots`` samples."""
+    engine = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},
+    }
+    return {
+        "entrypoint": "model:Line",
+        "hyperparameters": {
+            "deepspeed_config": engine,
+            "overwrite_deepspeed_args": {"zero_optimization": {"stage": stage}},
+        },
+        "searcher": {
+            "name": "single", "metric": "validation_loss", "max_length": {"batches": BATCHES},
+        },
+        "min_checkpoint_period": {"batches": 2},
+        "scheduling_unit": 1,
+        "reproducibility": {"experiment_seed": 7},
+        "resources": {"slots_per_trial": slots, "max_nodes": 2, **resources},
+        "max_restarts": 0,
+    }  # fmt: skip
+
+
+class Classes(Farm):
+    """A farm that runs a trial class."""
+
+    def train(self, values: dict[str, Any]) -> int:
+        model = self.path / "model"
+        model.mkdir(exist_ok=True)
+        text = MODEL.replace("GATE_PATH", repr(str(self.gate)))
+        (model / "model.py").write_text(text.replace("GATE_BATCH", str(GATE_AT)))
+        return int(self.client.create_experiment(values, archive.pack(model))["id"])
+
+    def await_ranks(self, number: int) -> None:
+        """Wait until so many ranks of one run stand at the gate."""
+        until(
+            f"{number} ranks wait",
+            lambda: sorted(one.name for one in self.gate.glob(f"waits_*_of_{number}")),
+            lambda names: len(names) == number,
+            told=self.everything,
+        )
+
+    def everything(self) -> str:
+        found = [log.read_text()[-3000:] for log in self.path.glob("*.log")]
+        found += [log.read_text()[-3000:] for log in self.path.glob("*/runs/*/logs/*")]
+        return "\n".join(found)
+
+    def losses(self, experiment_id: int) -> dict[int, float]:
+        """End an experiment and return its losses by step."""
+        trial = self.finish(experiment_id)
+        (curve,) = self.client.metrics(trial["id"], "training", ["loss"])
+        (self.gate / "go").unlink()
+        for one in self.gate.iterdir():
+            one.unlink()
+        return {int(step): float(value) for step, value in curve["points"]}
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Classes]:
+    farm = Classes(tmp_path, 8.0)
+    try:
+        farm.join("large", "--slots", "2")
+        farm.join("small", "--slots", "2")
+        yield farm
+    finally:
+        farm.close()
+
+
+def test_a_class_trains_over_two_agents_is_paused_and_goes_on_with_what_is_left_of_them(
+    farm: Classes,
+) -> None:
+    alone = farm.losses(farm.train(config(1, 0, accumulation=4)))
+    assert sorted(alone) == list(range(1, BATCHES + 1))
+
+    (farm.gate / "slow").touch()
+    paused = farm.train(config(4, 1))
+    farm.await_ranks(4)
+    farm.client.experiment_action(paused, "pause")
+    (farm.gate / "leave").touch()
+    (farm.gate / "go").touch()
+    until("it has paused", lambda: farm.client.experiment(paused)["state"], lambda s: s == "PAUSED")
+    until(
+        "its slots are free",
+        lambda: [slot["run_id"] for one in farm.client.agents() for slot in one["slots"]],
+        lambda held: held == [None] * 4,
+    )
+    (trial,) = farm.client.trials(paused)
+    assert 0 < trial["steps_completed"] < BATCHES
+    (farm.gate / "leave").unlink()
+    (farm.gate / "slow").unlink()
+    farm.client.experiment_action(paused, "activate")
+    assert farm.losses(paused) == pytest.approx(alone, abs=1e-5)
+
+    elastic = farm.train(config(4, 3, elastic={"min_slots": 2}))
+    farm.await_ranks(4)
+    farm.signal("small", signal.SIGKILL)
+    farm.agents["small"].wait()
+    farm.await_state("small", "gone")
+    farm.await_ranks(2)
+    assert farm.losses(elastic) == pytest.approx(alone, abs=1e-5)
+    (trial,) = farm.client.trials(elastic)
+    assert trial["restarts"] == 0

@@ -1,0 +1,67 @@
+"""An elastic trial: which numbers of ranks keep its batch, and what of the file is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerolab.config import load_engine_config
+from zerolab.config.checking import check_experiment
+from zerolab.config.engine.batch import BatchSizes, keep_batch, keeping_batch_of
+from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.config.experiment.resources import ResourcesConfig, fewer_slots
+from zerolab.errors import ConfigError
+
+ENGINE = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 3,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+}
+
+
+def resources(folder: Path, **more: object) -> ResourcesConfig:
+    (folder / "train.py").write_text("")
+    file: dict[str, Any] = {
+        "entrypoint": "python train.py",
+        "hyperparameters": {"deepspeed_config": ENGINE},
+        "searcher": {"name": "single", "metric": "loss"},
+        "resources": {"slots_per_trial": 4, **more},
+    }
+    return check_experiment(file, FolderFiles(folder)).resources
+
+
+def test_fewer_ranks_take_more_micro_batches_of_the_same_batch() -> None:
+    planned = BatchSizes(train=24, micro=2, accumulation_steps=3, dp_world_size=4)
+    assert keep_batch(planned, 2) == BatchSizes(24, 2, 6, 2)
+    assert keep_batch(planned, 3) == BatchSizes(24, 2, 4, 3)
+    told = keep_batch(BatchSizes(16, 2, 2, 4), 3)
+    assert isinstance(told, str)
+    assert "16 samples in micro-batches of 2 cannot be shared by 3" in told
+    assert told.endswith("1, 2, 4 of them can")
+
+
+def test_an_engine_of_a_smaller_run_keeps_the_batch_that_its_trial_was_made_for() -> None:
+    config = load_engine_config(ENGINE)
+    with keeping_batch_of(4, 2):
+        assert config.batch_sizes(2) == BatchSizes(24, 2, 6, 2)
+    assert config.batch_sizes(2) == BatchSizes(12, 2, 3, 2)
+
+
+def test_the_numbers_that_will_do_are_found_from_the_engine_file(tmp_path: Path) -> None:
+    found = resources(tmp_path, elastic={"min_slots": 2})
+    assert found.elastic is not None
+    assert found.elastic.counts == [1, 2, 3, 4]
+    assert fewer_slots(found) == [3, 2]
+    assert fewer_slots(resources(tmp_path, elastic={"min_slots": 2, "counts": [2]})) == [2]
+    assert fewer_slots(resources(tmp_path)) == []
+
+
+def test_a_number_that_does_not_divide_the_batch_is_refused_with_those_that_do(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="one of 1, 2, 3, 6, got 4"):
+        resources(tmp_path, slots_per_trial=6, elastic={"min_slots": 4})
+    with pytest.raises(ConfigError, match=r"elastic\.min_slots: must be at most"):
+        resources(tmp_path, elastic={"min_slots": 5})
+    with pytest.raises(ConfigError, match="slots_per_rank: must divide slots_per_trial = 4, got 3"):
+        resources(tmp_path, slots_per_rank=3)
