@@ -49,7 +49,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0008"
+HEAD = "0009"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
