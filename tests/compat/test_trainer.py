@@ -103,9 +103,10 @@ def make_trainer(folder: str, file: dict[str, Any] | None, **more: Any) -> Any:
 
     forget_accelerate()
     lora = more.pop("lora", False)
+    callbacks = more.pop("callbacks", None)
+    more.setdefault("per_device_train_batch_size", 2)
     arguments = TrainingArguments(
         folder,
-        per_device_train_batch_size=2,
         per_device_eval_batch_size=2,
         gradient_accumulation_steps=2,
         max_steps=STEPS,
@@ -125,7 +126,13 @@ def make_trainer(folder: str, file: dict[str, Any] | None, **more: Any) -> Any:
         **more,
     )
     model = make_model(lora=lora)
-    return Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows())
+    return Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        callbacks=callbacks,
+    )
 
 
 def train(folder: str, file: dict[str, Any] | None, resume: str | None = None, **more: Any) -> Any:
