@@ -1,8 +1,8 @@
 """A Trainer's checkpoint resumed at another number of ranks.
 
-The Trainer gives its ranks neighbouring samples in turn. So where ranks x micro-batch x accumulation
-stay the same, each update sees the same samples at any number of ranks, and only the order in which
-their gradients are added differs.
+The Trainer gives its ranks neighbouring samples in turn. So where ranks x micro-batch x
+accumulation stay the same, each update sees the same samples at any number of ranks, and only the
+order in which their gradients are added differs.
 """
 
 from pathlib import Path
