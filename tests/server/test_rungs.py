@@ -204,6 +204,29 @@ def test_a_run_that_is_asked_to_leave_does_not_go_on(server: Server) -> None:
     assert not extend(server, spec.run_id, 5)["goes_on"]
 
 
+@pytest.mark.parametrize(
+    ("closed", "body"),
+    [(None, {}), (1, {"drain": True}), (2, {"drain": True}), (2, {"drain": True, "slots": [0]})],
+)
+def test_a_run_over_two_agents_goes_on_only_where_both_may_go_on(
+    server: Server, closed: int | None, body: dict[str, Any]
+) -> None:
+    server.submit(
+        hyperparameters=SPACE,
+        searcher={**PROMOTING, "max_trials": 1},
+        resources={"slots_per_trial": 2, "max_nodes": 2},
+    )
+    for name in ("a", "b"):
+        server.add_agent(name=name)
+    spec = server.begin(1)
+    assert server.sql("SELECT agent_id FROM run_nodes ORDER BY node_rank") == [(1,), (2,)]
+    server.add_agent(slots=2, name="c")  # it would find its slots there at once
+    server.report(spec.run_id, validation(5, 0.5), checkpoint(5, "1"))
+    if closed is not None:
+        server.post(f"/agents/{closed}/disable", body)
+    assert extend(server, spec.run_id, 5)["goes_on"] == (closed is None)
+
+
 def test_a_trial_that_is_compared_without_a_metric_ends_where_it_trains_on_too(
     server: Server,
 ) -> None:

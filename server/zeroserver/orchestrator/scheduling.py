@@ -79,17 +79,19 @@ def extend(world: World, transaction: Transaction, run_id: int, until: int) -> E
 
 
 def _goes_first(world: World, transaction: Transaction, run: Fields, trial: Fields) -> bool:
-    """Whether a trial would be given slots at once if its run gave back those that it holds."""
+    """Whether a trial would be given slots at once, and may stay on all that its run holds."""
     held = held_by_run(world, transaction)
-    job = held.pop(run["id"]).job
+    mine = held.pop(run["id"])
     cluster = read_cluster(world, transaction)
-    if any(one.closed for one in cluster.agents if one.agent_id == run["agent_id"]):
-        return False
     excluded = frozenset(msgspec.json.decode(trial["excluded"], type=list[int]))
-    again = Request(trial["id"], job, 1, excluded)
+    free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
+    for agent_id, slots in mine.slots.items():
+        if agent_id in excluded or not free.get(agent_id, set()).issuperset(slots):
+            return False
+    again = Request(trial["id"], mine.job, 1, excluded)
     waiting = [again, *read_queue(world, transaction)]
     decision = scheduler.schedule(cluster, waiting, list(held.values()))
-    return run["agent_id"] not in excluded and any(one.request is again for one in decision.start)
+    return any(one.request is again for one in decision.start)
 
 
 def _start(
