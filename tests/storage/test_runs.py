@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.storage.buckets import S3
 from tests.waiting import until
 
 pytestmark = pytest.mark.processes
+
+FROZEN = {"type": "SGD", "params": {"lr": 0.0}}
 
 WAITING = f'''{MODEL}
 
@@ -93,3 +96,25 @@ def test_a_trial_that_is_killed_goes_on_from_its_checkpoint_in_s3(
 
     installation.quick("experiment", "delete", str(experiment_id), "--yes")
     until("nothing is left in the bucket", lambda: s3_server.keys(bucket) == [])
+
+
+def test_a_trial_begins_with_weights_that_lie_in_another_storage_than_its_own(
+    installation: Installation, s3_server: S3, own_s3: S3, tmp_path: Path
+) -> None:
+    """From S3 to another S3 with other credentials, and from there to a directory."""
+    directory = {"type": "directory", "container_path": str(tmp_path / "shared")}
+    s3, other = s3_server.block(s3_server.bucket()), own_s3.block(own_s3.bucket())
+    losses = []
+    source: dict[str, Any] = {}
+    for storage in (s3, other, directory):
+        config = experiment(1 if source else 10, checkpoint_storage=storage)
+        config["searcher"] |= source
+        if source:  # the weights stay what they were
+            config["hyperparameters"]["deepspeed_config"] |= {"optimizer": FROZEN}
+        shutil.rmtree(installation.home.cache, ignore_errors=True)
+        made = installation.submit(tmp_path / "line", config, {"model_def.py": MODEL})
+        assert installation.wait_for(made)["state"] == "COMPLETED", installation.lines(made)
+        (trial,) = installation.client.trials(made)
+        losses.append(trial["best_validation"])
+        source = {"source_trial_id": trial["id"]}
+    assert losses == [losses[0]] * 3
