@@ -243,3 +243,36 @@ def test_a_second_agent_of_the_same_name_is_told_to_take_another(farm: Farm) -> 
     assert "another agent with the name a is there" in told
     assert "Traceback" not in told
     assert farm.state("a") == "ready"
+
+
+def test_a_trial_whose_checkpoint_this_machine_does_not_see_waits_and_says_where_it_lies(
+    tmp_path: Path,
+) -> None:
+    farm = Farm(tmp_path, 60.0)
+    try:
+        farm.join("a")
+        one = farm.submit()
+        farm.begun(1)
+        farm.cli("agent", "disable", "a")
+        trial = until(
+            "the trial has left",
+            lambda: farm.client.trials(one)[0],
+            lambda found: found["state"] == "QUEUED" and found["latest_checkpoint"],
+        )
+        (saved,) = farm.client.experiment_checkpoints(one)
+        place = Path(saved["path"])
+        hidden = place.rename(tmp_path / "only_on_a")  # as on a disk that the next machine lacks
+        farm.join("b")
+        told = until(
+            "it waits for the checkpoint",
+            lambda: str(farm.client.trials(one)[0]["waiting_reason"]),
+            lambda reason: "was saved in" in reason,
+        )
+        assert trial["latest_checkpoint"] in told
+        assert f"in {place.parent} on agent a (" in told
+        assert "set checkpoint_storage to a directory that every machine sees" in told
+        hidden.rename(place)
+        assert sum(name.endswith("_at_1") for name in farm.begun(2)) == 1
+        assert farm.finish(one)["restarts"] == 0
+    finally:
+        farm.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.helpers import PREFIX, Server, training
+from tests.server.helpers import PREFIX, Server, checkpoint, training
 from tests.server.test_queue import join, refused, running
 
 
@@ -56,6 +56,23 @@ def test_what_runs_on_an_agent_that_is_disabled_goes_on_elsewhere(server: Server
     server.exit(spec.run_id, 66)
     assert (running(server, 1), running(server, other)) == ([], [1])
     assert server.trial()["restarts"] == 0
+
+
+def test_a_run_is_told_which_other_agent_has_saved_the_checkpoint_that_it_starts_from(
+    server: Server,
+) -> None:
+    join(server, "a")
+    other = join(server, "b")
+    server.submit()
+    spec = server.begin()
+    server.report(spec.run_id, checkpoint(1))
+    server.exit(spec.run_id, 66)
+    again = server.begin()
+    server.post("/agents/1/disable", {})
+    server.exit(again.run_id, 66)
+    told = [run.latest_checkpoint for run in (spec, again, server.begin(1, other))]
+    saved_on = [found and found.saved_on for found in told]
+    assert saved_on == [None, "", f"agent a ({agent(server)['host']})"]
 
 
 def test_single_slots_are_disabled_and_enabled(server: Server) -> None:

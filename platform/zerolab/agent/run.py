@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_USER_ERROR,
     Nodes,
+    RunSpec,
     read_run_spec,
     write_run_spec,
 )
@@ -185,10 +187,9 @@ class Run:
             token=self._item.spec.token or self._token,
         )
         write_run_spec(spec, folder.spec)
-        storage = StorageAddress(root=spec.checkpoint_dir, options=spec.storage_options)
-        missing = missing_package(storage)
-        if missing is not None:
-            return Outcome(EXIT_USER_ERROR, f"the checkpoint storage cannot be opened: {missing}")
+        refused = _storage_problem(spec)
+        if refused is not None:
+            return refused
         fetched: list[bytes] = []
 
         def fetch() -> None:
@@ -224,6 +225,27 @@ class Run:
             logger.info("run %d: the server wants nothing of it: %s", self.run_id, error)
         except (ZerolabError, OSError):
             logger.exception("run %d: logs are not shipped while it runs", self.run_id)
+
+
+def _storage_problem(spec: RunSpec) -> Outcome | None:
+    """Say why nothing can be saved to, or gone on from, on this machine."""
+    storage = StorageAddress(root=spec.checkpoint_dir, options=spec.storage_options)
+    missing = missing_package(storage)
+    if missing is not None:
+        return Outcome(EXIT_USER_ERROR, f"the checkpoint storage cannot be opened: {missing}")
+    ref = spec.latest_checkpoint
+    if ref is None or not ref.saved_on:
+        return None
+    place = ref.storage or storage
+    if place.is_remote or Path(place.root.removeprefix("file://"), ref.uuid).is_dir():
+        return None
+    reason = (
+        f"checkpoint {ref.uuid}, from which the trial goes on, is not on {socket.gethostname()}: "
+        f"it was saved in {place.root} on {ref.saved_on}; mount or copy it there, or give that "
+        "agent back; for new experiments set checkpoint_storage to a directory that every machine "
+        "sees at the same path, or to an object store (type: s3)"
+    )
+    return Outcome(EXIT_INFRASTRUCTURE, reason)
 
 
 def _not_blamed(outcome: Outcome) -> Outcome:

@@ -94,6 +94,8 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     """How to open that storage; see :class:`StorageAddress`."""
     warm_start: bool = False
     """It is another trial's: weights are taken from it, and counters begin anew."""
+    saved_on: str = ""
+    """The agent on which it was saved, where the run that starts from it is on another one."""
 
     @property
     def storage(self) -> StorageAddress | None:

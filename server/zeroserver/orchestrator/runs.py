@@ -41,7 +41,7 @@ from zeroserver.states import (
 )
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.points import forget_after
-from zeroserver.store.schema import checkpoints, experiments, runs, trials
+from zeroserver.store.schema import agents, checkpoints, experiments, runs, trials
 
 __all__ = [
     "assign",
@@ -78,6 +78,9 @@ def assign(
     """
     experiment = find(transaction, experiments, trial["experiment_id"])
     checkpoint = _latest_checkpoint(world, transaction, trial)
+    if checkpoint is not None:
+        saved_on = _other_agent(transaction, checkpoint.uuid, slots)
+        checkpoint = msgspec.structs.replace(checkpoint, saved_on=saved_on)
     storage = storage_of(world, transaction, experiment["id"])
     steps = checkpoint.steps_completed if checkpoint else 0
     own = checkpoint is not None and not checkpoint.warm_start
@@ -346,6 +349,20 @@ def _latest_checkpoint(
     )
     row = transaction.connection.execute(query).one()
     return CheckpointRef(row.uuid, row.steps_completed)
+
+
+def _other_agent(transaction: Transaction, uuid: str, slots: Mapping[int, Sequence[int]]) -> str:
+    """Name the agent that saved a checkpoint, unless it is the only one of a new run."""
+    query = (
+        select(runs.c.agent_id, agents.c.name, agents.c.host)
+        .join(checkpoints, checkpoints.c.run_id == runs.c.id)
+        .outerjoin(agents, agents.c.id == runs.c.agent_id)
+        .where(checkpoints.c.uuid == uuid)
+    )
+    row = transaction.connection.execute(query).one_or_none()
+    if row is None or set(slots) == {row.agent_id}:
+        return ""
+    return "an agent that was removed" if row.name is None else f"agent {row.name} ({row.host})"
 
 
 def _with_options(
