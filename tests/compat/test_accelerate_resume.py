@@ -1,0 +1,118 @@
+"""Accelerate goes on in the middle of an epoch, started by the file that it writes itself."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.waiting import DEADLINE_S
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SCRIPT = """
+import json, sys, torch
+from accelerate import Accelerator
+from tests.compat.test_trainer import make_model
+from zerolab.errors import ConfigError
+
+folder = sys.argv[1]
+accelerator = Accelerator()
+file = accelerator.state.deepspeed_plugin.deepspeed_config
+told = {}
+
+def train(*, resume):
+    torch.manual_seed(1)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    ids = torch.randint(0, 64, (32, 12), generator=torch.Generator().manual_seed(0))
+    batches = torch.utils.data.DataLoader(ids, batch_size=2, shuffle=True)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
+    if resume:
+        accelerator.load_state(f"{folder}/state")
+    losses = []
+    rest = accelerator.skip_first_batches(batches, 4) if resume else batches
+    for index, batch in enumerate(rest):
+        with accelerator.accumulate(model):
+            loss = model(input_ids=batch, labels=batch).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+        if not resume and index == 3:
+            accelerator.save_state(f"{folder}/state")
+    plain = accelerator.unwrap_model(model)
+    whole = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        plain.save_pretrained(f"{folder}/{resume}", state_dict=whole)
+    else:
+        plain.save_pretrained(f"{folder}/{resume}", is_main_process=False, state_dict=None)
+    try:
+        plain.save_pretrained(f"{folder}/none")
+    except ConfigError as error:
+        told["refused"] = str(error)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
+    model.close()
+    return losses
+
+told |= {
+    "stage": file["zero_optimization"]["stage"],
+    "ranks": accelerator.num_processes,
+    "accumulation": accelerator.gradient_accumulation_steps,
+    "all": train(resume=False),
+    "rest": train(resume=True),
+}
+if accelerator.is_main_process:
+    print("TOLD", json.dumps(told), flush=True)
+"""
+
+
+def test_skip_first_batches_goes_on_after_load_state_to_the_bit(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+    from accelerate.utils import ComputeEnvironment, DistributedType
+
+    deepspeed = {
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": False,
+        "zero3_save_16bit_model": True,
+        "zero_stage": 3,
+    }
+    config = ClusterConfig(
+        compute_environment=ComputeEnvironment.LOCAL_MACHINE,
+        distributed_type=DistributedType.DEEPSPEED,
+        mixed_precision="no",
+        use_cpu=False,
+        debug=False,
+        num_processes=2,
+        deepspeed_config=deepspeed,
+    )
+    config.to_yaml_file(tmp_path / "config.yaml")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "zerolab", "launch", "--as-deepspeed", "--cpu"]
+    done = subprocess.run(
+        [*words, "--config_file", "config.yaml", "train.py", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "ZEROLAB_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "TOLD" in line]
+    told = json.loads(line.split("TOLD", 1)[1])
+    assert (told["stage"], told["ranks"], told["accumulation"]) == (3, 2, 2)
+    assert "call accelerator.get_state_dict(model) on every rank" in told["refused"]
+    assert len(told["all"]) == 8
+    assert told["rest"] == told["all"][4:]
+    whole, again = (load_file(tmp_path / name / "model.safetensors") for name in ("False", "True"))
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())

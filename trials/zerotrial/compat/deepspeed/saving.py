@@ -1,0 +1,52 @@
+"""Lets ranks that write nothing call ``save_pretrained`` without the weights.
+
+``model.save_pretrained(folder, is_main_process=False, state_dict=None)`` is what scripts for
+Accelerate do on the other ranks. At stage 3 transformers would then ask this engine's shards for
+what all ranks must gather together, and the main one, which has its weights, never comes.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from zerolab.errors import ConfigError
+from zerotrial.compat import after_import
+
+__all__ = ["patch_when_imported"]
+
+_MISSING = (
+    "state_dict: must be given at stage 3, where each rank has a part of the weights, got None; "
+    "call accelerator.get_state_dict(model) on every rank, and give it here"
+)
+
+
+def patch_when_imported() -> None:
+    """Change the module now, where it is there already, or as it is imported."""
+    after_import.patch_when_imported({"transformers.modeling_utils": _patch})
+
+
+def _patch(module: ModuleType) -> None:
+    original = module.PreTrainedModel.save_pretrained
+
+    @functools.wraps(original)
+    def save_pretrained(
+        self: Any,
+        save_directory: Any,
+        is_main_process: bool = True,  # noqa: FBT001, FBT002 - transformers' order
+        state_dict: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if state_dict is None and _is_sharded(self):
+            if is_main_process:
+                raise ConfigError("save_pretrained()", [_MISSING])
+            state_dict = {}
+        return original(self, save_directory, is_main_process, state_dict, *args, **kwargs)
+
+    module.PreTrainedModel.save_pretrained = save_pretrained
+
+
+def _is_sharded(model: Any) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
