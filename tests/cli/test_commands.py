@@ -247,7 +247,7 @@ def test_a_group_is_found_by_its_plural_and_by_short_words(installation: Install
     for word in ("experiments", "exp", "e"):
         assert installation.json(word, "list") == whole
     assert installation.json("trials", "list", "1") == installation.json("trial", "list", "1")
-    assert "No such command 'model'" in installation.quick("model", expect=2).stderr
+    assert "No such command 'planet'" in installation.quick("planet", expect=2).stderr
 
 
 def test_a_mistake_in_an_option_is_told_in_plain_words(installation: Installation) -> None:

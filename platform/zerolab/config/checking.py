@@ -85,7 +85,7 @@ def check_experiment(
 def _counts_that_divide(found: EngineFile, slots: int | None) -> list[int] | None:
     """Return with how many ranks a trial could keep its batch; None where that is not known."""
     config = found.config
-    if config is None or slots is None or _batch_problems(found, slots):
+    if config is None or slots is None or found.problems or _batch_problems(found, slots):
         return None
     planned = config.batch_sizes(config.data_parallel_size(slots))
     return [
