@@ -12,6 +12,7 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.public import read_engine_text, read_source
 from zerolab.config.engine.reading import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved import format_entries, resolve
+from zerolab.config.experiment.backends import missing_deepspeed, other_engine_file
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
@@ -62,8 +63,12 @@ def check_experiment(
     slots = _slots(content, parsed.config)
     space = content.get("hyperparameters")
     fit: list[int] | None = None
+    theirs = content.get("backend") == "deepspeed"
+    if theirs and parsed.config is not None:
+        problems += missing_deepspeed(parsed.config.environment)
     if isinstance(space, Mapping) and not space_problems(space):
-        for _, found in engine_files(space, model, _batches(parsed.config), strict=strict):
+        batches = _batches(parsed.config)
+        for _, found in engine_files(space, model, batches, strict=strict, theirs=theirs):
             problems += found.problems
             problems += _batch_problems(found, slots)
             counts = _counts_that_divide(found, slots)
@@ -125,6 +130,7 @@ def engine_files(
     batches: int | None = None,
     *,
     strict: bool = False,
+    theirs: bool = False,
 ) -> Iterator[tuple[str, EngineFile]]:
     """Read the engine file of each extreme sample of a space, overrides merged.
 
@@ -133,6 +139,8 @@ def engine_files(
         model: The files of the model directory.
         batches: How far the searcher lets a trial train, in optimizer steps.
         strict: Leave the tolerant step out.
+        theirs: DeepSpeed itself will read the file: nothing but its form is looked at here, and
+            no configuration comes of it.
 
     Yields:
         The engine file's name (empty when the experiment holds its content) and what was read;
@@ -148,13 +156,15 @@ def engine_files(
             problem = f"hyperparameters.overwrite_deepspeed_args: {text}"
             yield "", EngineFile(None, [problem], frozenset())
             overrides = {}
-        read = partial(
+        read: Callable[..., EngineFile] = partial(
             parse_engine_config,
             overrides=overrides,
             hyperparameters=sample,
             batches=batches,
             strict=strict,
         )
+        if theirs:
+            read = partial(other_engine_file, overrides=overrides)
         yield _read_engine(base, model, read, strict=strict)
 
 
@@ -268,10 +278,18 @@ def _check_experiment_file(path: Path, world_size: int | None, *, strict: bool) 
     parts = [_experiment_report(str(path), content, config)]
     slots = config.resources.slots_per_trial
     seen = set()
-    for name, found in engine_files(config.hyperparameters, model, _batches(config), strict=strict):
-        if found.config is not None and name not in seen:
-            seen.add(name)
-            label = name or "hyperparameters.deepspeed_config"
+    theirs = config.backend == "deepspeed"
+    batches = _batches(config)
+    for name, found in engine_files(
+        config.hyperparameters, model, batches, strict=strict, theirs=theirs
+    ):
+        if name in seen:
+            continue
+        seen.add(name)
+        label = name or "hyperparameters.deepspeed_config"
+        if theirs:
+            parts.append(f"{label}: left to DeepSpeed, which checks it when a trial starts")
+        elif found.config is not None:
             parts.append(_report(label, found.config, found.changes, slots))
     return "\n\n".join(parts)
 

@@ -40,7 +40,7 @@ from zerotrial.engine.update.choose import choose_optimizer
 from zerotrial.engine.update.states import check_savable
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
-__all__ = ["initialize", "planning"]
+__all__ = ["built_by", "initialize", "planning"]
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
@@ -61,6 +61,24 @@ def planning(planner: Planner) -> Iterator[None]:
         yield
     finally:
         _planner.reset(token)
+
+
+Builder = Callable[..., tuple[Any, Any, Any, Any]]
+_builder: "ContextVar[Builder | None]" = ContextVar("builder", default=None)
+
+
+@contextlib.contextmanager
+def built_by(builder: Builder | None) -> Iterator[None]:
+    """Have :func:`initialize` hand its arguments to another maker of engines, in this context.
+
+    Args:
+        builder: Gets them by name, and returns what :func:`initialize` returns; None for ours.
+    """
+    token = _builder.set(builder)
+    try:
+        yield
+    finally:
+        _builder.reset(token)
 
 
 @uncollected()
@@ -93,7 +111,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         model_parameters: What to train, or parameter groups; all that require gradients by default.
         training_data: A dataset; makes the returned loader.
         lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the engine's.
-        distributed_port: Not used; ranks find each other through the environment.
+        distributed_port: Not used by ours; ranks find each other through the environment.
         mpu: Says where the world holds more than data parallelism; see
             :meth:`zerotrial.engine.mesh.Mesh.of`.
         dist_init_required: False: torch.distributed is left alone.
@@ -110,7 +128,23 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     Raises:
         ConfigError: With all problems of the arguments or the file.
     """
-    del distributed_port
+    builder = _builder.get()
+    if builder is not None:
+        return builder(
+            args=args,
+            model=model,
+            optimizer=optimizer,
+            model_parameters=model_parameters,
+            training_data=training_data,
+            lr_scheduler=lr_scheduler,
+            distributed_port=distributed_port,
+            mpu=mpu,
+            dist_init_required=dist_init_required,
+            collate_fn=collate_fn,
+            config=config if config is not None else config_params,
+            mesh_param=mesh_param,
+            device=device,
+        )
     problems = unusable(optimizer, training_data)
     given = config if config is not None else config_params
     resolved = read_config(args, model, given, problems)

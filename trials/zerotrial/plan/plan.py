@@ -137,6 +137,11 @@ def make_plan(file: Path, world_size: int | None = None, tokens: int | None = No
     if world_size is not None:
         content["resources"] = {**(content.get("resources") or {}), "slots_per_trial": world_size}
     experiment = check_experiment(content, FolderFiles(directory), str(file))
+    if experiment.backend != "zerolab":
+        raise TrialError(
+            f"backend: must be zerolab for a plan, got {experiment.backend!r}: the formulas are "
+            "those of Zerolab's engine"
+        )
     ranks = experiment.resources.slots_per_trial
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(directory):
         engines, on_meta = note_engines(lambda: _build_trial(experiment, directory, scratch))

@@ -18,6 +18,7 @@ from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
 from zerolab.errors import TrialError
+from zerotrial.compat.real_deepspeed import engines_of
 from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
@@ -90,7 +91,7 @@ class _Rank:
         session = Session(ZeroTrialContext(spec, distributed))
         ending = None
         try:
-            with determined_by_run(spec):
+            with determined_by_run(spec), engines_of(spec.backend):
                 controller = session.build(trial_class, settings)
             self.building = False
             ending = controller.run()
