@@ -125,7 +125,14 @@ def test_a_time_limit_a_preemption_and_a_lost_node_change_no_loss_and_count_as_n
     left_at(3)
     job_at(6)
     urgent = said(
-        "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap", "true"
+        "sbatch",
+        "--parsable",
+        "--partition=urgent",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap",
+        "true",
     )
     left_at(6)
     lost = job_at(9)
