@@ -25,6 +25,7 @@ from tests.engine.pipelines import (
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule, ProcessTopology, TiedLayerSpec
+from zerotrial.engine.pipeline.transfer import parts_of
 
 pytestmark = pytest.mark.processes
 
@@ -315,3 +316,14 @@ def test_seeded_layers_do_not_depend_on_what_was_drawn_before() -> None:
     assert torch.equal(first.layers["3"].mix.weight, again.layers["3"].mix.weight)
     assert not torch.equal(first.layers["3"].mix.weight, other.layers["3"].mix.weight)
     assert loss_of(first(torch.zeros(1, 5).long()), torch.zeros(1, 5).long()) > 0
+
+
+def test_what_cannot_travel_between_stages_is_refused_by_its_type() -> None:
+    assert parts_of(torch.zeros(2))[0].shape == (2,)
+    for wrong, said in (
+        (torch.zeros(2, dtype=torch.complex64), "got torch.complex64; pass real"),
+        ((torch.zeros(2), None), "a tuple of tensors, got NoneType"),
+        ((), "got nothing"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            parts_of(wrong)

@@ -37,13 +37,18 @@ def parts_of(value: Any) -> tuple[Tensor, ...]:
     """Return what a chunk gives, as the tensors that travel.
 
     Raises:
-        EngineError: If anything is no tensor.
+        EngineError: If anything is no tensor, or of a type that does not travel.
     """
     parts = tuple(value) if isinstance(value, tuple | list) else (value,)
     strange = [type(part).__name__ for part in parts if not isinstance(part, Tensor)]
     if strange or not parts:
         msg = "PipelineModule: what a stage passes on must be a tensor or a tuple of tensors, got "
         raise EngineError(f"{msg}{', '.join(strange) or 'nothing'}")
+    unknown = [str(part.dtype) for part in parts if part.dtype not in _TYPES]
+    if unknown:
+        known = ", ".join(str(kind) for kind in _TYPES)
+        msg = f"PipelineModule: what a stage passes on must be of one of the types {known}; got "
+        raise EngineError(f"{msg}{', '.join(unknown)}; pass real and imaginary parts on apart")
     return parts
 
 
