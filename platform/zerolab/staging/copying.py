@@ -109,7 +109,8 @@ class Copy:
         with self._alone(watch):
             files = source.listing()
             _check_names(files)
-            text = f"{len(files)} files, {size_text(sum(file.size for file in files.values()))}"
+            number = "1 file" if len(files) == 1 else f"{len(files)} files"
+            text = f"{number}, {size_text(sum(file.size for file in files.values()))}"
             if self._is_copy_of(place, files):
                 fcntl.flock(use, fcntl.LOCK_SH)
                 watch.say(f"data.stage: {self.target} holds a copy of {place} already ({text})")
