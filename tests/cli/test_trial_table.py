@@ -7,14 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any, cast
 
-import httpx
 import pytest
 
-from tests.server.helpers import Clock, Server, validation
-from tests.server.processes import LiveServer
-from tests.waiting import DEADLINE_S
+from tests.server.helpers import validation
+from tests.server.processes import LiveServer, played
 from zerolab.contract.spreadsheet import safe_cell
 
 pytestmark = pytest.mark.processes
@@ -31,23 +28,15 @@ SEARCHER = {"name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A search of six trials that has ended; the loss of each is its learning rate."""
-    folder = tmp_path_factory.mktemp("search")
-    server = LiveServer(folder / "home")
-    server.start()
-    try:
-        headers = {"Authorization": f"Bearer {server.token}"}
-        with httpx.Client(base_url=server.url, headers=headers, timeout=DEADLINE_S) as http:
-            played = Server(cast("Any", None), cast("Any", http), server.token, folder, Clock())
-            played.submit(searcher=SEARCHER, hyperparameters=HPARAMS)
-            played.add_agent(slots=6)
-            for item in played.work():
-                played.post(f"/runs/{item.run_id}/started", {})
-                loss = item.spec.hparams["optimizer"]["lr"]
-                played.report(item.run_id, validation(20, loss))
-                played.exit(item.run_id, 0)
+    with played(tmp_path_factory.mktemp("search")) as (server, owner):
+        owner.submit(searcher=SEARCHER, hyperparameters=HPARAMS)
+        owner.add_agent(slots=6)
+        for item in owner.given(6):
+            owner.post(f"/runs/{item.run_id}/started", {})
+            loss = item.spec.hparams["optimizer"]["lr"]
+            owner.report(item.run_id, validation(20, loss))
+            owner.exit(item.run_id, 0)
         yield server
-    finally:
-        server.close()
 
 
 def zerolab(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]:

@@ -152,6 +152,10 @@ class Server:
         assert answer.is_success, answer.text
         return msgspec.json.decode(answer.content, type=AgentWork).runs
 
+    def given(self, count: int) -> list[WorkItem]:
+        """Wait until the agent was given so many runs: nothing starts where it was just silent."""
+        return until(f"{count} runs are given out", self.work, lambda runs: len(runs) == count)
+
     def run_of(self, trial_id: int = 1, agent_id: int = 1) -> WorkItem:
         return next(item for item in self.work(agent_id) if item.spec.trial_id == trial_id)
 

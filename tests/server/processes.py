@@ -1,12 +1,18 @@
-"""A server as a process of its own, that can be killed."""
+"""A server as a process of its own, that can be killed, and one whose agent a test plays."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
+import httpx
+
+from tests.server.helpers import Clock, Server
 from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client.http import Client
 
@@ -73,3 +79,20 @@ class LiveServer:
             client.close()
         if self._process is not None and self._process.poll() is None:
             self.kill()
+
+
+@contextmanager
+def played(folder: Path) -> Iterator[tuple[LiveServer, Server]]:
+    """Start a server whose agents a test plays, and return it with its owner.
+
+    However slow the test is, its agents are never given up; silent they fall in less than a minute.
+    """
+    server = LiveServer(folder / "home", "--agent-timeout", "86400")
+    server.start()
+    try:
+        headers = {"Authorization": f"Bearer {server.token}"}
+        with httpx.Client(base_url=server.url, headers=headers, timeout=DEADLINE_S) as http:
+            owner = Server(cast("Any", None), cast("Any", http), server.token, folder, Clock())
+            yield server, owner
+    finally:
+        server.close()
