@@ -23,3 +23,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 def pytest_configure(config: pytest.Config) -> None:
     """Have what the tests start end with them."""
     config.add_cleanup(guardian.watch())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: tests that start processes and machines wait more than they compute."""
+    return (os.cpu_count() or 1) + 1
