@@ -77,3 +77,18 @@ def test_the_best_trials_go_on_from_where_they_paused(
     assert not any("going on after batch" in line for line in log)
     (trial,) = installation.client.trials(alone)
     assert trial["steps_completed"] == 18
+
+    # More of it, as a user asks for it: another trial, and a rung above.
+    more = ("--set", "searcher.max_trials=2", "--set", "searcher.max_length.batches=54")
+    told = installation.quick("experiment", "continue", str(alone), *more)
+    assert f"experiment {alone} goes on" in told.stderr
+    assert installation.wait_for(alone)["state"] == "COMPLETED", installation.lines(alone)[-30:]
+    (bracket,) = installation.client.searcher(alone)["brackets"]
+    assert [rung["length"] for rung in bracket["rungs"]] == [2, 6, 18, 54]
+    ended = installation.client.trials(alone)
+    assert [trial["state"] for trial in ended] == ["COMPLETED"] * 2
+    assert max(trial["steps_completed"] for trial in ended) == 54
+    for trial in ended:
+        curves = installation.client.metrics(trial["id"], "training")
+        (points,) = (curve["points"] for curve in curves if curve["name"] == "loss")
+        assert [step for step, _ in points] == list(range(1, trial["steps_completed"] + 1))

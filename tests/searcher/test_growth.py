@@ -223,7 +223,9 @@ def test_a_trial_that_had_failed_does_not_go_on() -> None:
     ("name", "over", "said"),
     [
         ("stopping", {"max_length": 28}, "must be 27 times a power of the divisor (81, 243, ...)"),
-        ("stopping", {"num_rungs": 4}, ""),
+        ("stopping", {"num_rungs": 3}, ""),
+        ("stopping", {"num_rungs": 4}, "searcher.num_rungs: must be 3, which follows from max_"),
+        ("adaptive", {"bracket_rungs": [2]}, "searcher.bracket_rungs: must be [3, 2, 1], which"),
         ("stopping", {"max_length": 81, "num_rungs": 5}, "the rungs stay at which trials were"),
         ("adaptive", {"max_length": 100}, "must be 27 times a power of the divisor"),
         ("adaptive", {"max_trials": 8}, "searcher.max_trials: must be at least 9 as before, got 8"),

@@ -1,7 +1,7 @@
 """The ladder of ``tpe_asha``, rule by rule; what it proposes is in ``test_parzen.py``."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
@@ -197,6 +197,14 @@ def test_a_trial_that_was_expected_to_keep_its_order_and_did_leaves_the_ladder_a
 def test_the_forecast_counts_where_trials_end_when_no_rung_misleads() -> None:
     assert forecast(27, 60) == {1: 23, 3: 18, 9: 10, 27: 9}
     assert forecast(1, 5) == {1: 5}
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3, 4, 5])
+def test_the_forecast_of_few_trials_is_what_they_do(trials: int) -> None:
+    run = Run(searcher(trials, concurrent=1))
+    run.finish()
+    assert forecast(27, trials) == dict(Counter(run.until.values()))
+    assert 27 in run.until.values()
 
 
 def test_the_best_third_of_a_rung_goes_on_best_first_and_the_highest_rung_first() -> None:

@@ -100,7 +100,8 @@ def test_a_search_goes_on_with_more_trials(server: Server) -> None:
     server.add_agent(slots=2)
     for trial_id in (1, 2):
         trained(server, trial_id, 20)
-    assert go_on(server, searcher={"max_trials": 4}).is_success
+    answer = go_on(server, searcher={"max_trials": 4})
+    assert answer.json()["experiment"]["progress"] == 0.5
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED"] * 2 + ["QUEUED"] * 2
     for trial_id in (3, 4):
         trained(server, trial_id, 20)

@@ -337,4 +337,15 @@ def test_rungs_at_other_lengths_are_refused_with_those_that_would_do(search: Ser
         "searcher.max_time: must be 20 times a power of the divisor (40, 80, ...), so that the "
         "rungs stay at which trials were compared (5, 10, 20), got 50"
     )
+    for fields, number, length in (
+        ({"num_rungs": 4}, 3, 20),
+        ({"num_rungs": 2, "max_trials": 8}, 3, 20),
+        ({"num_rungs": 5, "max_time": 40}, 4, 40),
+    ):
+        (told,) = grow(search, **fields).json()["error"]["problems"]
+        assert told == (
+            f"searcher.num_rungs: must be {number}, which follows from max_time = {length}, so "
+            "that the rungs stay at which trials were compared; leave it as it is, got "
+            f"{fields['num_rungs']}"
+        )
     assert states(search) == ["COMPLETED"] * 4

@@ -97,9 +97,12 @@ def continue_experiment(
         if not opened and not any(isinstance(each, Create) for each in wanted):
             raise ConflictError(_nothing_left(experiment, wish.config))
     state = ExperimentState.ACTIVE if wish.activate else ExperimentState.PAUSED
+    searches_on = grows or any(isinstance(each, Create) for each in wanted)
     move_experiment(
         transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
-        waits_since=None, progress=max(0.0, 1 - len(opened) / max(experiment["num_trials"], 1)),
+        waits_since=None,
+        # A search that goes on says by itself how far it is.
+        progress=0.0 if searches_on else 1 - len(opened) / max(experiment["num_trials"], 1),
     )  # fmt: skip
     _refuse_without_checkpoint(transaction, opened)
     for trial in opened:

@@ -31,6 +31,8 @@ class AdaptiveAshaConfig(HalvingConfig):
 
     def settled(self, before: Self) -> Self:
         """The brackets that there are stay, with another rung for a greater length, or several."""
+        if self.bracket_rungs != before.bracket_rungs:
+            return self  # they were said
         above = self.rungs_above(before)
         rungs = [bracket.num_rungs + above for bracket in before.brackets()]
         return self.model_copy(update={"bracket_rungs": rungs})

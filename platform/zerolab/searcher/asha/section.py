@@ -105,15 +105,18 @@ class HalvingConfig(SearcherConfig):
         """Trials were compared at the rungs that there are: these stay, and others come above."""
         told = list(super().growth_problems(before))
         yield from told
-        if told or self.length == before.length:
+        if told or self.keeps_rungs(before):
             return
-        old = [before._rungs(bracket) for bracket in before.brackets()]
-        new = [self._rungs(bracket) for bracket in self.brackets()]
-        kept = len(old) == len(new) and all(
-            len(longer) > len(shorter) and longer[: len(shorter)] == shorter
-            for shorter, longer in zip(old, new, strict=True)
-        )
-        if not kept:
+        left_out = {field: getattr(before, field) for field in self.follows_growth}
+        following = self.model_copy(update=left_out).settled(before)
+        if following.keeps_rungs(before):
+            for field in sorted(self.follows_growth):
+                yield (
+                    f"searcher.{field}: must be {getattr(following, field)}, which follows from "
+                    f"{self.length_field} = {self.length}, so that the rungs stay at which trials "
+                    f"were compared; leave it as it is, got {getattr(self, field)}"
+                )
+        else:
             powers = [before.length * self.divisor**power for power in (1, 2)]
             next_ones = ", ".join(f"{power:g}" for power in powers)
             yield (
@@ -121,6 +124,16 @@ class HalvingConfig(SearcherConfig):
                 f"divisor ({next_ones}, ...), so that the rungs stay at which trials were compared "
                 f"({', '.join(map(str, before.validate_at()))}), got {self.length}"
             )
+
+    def keeps_rungs(self, before: Self) -> bool:
+        """Whether every bracket has its rungs so far, with others above them if it is longer."""
+        old = [before._rungs(bracket) for bracket in before.brackets()]
+        new = [self._rungs(bracket) for bracket in self.brackets()]
+        return len(old) == len(new) and all(
+            longer[: len(shorter)] == shorter
+            and (len(longer) > len(shorter)) == (self.length > before.length)
+            for shorter, longer in zip(old, new, strict=True)
+        )
 
     def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
         """More trials in each bracket, and rungs above those that it has."""

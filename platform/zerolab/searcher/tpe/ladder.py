@@ -51,6 +51,10 @@ def forecast(length: int, trials: int) -> dict[int, int]:
         if rung < ladder.top:
             judged[rung + 1] += promoted
         ends[level] = judged[rung] - promoted
+    last = max(level for level, count in ends.items() if count)
+    if last < length:  # of too few, the best of the highest rung goes all the way all the same
+        ends[last] -= 1
+        ends[length] = 1
     return {level: count for level, count in ends.items() if count}
 
 

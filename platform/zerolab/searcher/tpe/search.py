@@ -120,11 +120,12 @@ class TpeAshaSearcher(FillingSearcher):
         return operations + self._fill()
 
     def progress(self) -> float:
-        """How many of all trials have been judged, from 0 to 1."""
+        """How many of all trials have been judged, or have ended; from 0 to 1."""
         if self._over:
             return 1.0
         judged = self._created - self._replaced - len(self._first)
-        return min(max(judged / self._total, 0.0), 1.0)
+        ended = len(self._ended) - self._replaced
+        return min(max(judged / 1.2, ended, 0.0) / self._total, 1.0)
 
     def view(self) -> SearchView:
         """Where the trials stand."""
