@@ -298,6 +298,21 @@ def test_the_jobs_of_a_group_hold_no_more_than_its_quota() -> None:
     }
 
 
+def test_a_slot_of_a_hostfile_belongs_to_one_trial_at_a_time() -> None:
+    cluster = of(agent(1, 4))
+    first = request(1, trials=2, groups=("host:worker-1:0", "host:me@worker-2:0"))
+    other = request(2, groups=("host:worker-1:1",))
+    shared = request(3, groups=("host:me@worker-2:0", "host:me@worker-2:1"))
+    decision = schedule(cluster, [first, other, shared], [])
+    assert started(decision) == [1, 2]
+    held = "slot 0 of me@worker-2 of its hostfile is held by another trial"
+    assert reasons(decision)[1] == "slot 0 of worker-1 of its hostfile is held by another trial"
+    assert reasons(schedule(cluster, [shared], ran(decision.start))) == {3: held}
+    assert started(schedule(cluster, [shared], ran(decision.start)[1:])) == [3]
+    urgent = request(4, priority=1, groups=("host:worker-1:1",))
+    assert schedule(cluster, [urgent], ran(decision.start)).preempt == [2]
+
+
 def test_a_large_trial_is_not_starved_in_its_quota_by_small_ones_behind_it() -> None:
     cluster = of(agent(1, 8), quotas={"label:x": 4})
     x = {"groups": ("label:x",)}

@@ -1,10 +1,10 @@
 """Which devices this machine offers, and what a run on some of them sees."""
 
-import os
 from collections.abc import Sequence
 
 from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
+from zerolab.launcher.devices import find_gpus
 from zerolab.linux import usable_cores
 
 __all__ = ["find_slots", "run_environment"]
@@ -22,7 +22,7 @@ def find_slots(count: int | None = None, *, cpu: bool = False) -> list[SlotInfo]
     """
     if count is not None and count < 1:
         raise ConfigError("slots", [f"must be at least 1, got {count}"])
-    gpus = [] if cpu else _gpus()
+    gpus = [] if cpu else find_gpus()
     if not gpus:
         return [SlotInfo(index, "cpu") for index in range(count or usable_cores())]
     if count is not None and count > len(gpus):
@@ -46,36 +46,3 @@ def run_environment(slots: Sequence[SlotInfo], slot_ids: Sequence[int]) -> dict[
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
-
-
-def _gpus() -> list[SlotInfo]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        named = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return [
-            SlotInfo(index, f"cuda:{index} {_text(pynvml.nvmlDeviceGetName(handle))}")
-            for index, handle in (
-                (index, pynvml.nvmlDeviceGetHandleByIndex(index))
-                for index in range(pynvml.nvmlDeviceGetCount())
-            )
-            if named is None or _is_named(index, _text(pynvml.nvmlDeviceGetUUID(handle)), named)
-        ]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _is_named(index: int, uuid: str, visible_devices: str) -> bool:
-    """Whether a list of numbers or of (beginnings of) uuids names a GPU."""
-    words = [word.strip() for word in visible_devices.split(",")]
-    return any(
-        word == str(index) or (word[:4] == "GPU-" and uuid.startswith(word)) for word in words
-    )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

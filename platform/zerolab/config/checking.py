@@ -16,8 +16,9 @@ from zerolab.config.experiment.backends import missing_deepspeed, other_engine_f
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
+from zerolab.config.experiment.hosts import with_hosts
 from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
-from zerolab.config.experiment.resources import elastic_with
+from zerolab.config.experiment.resources import ResourcesConfig, elastic_with
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.plain import plain_problems
 from zerolab.errors import ConfigError
@@ -60,7 +61,12 @@ def check_experiment(
     _refuse_engine_file(content, source)
     parsed = parse_experiment(content)
     problems = list(parsed.problems)
-    slots = _slots(content, parsed.config)
+    resources = parsed.config.resources if parsed.config is not None else None
+    try:
+        resources = resources and with_hosts(resources, model)
+    except ConfigError as error:
+        problems += error.problems
+    slots = _slots(content, resources)
     space = content.get("hyperparameters")
     fit: list[int] | None = None
     theirs = content.get("backend") == "deepspeed"
@@ -76,9 +82,8 @@ def check_experiment(
     if parsed.config is not None and "entrypoint" not in parsed.bad:
         problems += _entrypoint_problems(parsed.config, model)
     problems = list(dict.fromkeys(problems))
-    if problems or parsed.config is None:
+    if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
-    resources = parsed.config.resources
     try:
         elastic = elastic_with(resources, fit)
     except ValueError as error:
@@ -206,12 +211,12 @@ def _batches(config: ExperimentConfig | None) -> int | None:
     return length.batches or None if length is not None else None
 
 
-def _slots(content: Mapping[str, Any], config: ExperimentConfig | None) -> int | None:
+def _slots(content: Mapping[str, Any], resources: ResourcesConfig | None) -> int | None:
     """Ranks of a trial; None when the file says something impossible there."""
-    if config is not None:
-        return config.resources.slots_per_trial
-    resources = content.get("resources", {})
-    slots = resources.get("slots_per_trial", 1) if isinstance(resources, Mapping) else None
+    if resources is not None:
+        return resources.slots_per_trial
+    given = content.get("resources", {})
+    slots = given.get("slots_per_trial", 1) if isinstance(given, Mapping) else None
     return slots if type(slots) is int and slots > 0 else None
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "CheckpointRef",
     "Command",
     "FitSpec",
+    "HostSlots",
     "LengthSpec",
     "Nodes",
     "ProfilingSpec",
@@ -145,6 +146,14 @@ class Nodes(msgspec.Struct, frozen=True):
     """On which its launcher lets them meet; for the first machine itself 0 means any."""
 
 
+class HostSlots(msgspec.Struct, frozen=True):
+    """A machine of a hostfile, and which of its slots a run takes."""
+
+    host: str
+    """As ssh knows it, ``user@`` included."""
+    slots: tuple[int, ...]
+
+
 class LengthSpec(msgspec.Struct, frozen=True):
     """So many batches (optimizer steps) or epochs; at least one."""
 
@@ -242,6 +251,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     slots_per_rank: int = 1
     nodes: Nodes | None = None
     """The machines, where there are several."""
+    hosts: tuple[HostSlots, ...] = ()
+    """Machines of a hostfile, on which the agent starts the ranks over ssh; none for its own."""
+    ssh_config: str = ""
+    """For them: inside the model directory, or absolute on the agent's machine; empty for ssh's."""
     grace_s: float = 15.0
     """Seconds that ranks have to checkpoint and end after SIGTERM."""
     model_dir: str

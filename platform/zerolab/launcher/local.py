@@ -1,10 +1,17 @@
-"""Ranks on the agent's own machine: forked from a process that has imported torch, or afresh."""
+"""Ranks on the agent's own machine: forked from a process that has imported torch, or afresh.
 
+A run that names machines of a hostfile is started there from here, over ssh.
+"""
+
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import read_run_spec
 from zerolab.contract.wire import SlotInfo
+from zerolab.files import append_private
 from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import (
@@ -41,9 +48,10 @@ class LocalLauncher:
 
         The fork server has the agent's interpreter: a run that wants another one is not forked.
         """
-        forks = self._fork_server is not None and not read_run_spec(folder.spec).python
+        run = read_run_spec(folder.spec)
+        forks = self._fork_server is not None and not run.python
         start = self._fork_server.start if forks and self._fork_server else start_launcher
-        process = start(folder, environment)
+        process = _start_head(folder) if run.hosts else start(folder, environment)
         note_launcher(folder, process)
         return process
 
@@ -59,3 +67,19 @@ class LocalLauncher:
         """End the fork server."""
         if self._fork_server is not None:
             self._fork_server.close()
+
+
+def _start_head(folder: RunFolder) -> LauncherProcess:
+    """Start what runs the ranks on the machines of a hostfile; each has threads of its own."""
+    with append_private(folder.launcher_log) as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", _HEAD, str(os.getpid()), str(folder.spec)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder.path,
+            start_new_session=True,
+        )
+
+
+_HEAD = "zerolab.launcher.nodes.follow"

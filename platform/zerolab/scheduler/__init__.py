@@ -5,6 +5,7 @@ from zerolab.scheduler.decide import schedule, turn
 from zerolab.scheduler.placement import place
 from zerolab.scheduler.types import (
     DEFAULT_POOL,
+    HOST_SLOT,
     AgentSlots,
     Allocation,
     Cluster,
@@ -17,6 +18,7 @@ from zerolab.scheduler.types import (
 
 __all__ = [
     "DEFAULT_POOL",
+    "HOST_SLOT",
     "AgentSlots",
     "Allocation",
     "Cluster",

@@ -10,6 +10,7 @@ from zerolab.scheduler.backfill import lendable
 from zerolab.scheduler.placement import place
 from zerolab.scheduler.preemption import Limit, victims
 from zerolab.scheduler.types import (
+    HOST_SLOT,
     AgentSlots,
     Allocation,
     Cluster,
@@ -207,7 +208,11 @@ class Ledger:
         shared = self._limits.get(job.groups)
         if shared is None:
             quotas = self._cluster.quotas
-            shared = tuple((group, quotas[group]) for group in job.groups if group in quotas)
+            shared = tuple(
+                (group, 1 if group.startswith(HOST_SLOT) else quotas[group])
+                for group in job.groups
+                if group in quotas or group.startswith(HOST_SLOT)
+            )
             self._limits[job.groups] = shared
         if job.max_slots is None:
             return shared

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from zerolab.scheduler.placement import Free, place
-from zerolab.scheduler.types import DEFAULT_POOL, AgentSlots, Job, Request
+from zerolab.scheduler.types import DEFAULT_POOL, HOST_SLOT, AgentSlots, Job, Request
 
 __all__ = [
     "behind",
@@ -74,6 +74,8 @@ def full_quota(job: Job, group: str, used: int, most: int) -> str:
     """Say that ``used`` of the ``most`` slots of a quota are held."""
     if group == own_quota(job):
         return f"its experiment holds {used} of the {most} slots of {job.bounded_by}"
+    if group.startswith(HOST_SLOT):
+        return f"{_host_slot(group)} of its hostfile is held by another trial"
     return f"it needs {_slots(job)}, and {used} of the {most} of quota {group} are held"
 
 
@@ -92,7 +94,15 @@ def over_quota(job: Job, group: str, most: int) -> str:
 
 def quota_goes_first(group: str, first: Request) -> str:
     """Say that what is left of a quota is kept for ``first``."""
-    return f"experiment {first.job.job_id} goes first: it waits for slots of quota {group}"
+    what = f"slots of quota {group}"
+    if group.startswith(HOST_SLOT):
+        what = _host_slot(group)
+    return f"experiment {first.job.job_id} goes first: it waits for {what}"
+
+
+def _host_slot(group: str) -> str:
+    host, _, slot = group.removeprefix(HOST_SLOT).rpartition(":")
+    return f"slot {slot} of {host}"
 
 
 def own_quota(job: Job) -> str:

@@ -9,6 +9,7 @@ from zerolab.contract.names import DEFAULT_POOL
 
 __all__ = [
     "DEFAULT_POOL",
+    "HOST_SLOT",
     "AgentSlots",
     "Allocation",
     "Cluster",
@@ -20,6 +21,10 @@ __all__ = [
     "Start",
 ]
 
+
+HOST_SLOT = "host:"
+"""With what the name of a group begins that is one slot of a machine that no agent offers, as
+``host:worker-1:0``: its quota is 1."""
 
 Shape = tuple[int, int | None, bool, int]
 """Slots, most agents, whether one agent only, slots of a rank."""
@@ -75,7 +80,8 @@ class Job:
     slots_asked_by: str = "resources.slots_per_trial"
     """The key of its configuration, or the option of the command, that says how many slots."""
     groups: tuple[str, ...] = ()
-    """What it belongs to and a quota may name: ``pool:default``, ``label:vision``."""
+    """What it belongs to and a quota may name: ``pool:default``, ``label:vision``;
+    and the slots of a hostfile that each of its trials takes (:data:`HOST_SLOT`)."""
     single_agent: bool = False
     """Whether all slots of a trial must be on one agent."""
     max_agents: int | None = None

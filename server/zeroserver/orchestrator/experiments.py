@@ -1,11 +1,12 @@
 """What becomes of an experiment: its state, and its end with that of its last trial."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from sqlalchemy import func, select
 
+from zerolab.scheduler import HOST_SLOT
 from zeroserver.orchestrator.checkpoints.retention import apply_to_experiment
 from zeroserver.orchestrator.desk import Fields, World, find, save, touch
 from zeroserver.states import (
@@ -32,7 +33,9 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
 
     resources, searcher = config.resources, config.searcher
     return {
-        "slots": resources.slots_per_trial,
+        # Of a hostfile the slots are counted one by one; the agent only starts what runs there.
+        "slots": 1 if resources.hosts else resources.slots_per_trial,
+        "host_slots": msgspec.json.encode(_host_slots(resources.hosts or {})).decode(),
         "priority": resources.priority,
         "weight": resources.weight,
         "max_slots": resources.max_slots,
@@ -43,6 +46,10 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
         "queue_time": resources.queue_time,
         "concurrent_trials": 0 if searcher.has_one_trial else searcher.max_concurrent_trials,
     }
+
+
+def _host_slots(hosts: Mapping[str, Sequence[int]]) -> list[str]:
+    return [f"{HOST_SLOT}{host}:{slot}" for host, slots in hosts.items() for slot in slots]
 
 
 def move_experiment(

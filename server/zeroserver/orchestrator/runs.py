@@ -103,6 +103,7 @@ def assign(
     run_id = int(made.scalar_one())
     sections = sections_of(world.config(transaction, experiment["id"]))
     sections["fit"] = msgspec.structs.replace(sections["fit"], until=_bound(sections["fit"], trial))
+    on_hosts = sum(len(one.slots) for one in sections["hosts"])
     spec = RunSpec(
         experiment_id=experiment["id"],
         trial_id=trial["id"],
@@ -111,8 +112,8 @@ def assign(
         config=msgspec.json.decode(experiment["config"]),
         hparams=msgspec.json.decode(trial["hparams"]),
         trial_seed=trial["seed"],
-        slots=sum(map(len, slots.values())) // unit,
-        planned_slots=experiment["slots"] // unit,
+        slots=on_hosts or sum(map(len, slots.values())) // unit,
+        planned_slots=on_hosts or experiment["slots"] // unit,
         slots_per_rank=unit,
         nodes=spread(transaction, run_id, slots, unit) if others else None,
         model_dir="",

@@ -49,7 +49,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0009"
+HEAD = "0010"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -103,6 +103,7 @@ experiments = Table(
     Column("max_nodes", Integer, nullable=False, server_default="1"),
     Column("slots_per_rank", Integer, nullable=False, server_default="1"),
     Column("fewer_slots", Text, nullable=False, server_default="[]"),  # that will do, too
+    Column("host_slots", Text, nullable=False, server_default="[]"),  # of a hostfile's machines
     Column("waits_since", Double, nullable=True),  # for slots, with none held; if it has a limit
     Column("searcher_done", Integer, nullable=False, default=0),
     Column("progress", Double, nullable=False, default=0.0),

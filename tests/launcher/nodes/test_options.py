@@ -200,7 +200,8 @@ def test_as_deepspeed_hands_accelerates_sections_on_in_its_own_variables(
     found = {name: made.environment[f"ACCELERATE_DEEPSPEED_{name}"] for name in told}
     assert found == told
     assert notes == [f"{file}: without effect here: {unused}"]
-    assert made.command.local_rank_at is None
+    assert isinstance(made.run.entrypoint, Command)
+    assert made.run.entrypoint.local_rank_at is None
     made, notes = make_plan(LaunchOptions(**words), slots_of_this_machine)
     assert "ZEROLAB_AS_DEEPSPEED" not in made.environment
     assert notes[-1].startswith("--as-deepspeed has Accelerate use this engine")

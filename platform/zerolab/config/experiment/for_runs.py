@@ -5,7 +5,14 @@ from typing import Any
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.sections import stage_of
-from zerolab.contract.spec import ENV_AS_DEEPSPEED, FitSpec, LengthSpec, ProfilingSpec, StageSpec
+from zerolab.contract.spec import (
+    ENV_AS_DEEPSPEED,
+    FitSpec,
+    HostSlots,
+    LengthSpec,
+    ProfilingSpec,
+    StageSpec,
+)
 from zerolab.schema.lengths import Length
 
 __all__ = ["sections_of", "variables_of"]
@@ -25,6 +32,10 @@ def sections_of(config: ExperimentConfig) -> dict[str, Any]:
         "python": config.environment.python or "",
         "data": config.data,
         "stage": _stage(config),
+        "hosts": tuple(
+            HostSlots(host, tuple(slots)) for host, slots in (config.resources.hosts or {}).items()
+        ),
+        "ssh_config": config.resources.ssh_config or "",
     }
 
 

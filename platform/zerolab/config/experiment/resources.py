@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.schema.hints import hint
-from zerolab.schema.section import PositiveFloat, PositiveInt, Section
+from zerolab.schema.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 __all__ = ["ElasticConfig", "ResourcesConfig", "elastic_with", "fewer_slots", "resource_problems"]
 
@@ -60,6 +60,24 @@ class ResourcesConfig(Section):
     elastic: ElasticConfig | None = None
     """A trial whose machine is lost, or whose slots others have, goes on with fewer."""
 
+    hostfile: str | None = None
+    """Lines of ``HOST slots=N``, a file of the model directory: each trial has a rank on each slot
+    of these machines, started over ssh by an agent, which gives one slot for that. A slot of the
+    file belongs to one trial at a time."""
+
+    include: str = ""
+    """Only these of the hostfile: ``worker-1@worker-2:0,1``."""
+
+    exclude: str = ""
+    """All of the hostfile but these: ``worker-2:0@worker-3:0,1``."""
+
+    ssh_config: str | None = None
+    """Configuration for ssh (``ssh -F``): a file of the model directory, or an absolute path on the
+    agent's machine."""
+
+    hosts: dict[str, list[NonNegativeInt]] | None = None
+    """Machines to their slots; found from the hostfile."""
+
     is_single_node: bool | None = hint(None, "max_nodes says it: 1 is one machine")
     """All slots of a trial on one machine."""
 
@@ -85,6 +103,27 @@ def resource_problems(resources: ResourcesConfig, *, is_class: bool) -> Iterator
             "each slot, and a command may have one on several"
         )
     yield from _elastic_problems(resources)
+    yield from _host_problems(resources)
+
+
+def _host_problems(resources: ResourcesConfig) -> Iterator[str]:
+    if resources.hostfile is None:
+        for key in ("include", "exclude", "ssh_config", "hosts"):
+            if value := getattr(resources, key):
+                yield f"resources.{key}: goes with resources.hostfile, got {value!r} without one"
+        return
+    whole = "a trial with a hostfile has all slots of it that the filters leave"
+    if resources.max_nodes > 1:
+        yield f"resources.max_nodes: must be left out, got {resources.max_nodes}; {whole}"
+    if resources.max_slots is not None:
+        yield f"resources.max_slots: must be left out, got {resources.max_slots}; {whole}"
+    if resources.slots_per_rank > 1:
+        yield f"resources.slots_per_rank: must be 1, got {resources.slots_per_rank}; {whole}"
+    if resources.elastic is not None:
+        yield (
+            f"resources.elastic: must be left out; {whole}, and waits for a machine that is lost; "
+            "agents on the machines, and max_nodes, let it go on with fewer"
+        )
 
 
 def _elastic_problems(resources: ResourcesConfig) -> Iterator[str]:

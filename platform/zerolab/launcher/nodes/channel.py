@@ -1,8 +1,8 @@
 """One node, as the head sees it: a process here, or ssh to another machine."""
 
 import contextlib
-import os
 import queue
+import re
 import shlex
 import subprocess
 import sys
@@ -23,9 +23,11 @@ from zerolab.launcher.nodes.messages import (
     encode,
 )
 
-__all__ = ["Channel", "Gone", "News", "local_words", "ssh_words"]
+__all__ = ["Channel", "Gone", "News", "Tunnel", "local_words", "ssh_words"]
 
 NODE = "zerolab.launcher.nodes.node"
+_ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward")
+"""What ssh says when the other end of its tunnel is open."""
 _LAST_WORDS = 5
 """Lines of ssh's own that are kept for the message when it fails."""
 
@@ -38,11 +40,17 @@ class Gone(NamedTuple):
     """Its last lines on standard error."""
 
 
+class Tunnel(NamedTuple):
+    """A port of the node leads through ssh to where the head said."""
+
+    port: int
+
+
 class News(NamedTuple):
     """Something that a node has said."""
 
     host: str
-    message: FromNode | Gone
+    message: FromNode | Gone | Tunnel
 
 
 def local_words() -> list[str]:
@@ -51,7 +59,12 @@ def local_words() -> list[str]:
 
 
 def ssh_words(
-    host: str, *, python: str = "", config: Path | None = None, port: int | None = None
+    host: str,
+    *,
+    python: str = "",
+    config: Path | None = None,
+    port: int | None = None,
+    tunnel_to: str = "",
 ) -> list[str]:
     """The command that starts a node's process on another machine.
 
@@ -62,6 +75,8 @@ def ssh_words(
         python: Its interpreter; ours, at the same place, when empty.
         config: For ``ssh -F``.
         port: For ``ssh -p``.
+        tunnel_to: ``HOST:PORT``, as this machine reaches it; a free port of the other machine's
+            loopback leads there as long as the connection lasts.
     """
     words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
     words += ["-o", "ConnectTimeout=20"]
@@ -69,6 +84,9 @@ def ssh_words(
         words += ["-F", str(config)]
     if port is not None:
         words += ["-p", str(port)]
+    if tunnel_to:
+        words += ["-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO", "-o", "ControlPath=none"]
+        words += ["-R", f"127.0.0.1:0:{tunnel_to}"]
     remote = shlex.join([python or sys.executable, "-P", "-m", NODE])
     return [*words, "--", host, f"exec {remote}"]
 
@@ -94,8 +112,8 @@ class Channel:
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C at the terminal is for the head alone
         )
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
+        self._outbox: queue.Queue[bytes | None] = queue.Queue()
+        threading.Thread(target=self._write, daemon=True).start()
         self._last_words: list[str] = []
         self._complains = threading.Thread(target=self._keep_complaints, daemon=True)
         self._complains.start()
@@ -108,15 +126,11 @@ class Channel:
 
     def send(self, message: FromHead) -> None:
         """Tell the node something; one that is gone, or hears nothing, is found out elsewhere."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            os.write(self._process.stdin.fileno(), encode(message))
+        self._outbox.put(encode(message))
 
     def close(self) -> None:
-        """End the channel, and with it all that the node has started."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        """End the channel when all is said, and with it all that the node has started."""
+        self._outbox.put(None)
 
     def kill(self) -> None:
         """End this side of the channel at once; the other one ends for want of a head."""
@@ -128,6 +142,17 @@ class Channel:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self._process.poll() is not None
+
+    def _write(self) -> None:
+        """Say what is to be said, in a thread: a node may be slow to hear it."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        with contextlib.suppress(OSError):
+            while (content := self._outbox.get()) is not None:
+                pipe.write(content)
+                pipe.flush()
+        with contextlib.suppress(OSError):
+            pipe.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -149,5 +174,8 @@ class Channel:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             text = line.decode(errors="replace").strip()
-            if text:
+            opened = _ALLOCATED.match(text)
+            if opened is not None:
+                self._news.put(News(self.host, Tunnel(int(opened[1]))))
+            elif text:
                 self._last_words = [*self._last_words, text][-_LAST_WORDS:]

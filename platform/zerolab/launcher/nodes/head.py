@@ -9,12 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from zerolab import __version__
 from zerolab.contract.nodes import merge_outcomes
 from zerolab.contract.outcome import Outcome
-from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, Command, Nodes
-from zerolab.launcher.nodes.channel import Channel, Gone, News, local_words, ssh_words
-from zerolab.launcher.nodes.messages import BEAT_S, Beat, Ended, Hello, Job, Said, Stop
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, Nodes, RunSpec
+from zerolab.launcher.nodes.channel import (
+    Channel,
+    Gone,
+    News,
+    Tunnel,
+    local_words,
+    ssh_words,
+)
+from zerolab.launcher.nodes.messages import BEAT_S, Beat, Ended, Hello, Job, Left, Said, Stop
 
 __all__ = ["DEFAULT_PORT", "Head", "Place", "Plan"]
 
@@ -43,21 +52,24 @@ class Plan:
 
     places: Sequence[Place]
     """In the order of their ranks."""
-    command: Command
-    directory: str
+    run: RunSpec
+    """What every rank runs, and where; with how much time to checkpoint and end."""
+    archive: bytes = b""
+    """The model directory as tar.gz, where the machines do not see that of ``run``."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Sent to every node."""
     address: str = ""
     """Where the ranks meet; found out when empty."""
     port: int | None = None
-    """29500 for several machines, any free one for a single one, when None."""
+    """29500 for several machines, any free one for a single one, when None; 0 is any free one."""
     alone: Nodes | None = None
     """This is one of several machines, and each has a head of its own."""
     python: str = ""
     ssh_config: Path | None = None
     ssh_port: int | None = None
-    grace_s: float = 30.0
-    """Seconds that ranks have to checkpoint and end."""
+    tunnel_to: str = ""
+    """``HOST:PORT`` of the server of an experiment, where only this machine reaches it: the others
+    do through ssh."""
     silence_s: float = 30.0
     """A node, or a head, that is silent for so long is taken for gone."""
     start_s: float = 60.0
@@ -70,11 +82,19 @@ class Head:
     Args:
         plan: What shall run where.
         show: Told every line that a rank writes, with the host.
+        keep: Told what the ranks of an experiment have left to report.
     """
 
-    def __init__(self, plan: Plan, show: Callable[[str, Said], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        show: Callable[[str, Said], None],
+        keep: Callable[[Left], None] | None = None,
+    ) -> None:
         self._plan = plan
         self._show = show
+        self._keep = keep
+        self._ports: dict[str, int] = {}
         self._news: queue.Queue[News] = queue.Queue()
         self._channels: dict[str, Channel] = {}
         self._hello: dict[str, Hello] = {}
@@ -109,15 +129,21 @@ class Head:
         if place.local:
             return local_words()
         plan = self._plan
-        return ssh_words(place.host, python=plan.python, config=plan.ssh_config, port=plan.ssh_port)
+        return ssh_words(
+            place.host,
+            python=plan.python,
+            config=plan.ssh_config,
+            port=plan.ssh_port,
+            tunnel_to=plan.tunnel_to,
+        )
 
     def _meet(self) -> bool:
         """Wait until all nodes are there; return whether they are."""
         deadline = time.monotonic() + self._plan.start_s
-        while len(self._hello) < len(self._channels) and not self._ends and not self._asked:
+        while (missing := self._missing()) and not self._ends and not self._asked:
             self._hear()
             if time.monotonic() > deadline:
-                for host in self._channels.keys() - self._hello.keys():
+                for host in missing:
                     self._end(host, _lost(f"did not start within {self._plan.start_s:g} s"))
         if self._ends or self._asked:
             for host in self._channels.keys() - self._ends.keys():
@@ -125,20 +151,35 @@ class Head:
             return False
         return True
 
+    def _missing(self) -> set[str]:
+        """Hosts that are not there yet, or from which no way leads to the server."""
+        tunnels = {place.host for place in self._plan.places if not place.local}
+        if not self._plan.tunnel_to:
+            tunnels = set()
+        return (self._channels.keys() - self._hello.keys()) | (tunnels - self._ports.keys())
+
+    def _run_of(self, place: Place) -> RunSpec:
+        """What a machine is told of the run: the server's address is that of its own tunnel."""
+        port = self._ports.get(place.host)
+        if port is None:
+            return self._plan.run
+        return msgspec.structs.replace(self._plan.run, master=f"http://127.0.0.1:{port}")
+
     def _send_jobs(self) -> None:
         plan = self._plan
         several = len(plan.places) > 1
         sizes = tuple(len(place.slots) for place in plan.places)
         port = plan.port if plan.port is not None else DEFAULT_PORT if several else 0
+        if several and port == 0:
+            port = self._hello[plan.places[0].host].port
         address = plan.address or self._address()
         for rank, place in enumerate(plan.places):
             job = Job(
-                command=plan.command,
-                directory=plan.directory,
+                run=self._run_of(place),
+                archive=plan.archive,
                 environment=dict(plan.environment),
                 nodes=plan.alone or Nodes(sizes, rank, address, port),
                 slots=tuple(place.slots),
-                grace_s=plan.grace_s,
                 silence_s=plan.silence_s,
             )
             self._channels[place.host].send(job)
@@ -163,7 +204,7 @@ class Head:
                 self._channels[host].send(Beat())
         failed = [end for end in self._ends.values() if end.exit_code != 0]
         if (failed or self._asked) and self._stop_at is None:
-            self._stop(self._plan.grace_s if self._asked else _FAILURE_GRACE_S)
+            self._stop(self._plan.run.grace_s if self._asked else _FAILURE_GRACE_S)
         elif self._asked > 1:
             self._asked = 1
             self._stop(0.0)
@@ -198,6 +239,11 @@ class Head:
             if message.version != __version__:
                 other = f"has zerolab {message.version}, this machine {__version__}"
                 self._end(host, Outcome(EXIT_USER_ERROR, f"{other}; install the same one"))
+        elif isinstance(message, Tunnel):
+            self._ports[host] = message.port
+        elif isinstance(message, Left):
+            if self._keep is not None:
+                self._keep(message)
         elif isinstance(message, Ended):
             self._ends.setdefault(host, message.outcome)
         elif isinstance(message, Gone):
@@ -207,8 +253,9 @@ class Head:
         said = f": {gone.said}" if gone.said else ""
         if host not in self._hello:
             hint = _HINTS.get(gone.exit_code, "")
+            away = gone.exit_code == _SSH_FAILED and any(word in said for word in _AWAY)
             return Outcome(
-                EXIT_USER_ERROR,
+                EXIT_INFRASTRUCTURE if away else EXIT_USER_ERROR,
                 f"its process could not be started (exit code {gone.exit_code}){said}{hint}",
             )
         return Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: its connection ended{said}")
@@ -233,6 +280,14 @@ class Head:
 _HINTS = {
     127: "; zerolab must be installed there at the same place, or name its python with --python",
 }
+
+
+_SSH_FAILED = 255
+_AWAY = (
+    "Connection refused", "timed out", "No route to host", "Network is unreachable",
+    "Connection reset", "Connection closed", "Broken pipe",
+)  # fmt: skip
+"""What ssh says of a machine that is not there now, and may be later."""
 
 
 def _lost(why: str) -> Outcome:

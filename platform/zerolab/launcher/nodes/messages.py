@@ -1,7 +1,7 @@
 """What a head and the launcher of a node tell each other: one JSON object a line.
 
 ```
-node -> head    Hello, then Said and Beat as they come, last Ended
+node -> head    Hello, then Said and Beat as they come, Left for each file, last Ended
 head -> node    Job, then Beat as they come, or Stop
 ```
 
@@ -12,7 +12,7 @@ than ``Job.silence_s``, kills all that the node has started.
 import msgspec
 
 from zerolab.contract.outcome import Outcome
-from zerolab.contract.spec import Command, Nodes
+from zerolab.contract.spec import Nodes, RunSpec
 
 __all__ = [
     "BEAT_S",
@@ -22,6 +22,7 @@ __all__ = [
     "FromNode",
     "Hello",
     "Job",
+    "Left",
     "Said",
     "Stop",
     "decode_from_head",
@@ -36,18 +37,19 @@ BEAT_S = 1.0
 class Job(msgspec.Struct, frozen=True, tag="job"):
     """What a node shall run."""
 
-    command: Command
-    directory: str
-    """Working directory of the ranks."""
+    run: RunSpec
+    """What every rank runs, and in which directory: one that all machines see, or, with
+    ``archive``, none yet. The node puts in where it is itself."""
     environment: dict[str, str]
     """Variables on top of the node's own."""
     nodes: Nodes | None
     """None where this is the only machine, and any free port will do."""
     slots: tuple[int, ...]
     """Which of its slots the ranks take."""
-    grace_s: float
     silence_s: float
     """After so many seconds without a sign of life the head is taken for gone."""
+    archive: bytes = b""
+    """The model directory as tar.gz, for a run of an experiment."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -66,6 +68,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     host: str
     version: str
     """Of zerolab."""
+    port: int = 0
+    """One that is free there, for the ranks to meet on."""
     connection: str = ""
     """``SSH_CONNECTION``: client's address and port, server's address and port."""
 
@@ -79,6 +83,13 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
     """``out`` or ``err``."""
 
 
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """A piece of a file that the ranks of an experiment have left in their spool."""
+
+    name: str
+    content: bytes
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """How the ranks of the node ended; nothing comes after this."""
 
@@ -86,7 +97,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 FromHead = Job | Stop | Beat
-FromNode = Hello | Said | Beat | Ended
+FromNode = Hello | Said | Beat | Left | Ended
 
 _from_head = msgspec.json.Decoder(FromHead)
 _from_node = msgspec.json.Decoder(FromNode)

@@ -20,9 +20,12 @@ from pathlib import Path
 import msgspec
 
 from zerolab import __version__
+from zerolab.client.archive import unpack
 from zerolab.contract.outcome import Outcome, read_outcome, signal_text, tail
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, RunSpec, write_run_spec
+from zerolab.errors import ConfigError
+from zerolab.launcher.devices import find_gpus
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.nodes.messages import (
     BEAT_S,
@@ -31,6 +34,7 @@ from zerolab.launcher.nodes.messages import (
     FromNode,
     Hello,
     Job,
+    Left,
     Said,
     Stop,
     decode_from_head,
@@ -43,6 +47,7 @@ from zerolab.linux import head_a_family, kill_descendants, kill_tree, usable_cor
 __all__ = ["main"]
 
 _POLL_S = 0.05
+_PIECE_BYTES = 1 << 18
 _HELLO_S = 60.0
 """Longest wait for the job after the hello, in seconds."""
 
@@ -99,7 +104,9 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the head decides, and its end is ours
     channel = _Channel()
-    hello = Hello(socket.gethostname(), __version__, os.environ.get("SSH_CONNECTION", ""))
+    hello = Hello(
+        socket.gethostname(), __version__, _free_port(), os.environ.get("SSH_CONNECTION", "")
+    )
     try:
         channel.send(hello)
         job = _job(channel)
@@ -109,6 +116,12 @@ def main() -> int:
         kill_descendants()
         return EXIT_INFRASTRUCTURE
     return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _job(channel: _Channel) -> Job:
@@ -133,17 +146,29 @@ class _Node:
             ConnectionError: If the head is gone meanwhile.
         """
         threading.Thread(target=self._watch_head, daemon=True).start()
-        if not Path(self._job.directory).is_dir():
-            missing = f"the directory {self._job.directory} is not on this machine"
+        directory = self._job.run.model_dir
+        if not self._job.archive and not Path(directory).is_dir():
+            missing = f"the directory {directory} is not on this machine"
             return Outcome(EXIT_USER_ERROR, f"{missing}; every node must see the same one")
         folder = RunFolder(Path(tempfile.mkdtemp(prefix="zerolab-launch-")) / "run")
         try:
-            folder.create()
-            write_run_spec(_spec(self._job, folder), folder.spec)
-            return self._run(folder)
+            return self._prepare(folder) or self._run(folder)
         finally:
             kill_descendants()
             shutil.rmtree(folder.path.parent, ignore_errors=True)
+
+    def _prepare(self, folder: RunFolder) -> Outcome | None:
+        """Make the run's directory; return why it cannot be, if so."""
+        try:
+            folder.create()
+            if self._job.archive:
+                unpack(self._job.archive, folder.model)
+            write_run_spec(_spec(self._job, folder), folder.spec)
+        except ConfigError as error:
+            return Outcome(EXIT_USER_ERROR, f"the model directory cannot be unpacked: {error}")
+        except OSError as error:
+            return Outcome(EXIT_INFRASTRUCTURE, f"the run's directory cannot be written: {error}")
+        return None
 
     def _run(self, folder: RunFolder) -> Outcome:
         process = start_launcher(folder, _environment(self._job))
@@ -162,12 +187,20 @@ class _Node:
                 kill_tree(process.pid)
             code = process.poll()
         self._send_lines(tails.read_rest)
+        self._send_left(folder.path / "spool")
         outcome = read_outcome(folder.path)
         return outcome or self._without_outcome(code, folder)
 
     def _send_lines(self, read: Callable[[], list[Said]]) -> None:
         for line in read():
             self._channel.send(line)
+
+    def _send_left(self, spool: Path) -> None:
+        """Hand over reports that the server has not taken yet; the run's directory goes."""
+        for path in sorted(spool.iterdir() if spool.is_dir() else ()):
+            with path.open("rb") as file:
+                while content := file.read(_PIECE_BYTES):
+                    self._channel.send(Left(path.name, content))
 
     def _stop(self, process: LauncherProcess, grace_s: float) -> None:
         """Ask the ranks to end; a second time, kill them."""
@@ -196,7 +229,9 @@ class _Node:
 
 def _environment(job: Job) -> dict[str, str]:
     """Variables of the ranks: what the head sends, and what confines them to their slots."""
-    slots = ",".join(map(str, job.slots))
+    # A command without an experiment may know devices of another kind by these numbers.
+    has_devices = not job.archive or bool(find_gpus())
+    slots = ",".join(map(str, job.slots)) if has_devices else ""
     threads = str(max(1, usable_cores() // len(job.slots)))
     own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", threads)
@@ -205,20 +240,14 @@ def _environment(job: Job) -> dict[str, str]:
 
 def _spec(job: Job, folder: RunFolder) -> RunSpec:
     slots = sum(job.nodes.slots) if job.nodes is not None else len(job.slots)
-    return RunSpec(
-        experiment_id=0,
-        trial_id=0,
-        run_id=0,
-        config={},
-        hparams={},
-        entrypoint=job.command,
-        trial_seed=0,
+    return msgspec.structs.replace(
+        job.run,
         slots=slots,
         nodes=job.nodes,
-        grace_s=job.grace_s,
-        model_dir=job.directory,
+        hosts=(),
         run_dir=str(folder.path),
-        checkpoint_dir="",
+        model_dir=str(folder.model) if job.archive else job.run.model_dir,
+        checkpoint_cache=str(folder.path / "cache") if job.archive else "",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerolab.contract.spec import ENV_AS_DEEPSPEED, Command, Nodes
+from zerolab.contract.spec import ENV_AS_DEEPSPEED, Command, Nodes, RunSpec
 from zerolab.errors import ConfigError
 from zerolab.launcher.nodes.accelerate import Accelerate, read_accelerate
 from zerolab.launcher.nodes.environment import exported, sent_variables
@@ -80,8 +80,7 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
         unused = sorted([*unused, *given.about_engine])
     plan = Plan(
         places=places,
-        command=make_command(options),
-        directory=str(Path.cwd()),
+        run=_run_of(make_command(options), Path.cwd(), options.grace_s),
         environment=exported(os.environ) | sent,
         address=address,
         port=port,
@@ -89,7 +88,6 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
         python=options.python,
         ssh_config=options.ssh_config,
         ssh_port=options.ssh_port,
-        grace_s=options.grace_s,
         silence_s=options.silence_s,
     )
     notes = []
@@ -98,6 +96,24 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
     if given.engine and not options.as_deepspeed:
         notes.append("--as-deepspeed has Accelerate use this engine, as that file says")
     return plan, notes
+
+
+def _run_of(command: Command, directory: Path, grace_s: float) -> RunSpec:
+    """A run of no experiment."""
+    return RunSpec(
+        experiment_id=0,
+        trial_id=0,
+        run_id=0,
+        config={},
+        hparams={},
+        entrypoint=command,
+        trial_seed=0,
+        slots=0,
+        grace_s=grace_s,
+        model_dir=str(directory),
+        run_dir="",
+        checkpoint_dir="",
+    )
 
 
 def make_command(options: LaunchOptions) -> Command:

@@ -9,7 +9,7 @@ from zerolab.errors import ConfigError
 from zerolab.launcher.hostfile import filter_slots, parse_hostfile
 from zerolab.launcher.nodes.head import Place
 
-__all__ = ["DEFAULT_HOSTFILE", "Wanted", "choose_places", "parse_slots"]
+__all__ = ["DEFAULT_HOSTFILE", "Wanted", "choose_places", "is_here", "parse_slots"]
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 """Read when it is there and no other one is named."""
@@ -60,11 +60,12 @@ def choose_places(
         parse_hostfile(text), wanted.include, wanted.exclude, wanted.num_nodes, wanted.num_gpus
     )
     return [
-        Place(host, slots, local=not force_ssh and _is_here(host)) for host, slots in chosen.items()
+        Place(host, slots, local=not force_ssh and is_here(host)) for host, slots in chosen.items()
     ]
 
 
-def _is_here(host: str) -> bool:
+def is_here(host: str) -> bool:
+    """Whether a name in a hostfile is this machine's own."""
     return host in (*_HERE, socket.gethostname(), socket.getfqdn())
 
 

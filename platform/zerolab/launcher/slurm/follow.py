@@ -54,6 +54,9 @@ def main() -> int:
 
 def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Outcome:
     spec = read_run_spec(folder.spec)
+    if spec.hosts:
+        problem = "resources.hostfile: must be left out in a pool of Slurm, which names its nodes"
+        return Outcome(EXIT_USER_ERROR, f"{problem} itself; take slots_per_trial")
     sizes = sizes_of(spec.slots, max(1, settings.slots_per_node // spec.slots_per_rank))
     changed = msgspec.structs.replace(
         spec, nodes=Nodes(tuple(sizes), 0, "", 0), grace_s=float(settings.grace_s)

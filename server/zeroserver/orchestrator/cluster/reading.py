@@ -106,7 +106,7 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
     query = select(
         columns.id, columns.slots, columns.position, columns.pool, columns.priority,
         columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
-        columns.max_nodes, columns.slots_per_rank, columns.fewer_slots,
+        columns.max_nodes, columns.slots_per_rank, columns.fewer_slots, columns.host_slots,
     ).where(columns.id.in_(wanted))  # fmt: skip
     for row in transaction.connection.execute(query):
         labels = msgspec.json.decode(row.labels, type=list[str])
@@ -121,7 +121,11 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
             max_slots=most,
             bounded_by=bounded_by,
             slots_asked_by="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
-            groups=(f"pool:{row.pool}", *(f"label:{label}" for label in dict.fromkeys(labels))),
+            groups=(
+                f"pool:{row.pool}",
+                *(f"label:{label}" for label in dict.fromkeys(labels)),
+                *msgspec.json.decode(row.host_slots, type=list[str]),
+            ),
             single_agent=row.max_nodes == 1,
             max_agents=row.max_nodes,
             unit=row.slots_per_rank,

@@ -1,0 +1,80 @@
+"""The machines that an experiment's hostfile and its filters leave."""
+
+from pathlib import PurePosixPath
+
+from zerolab.config.experiment.model_source import ModelFiles
+from zerolab.config.experiment.resources import ResourcesConfig
+from zerolab.config.hostfile import filter_slots, parse_hostfile
+from zerolab.errors import ConfigError
+
+__all__ = ["with_hosts"]
+
+
+def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig:
+    """Fill in machines, their slots, and so the ranks of a trial.
+
+    Args:
+        resources: The block.
+        model: The files of the model directory.
+
+    Returns:
+        The block; as it is where it names no hostfile.
+
+    Raises:
+        ConfigError: With everything that is wrong with the file, the filters, or what is asked of
+            them.
+    """
+    if resources.hostfile is None:
+        return resources
+    problems = _ssh_problems(resources, model)
+    chosen: dict[str, list[int]] = {}
+    try:
+        hosts = parse_hostfile(_read("hostfile", resources.hostfile, model).decode())
+        chosen = filter_slots(hosts, resources.include, resources.exclude)
+    except UnicodeDecodeError:
+        problems.append(f"resources.hostfile: {resources.hostfile} must be text in UTF-8")
+    except ConfigError as error:
+        problems += [_placed(problem, resources.hostfile) for problem in error.problems]
+    ranks = sum(map(len, chosen.values()))
+    said = resources.slots_per_trial
+    if ranks and said != ranks and "slots_per_trial" in resources.model_fields_set:
+        problems.append(
+            f"resources.slots_per_trial: must be {ranks}, the slots that {resources.hostfile} and "
+            f"the filters leave, got {said}; leave it out, or choose slots with resources.include"
+        )
+    if problems:
+        raise ConfigError("resources", problems)
+    return resources.model_copy(update={"hosts": chosen, "slots_per_trial": ranks})
+
+
+def _placed(problem: str, file: str) -> str:
+    """Say where a problem of the file or of a filter stands."""
+    key = problem.partition(":")[0]
+    if key == "resources.hostfile":
+        return problem
+    if key in {"include", "exclude", "include and exclude"}:
+        return f"resources.{problem}"
+    return f"resources.hostfile: {file}: {problem}"
+
+
+def _read(key: str, path: str, model: ModelFiles) -> bytes:
+    named = PurePosixPath(path)
+    if named.is_absolute() or ".." in named.parts:
+        problem = f"must be a path inside the model directory, got {path!r}"
+        raise ConfigError("resources", [f"resources.{key}: {problem}"])
+    content = model.read(str(named))
+    if content is None:
+        problem = f"must name a file in the model directory, got {path!r}, which is not there"
+        raise ConfigError("resources", [f"resources.{key}: {problem}"])
+    return content
+
+
+def _ssh_problems(resources: ResourcesConfig, model: ModelFiles) -> list[str]:
+    config = resources.ssh_config
+    if config is None or PurePosixPath(config).is_absolute():
+        return []
+    try:
+        _read("ssh_config", config, model)
+    except ConfigError as error:
+        return error.problems
+    return []

@@ -1,0 +1,164 @@
+"""Which machines and slots a multi-node run uses, in DeepSpeed's syntax.
+
+```
+worker-0 slots=4
+worker-1 slots=8    # comments and empty lines do not count
+```
+
+Filters are ``NODE[:slot[,slot...]][@NODE...]``: ``worker-0@worker-1:0,2`` is all of ``worker-0``
+and two slots of ``worker-1``.
+"""
+
+import re
+from collections.abc import Mapping
+
+from zerolab.errors import ConfigError
+
+__all__ = ["filter_slots", "parse_hostfile"]
+
+_ENTRY = re.compile(r"(\S+)\s+slots=(\d+)(?:\s.*)?")
+
+
+def parse_hostfile(text: str) -> dict[str, int]:
+    """Read a hostfile.
+
+    Args:
+        text: Content of the file.
+
+    Returns:
+        Host to its number of slots, in the order of the file. ``user@host`` stays as it is.
+
+    Raises:
+        ConfigError: If a line is no entry, a host stands twice, or there is none; all at once.
+    """
+    hosts: dict[str, int] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.strip()
+        if not content or content.startswith("#"):
+            continue
+        entry = _ENTRY.fullmatch(content)
+        if entry is None:
+            problems.append(f"line {number}: must look like `HOST slots=N`, got {content!r}")
+        elif entry[1] in hosts:
+            problems.append(f"line {number}: {entry[1]} stands here a second time; keep one line")
+        else:
+            hosts[entry[1]] = int(entry[2])
+    if not hosts and not problems:
+        problems.append("must name at least one host, as `HOST slots=N`")
+    if problems:
+        raise ConfigError("hostfile", problems)
+    return hosts
+
+
+def filter_slots(
+    hosts: Mapping[str, int],
+    include: str = "",
+    exclude: str = "",
+    num_nodes: int | None = None,
+    num_gpus: int | None = None,
+) -> dict[str, list[int]]:
+    """Choose hosts and slots.
+
+    Args:
+        hosts: From :func:`parse_hostfile`.
+        include: Only these; a host without slots means all of its slots, unless the same host
+            stands there with slots too.
+        exclude: All but these.
+        num_nodes: The first so many hosts.
+        num_gpus: The first so many slots of each host.
+
+    Returns:
+        Host to its slots in ascending order; hosts in the order of the hostfile, none without a
+        slot.
+
+    Raises:
+        ConfigError: If filters and counts are combined, or name what the hostfile does not have,
+            or if nothing is left; all problems at once.
+    """
+    problems = _combined(include, exclude, num_nodes, num_gpus)
+    available = {host: list(range(count)) for host, count in hosts.items()}
+    if include and not problems:
+        chosen = _parse_filter("include", include, available, problems)
+        available = {host: chosen[host] for host in available if host in chosen}
+    elif exclude and not problems:
+        removed = _parse_filter("exclude", exclude, available, problems)
+        available = {
+            host: [slot for slot in slots if slot not in removed.get(host, ())]
+            for host, slots in available.items()
+        }
+    elif not problems:
+        available = _first(available, num_nodes, num_gpus, problems)
+    available = {host: slots for host, slots in available.items() if slots}
+    if not available and not problems:
+        problems.append("no slot is left; include more, or exclude less")
+    if problems:
+        raise ConfigError("hosts and slots", problems)
+    return available
+
+
+def _combined(include: str, exclude: str, num_nodes: int | None, num_gpus: int | None) -> list[str]:
+    problems = []
+    if include and exclude:
+        problems.append("include and exclude: only one of them may be given")
+    if (include or exclude) and not (num_nodes is None and num_gpus is None):
+        problems.append("num_nodes, num_gpus: cannot be combined with include or exclude")
+    return problems
+
+
+def _first(
+    available: Mapping[str, list[int]],
+    num_nodes: int | None,
+    num_gpus: int | None,
+    problems: list[str],
+) -> dict[str, list[int]]:
+    if num_nodes is not None and not 1 <= num_nodes <= len(available):
+        has = f"must be 1 to {len(available)}, the hosts of the hostfile"
+        problems.append(f"num_nodes: {has}, got {num_nodes}")
+    chosen = dict(list(available.items())[:num_nodes])
+    if num_gpus is None:
+        return chosen
+    for host, slots in chosen.items():
+        if not 1 <= num_gpus <= len(slots):
+            has = f"must be 1 to {len(slots)}, the slots of {host}"
+            problems.append(f"num_gpus: {has}, got {num_gpus}")
+    return {host: slots[:num_gpus] for host, slots in chosen.items()}
+
+
+def _parse_filter(
+    key: str, text: str, available: Mapping[str, list[int]], problems: list[str]
+) -> dict[str, list[int]]:
+    whole: set[str] = set()
+    chosen: dict[str, set[int]] = {}
+    for part in _split_nodes(text, available):
+        host, colon, numbers = part.partition(":")
+        if host not in available:
+            problems.append(f"{key}: {host!r} is not in the hostfile ({', '.join(available)})")
+        elif not colon:
+            whole.add(host)
+        else:
+            slots = chosen.setdefault(host, set())
+            for number in numbers.split(","):
+                if not number.strip().isdecimal():
+                    problems.append(f"{key}: {part!r}: slots must be numbers, got {number!r}")
+                elif int(number) not in available[host]:
+                    has = f"has slots 0 to {len(available[host]) - 1}"
+                    problems.append(f"{key}: {host} {has}, got {number.strip()}")
+                else:
+                    slots.add(int(number))
+    return {
+        host: sorted(chosen[host]) if host in chosen else available[host]
+        for host in available
+        if host in whole or host in chosen
+    }
+
+
+def _split_nodes(text: str, available: Mapping[str, list[int]]) -> list[str]:
+    """Split at ``@``, but not inside the ``user@host`` of the hostfile."""
+    parts: list[str] = []
+    for piece in text.strip().split("@"):
+        if parts and f"{parts[-1]}@{piece.partition(':')[0]}" in available:
+            parts[-1] = f"{parts[-1]}@{piece}"
+        else:
+            parts.append(piece)
+    return parts

@@ -1,0 +1,94 @@
+"""Follows one run on the machines of a hostfile: ``python -m ...nodes.follow PARENT RUN_JSON``.
+
+It is a head as that of ``zerolab launch``, with a run folder in place of a terminal: what the ranks
+write goes to its logs, what they have left to report to its spool, and how the run ended stands
+there at last. SIGTERM has the ranks leave. With this process dies all that it has started.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from zerolab.client.archive import pack
+from zerolab.contract.outcome import Outcome, write_outcome
+from zerolab.contract.run_folder import RunFolder
+from zerolab.contract.spec import EXIT_USER_ERROR, RunSpec, read_run_spec
+from zerolab.errors import ConfigError
+from zerolab.files import append_private
+from zerolab.launcher.interpreter import find_interpreter
+from zerolab.launcher.nodes.environment import exported, sent_variables
+from zerolab.launcher.nodes.head import Head, Place, Plan
+from zerolab.launcher.nodes.messages import Left, Said
+from zerolab.launcher.nodes.output import Output
+from zerolab.launcher.nodes.places import is_here
+from zerolab.linux import die_with_parent
+
+__all__ = ["main"]
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def main() -> int:
+    """Run the ranks of a run to their end."""
+    parent, spec_file = sys.argv[1:]
+    die_with_parent(int(parent))
+    folder = RunFolder(Path(spec_file).parent)
+    try:
+        outcome = _run(folder, read_run_spec(folder.spec))
+    except ConfigError as error:
+        outcome = Outcome(EXIT_USER_ERROR, "; ".join(error.problems))
+    write_outcome(folder.path, outcome)
+    return 0
+
+
+def _run(folder: RunFolder, run: RunSpec) -> Outcome:
+    plan = _plan(folder, run)
+    output = Output(folder.logs, quiet=True, file_of=_file_of)
+    spool = folder.path / "spool"
+    spool.mkdir(mode=0o700, exist_ok=True)
+
+    def keep(piece: Left) -> None:
+        with append_private(spool / Path(piece.name).name) as file:
+            file.write(piece.content)
+
+    head = Head(plan, output.take, keep)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: head.stop())
+    folder.say(f"ranks on {', '.join(_words(place) for place in plan.places)}")
+    try:
+        host, end = head.run()
+    finally:
+        output.close()
+    return Outcome(end.exit_code, end.reason and f"{host}: {end.reason}", end.rank, end.told)
+
+
+def _plan(folder: RunFolder, run: RunSpec) -> Plan:
+    """What shall run where; the machines get the model directory, and need not see ours."""
+    places = [Place(one.host, one.slots, local=is_here(one.host)) for one in run.hosts]
+    server = urlsplit(run.master)
+    hidden = server.scheme == "http" and server.hostname in _LOOPBACK
+    return Plan(
+        places=places,
+        run=run,
+        archive=pack(folder.model),
+        environment=exported(os.environ) | sent_variables(folder.model),
+        python=str(find_interpreter(run.python)) if run.python else "",
+        ssh_config=folder.model / run.ssh_config if run.ssh_config else None,
+        port=0,
+        tunnel_to=f"{server.hostname}:{server.port}" if hidden else "",
+    )
+
+
+def _words(place: Place) -> str:
+    return f"{place.host} ({len(place.slots)} slot{'s' if len(place.slots) > 1 else ''})"
+
+
+def _file_of(_host: str, line: Said) -> str:
+    return "launcher.log" if line.rank is None else f"rank_{line.rank}.{line.stream}"
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""An experiment with a hostfile: what it comes to, and everything that is wrong at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerolab.config.checking import check_experiment
+from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
+from zerolab.config.experiment.for_runs import sections_of
+from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.contract.spec import HostSlots
+from zerolab.errors import ConfigError
+
+ENGINE = {
+    "train_batch_size": 12,
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "hosts").write_text("worker-1 slots=2\nme@worker-2 slots=2\n")
+    return tmp_path
+
+
+def check(folder: Path, **resources: Any) -> ExperimentConfig:
+    file = {
+        "entrypoint": "python train.py",
+        "hyperparameters": {"deepspeed_config": ENGINE},
+        "searcher": {"name": "single", "metric": "loss"},
+        "resources": resources,
+    }
+    return check_experiment(file, FolderFiles(folder))
+
+
+def problems(folder: Path, **resources: Any) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        check(folder, **resources)
+    return refused.value.problems
+
+
+def test_the_ranks_of_a_trial_are_the_slots_that_the_filters_leave(folder: Path) -> None:
+    found = check(folder, hostfile="hosts", exclude="me@worker-2:0", ssh_config="/etc/ssh/x")
+    assert found.resources.hosts == {"worker-1": [0, 1], "me@worker-2": [1]}
+    assert found.resources.slots_per_trial == 3
+    again = load_experiment(found.to_dict())
+    assert again.resources == found.resources
+    sections = sections_of(again)
+    assert sections["hosts"] == (HostSlots("worker-1", (0, 1)), HostSlots("me@worker-2", (1,)))
+    assert sections["ssh_config"] == "/etc/ssh/x"
+    assert sections_of(check(folder, slots_per_trial=2))["hosts"] == ()
+
+
+def test_a_batch_that_the_machines_cannot_share_is_refused(folder: Path) -> None:
+    (told,) = problems(folder, hostfile="hosts")
+    assert "train_batch_size" in told
+    assert "12" in told
+
+
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [
+        ({"hostfile": "none"}, ["resources.hostfile: must name a file in the model directory"]),
+        ({"hostfile": "../hosts"}, ["resources.hostfile: must be a path inside the model"]),
+        ({"hostfile": "bad"}, [
+            "resources.hostfile: bad: line 1: must look like `HOST slots=N`",
+            "resources.hostfile: bad: line 3: b stands here a second time",
+        ]),
+        ({"hostfile": "hosts", "include": "worker-9@worker-1:7"}, [
+            "resources.include: 'worker-9' is not in the hostfile (worker-1, me@worker-2)",
+            "resources.include: worker-1 has slots 0 to 1, got 7",
+        ]),
+        ({"hostfile": "hosts", "include": "worker-1", "exclude": "worker-1"},
+         ["resources.include and exclude: only one of them may be given"]),
+        ({"hostfile": "hosts", "exclude": "me@worker-2@worker-1"},
+         ["resources.hostfile: hosts: no slot is left"]),
+        ({"hostfile": "hosts", "include": "worker-1", "slots_per_trial": 3},
+         ["resources.slots_per_trial: must be 2, the slots that hosts and the filters leave"]),
+        ({"hostfile": "hosts", "exclude": "worker-1:0", "ssh_config": "none", "max_nodes": 2,
+          "max_slots": 4, "elastic": {"min_slots": 1}}, [
+            "resources.max_nodes: must be left out, got 2",
+            "resources.max_slots: must be left out, got 4",
+            "resources.elastic: must be left out",
+            "resources.ssh_config: must name a file in the model directory, got 'none'",
+        ]),
+        ({"include": "worker-1", "ssh_config": "x"}, [
+            "resources.include: goes with resources.hostfile, got 'worker-1' without one",
+            "resources.ssh_config: goes with resources.hostfile, got 'x' without one",
+        ]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_file_and_filters_is_told_at_once(
+    folder: Path, resources: dict[str, Any], told: list[str]
+) -> None:
+    (folder / "bad").write_text("worker-1\nb slots=1\nb slots=2\n")
+    found = problems(folder, **resources)
+    assert len(found) == len(told), found
+    for line, wanted in zip(found, told, strict=True):
+        assert line.startswith(wanted)

@@ -1,0 +1,97 @@
+"""A trial class on two machines of a hostfile, which only ssh reaches, and nobody else does."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.agent.test_classes_over_agents import BATCHES, GATE_AT, Classes, config
+from tests.launcher.nodes.namespaces import Network, network
+from tests.launcher.nodes.sshd import Keys, Machine, sshd
+from tests.waiting import until
+
+pytestmark = [pytest.mark.processes, pytest.mark.machines]
+
+HOSTS = "worker-1 slots=2\nworker-2 slots=2\n"
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with network("zlx", 79) as made:
+        yield made
+
+
+@pytest.fixture
+def farm(tmp_path: Path, net: Network) -> Iterator[Classes]:
+    keys = Keys(tmp_path / "keys")
+    machines = [
+        Machine(f"worker-{number}", address, 2222)
+        for number, address in enumerate(net.addresses, start=1)
+    ]
+    keys.write_config(machines)
+    with ExitStack() as stack:
+        for machine, name in zip(machines, net.names, strict=True):
+            stack.enter_context(sshd(keys, machine, namespace=name))
+        made = Classes(tmp_path, 20.0)
+        try:
+            (tmp_path / "model").mkdir()
+            (tmp_path / "model/hosts").write_text(HOSTS)
+            made.join("head", "--slots", "1")
+            yield made
+        finally:
+            made.close()
+
+
+def ssh_to(farm: Classes, host: str) -> psutil.Process:
+    """The connection to a machine."""
+    tree = psutil.Process(farm.agents["head"].pid).children(recursive=True)
+    (found,) = [one for one in tree if one.name() == "ssh" and host in one.cmdline()]
+    return found
+
+
+def test_a_trial_of_a_hostfile_outlives_a_lost_machine_leaves_and_trains_as_one_rank_does(
+    farm: Classes, net: Network, tmp_path: Path
+) -> None:
+    servers = {name: set(net.processes(name)) for name in net.names}
+    alone = farm.losses(farm.train(config(1, 0, accumulation=3)))
+
+    wanted = config(1, 2)
+    wanted["resources"] = {
+        "hostfile": "hosts", "exclude": "worker-2:0", "ssh_config": str(tmp_path / "keys/config"),
+    }  # fmt: skip
+    (farm.gate / "slow").touch()
+    one = farm.train(wanted)
+    farm.await_ranks(3)
+    for mark in farm.gate.glob("waits_*"):
+        mark.unlink()
+    ssh_to(farm, "worker-2").kill()
+    farm.await_ranks(3)  # it has begun again
+    farm.client.experiment_action(one, "pause")
+    (farm.gate / "leave").touch()
+    (farm.gate / "go").touch()
+    until("it has paused", lambda: farm.client.experiment(one)["state"], lambda s: s == "PAUSED")
+    until(
+        "the agent's slot is free",
+        lambda: [slot["run_id"] for each in farm.client.agents() for slot in each["slots"]],
+        lambda held: held == [None],
+    )
+    (trial,) = farm.client.trials(one)
+    assert trial["restarts"] == 0
+    (curve,) = farm.client.metrics(trial["id"], "training", ["loss"])
+    losses = {int(step): float(value) for step, value in curve["points"]}
+    assert sorted(losses) == list(range(1, trial["steps_completed"] + 1))
+    assert GATE_AT < trial["steps_completed"] < BATCHES
+    expected = {step: loss for step, loss in alone.items() if step in losses}
+    assert losses == pytest.approx(expected, abs=1e-5)
+
+    logs = "\n".join(line["text"] for line in farm.client.experiment_logs(one, limit=1000)["logs"])
+    assert "ranks on worker-1 (2 slots), worker-2 (1 slot)" in logs
+    assert "worker-2: the node is lost: its connection ended" in logs
+    for name in net.names:
+        until(
+            "nothing is left on the machines",
+            lambda name=name: set(net.processes(name)) - servers[name],  # type: ignore[misc]
+            lambda left: not left,
+        )
