@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 from zerolab.cli.output import say
 
 if TYPE_CHECKING:
+    from zerolab.launcher.nodes.elastic import NodeBounds
     from zerolab.launcher.nodes.head import Plan
 
 __all__ = ["add_to"]
@@ -120,6 +121,30 @@ def launch(
         float,
         typer.Option(min=0, help="Seconds that ranks have to checkpoint and end.", metavar="S"),
     ] = 30.0,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            "--elastic_training",
+            help="When a host is lost, start the script again on those that are left.",
+        ),
+    ] = False,
+    min_elastic_nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--min_elastic_nodes",
+            "--min-elastic-nodes",
+            help="With --elastic: the fewest hosts to go on with. Default: 1.",
+        ),
+    ] = None,
+    max_elastic_nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--max_elastic_nodes",
+            "--max-elastic-nodes",
+            help="With --elastic: the most hosts at a time; others stand in for lost ones.",
+        ),
+    ] = None,
     log_dir: Annotated[
         Path | None,
         typer.Option("--log-dir", help="Keeps each rank's output. Default: below ZEROLAB_HOME."),
@@ -138,6 +163,7 @@ def launch(
     """
     from zerolab.agent.slots import find_slots
     from zerolab.contract.nodes import shell_code
+    from zerolab.launcher.nodes.elastic import NodeBounds
     from zerolab.launcher.nodes.options import LaunchOptions, make_plan
     from zerolab.launcher.nodes.places import Wanted
 
@@ -169,21 +195,27 @@ def launch(
     plan, notes = make_plan(options, own_slots)
     for note in notes:
         say(note)
-    raise typer.Exit(shell_code(_run(plan, log_dir)))
+    if elastic or min_elastic_nodes is not None or max_elastic_nodes is not None:
+        bounds = NodeBounds.of(plan, min_elastic_nodes, max_elastic_nodes)
+    else:
+        bounds = None
+    raise typer.Exit(shell_code(_run(plan, bounds, log_dir)))
 
 
-def _run(plan: "Plan", log_dir: Path | None) -> int:
+def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int:
     """Run a plan, show and keep what its ranks write, and say how it ended."""
     import signal
     import time
 
+    from zerolab.launcher.nodes.elastic import Elastic
     from zerolab.launcher.nodes.head import Head
     from zerolab.launcher.nodes.output import Output
     from zerolab.paths import Home
 
     started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     output = Output(log_dir or Home.default().launches / f"{started}-{os.getpid()}")
-    head = Head(plan, output.take)
+    head: Head | Elastic
+    head = Head(plan, output.take) if bounds is None else Elastic(plan, bounds, output.take, say)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: head.stop())
     try:

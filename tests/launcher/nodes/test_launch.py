@@ -86,6 +86,12 @@ class Launched:
         assert len(texts) == ranks, (self.folder / "err").read_text()
         return [int(word) for text in texts for word in text.split()]
 
+    def cut(self, host: str) -> None:
+        """End the connection to a machine."""
+        children = psutil.Process(self.process.pid).children()
+        (ssh,) = [one for one in children if host in one.cmdline()]
+        ssh.kill()
+
     def end(self) -> tuple[int, str, str]:
         """Wait for the end; return exit code, standard output and standard error."""
         until("the command has ended", lambda: self.process.poll() is not None)
@@ -146,13 +152,30 @@ def test_ctrl_c_ends_all_ranks_on_all_nodes(keys: Keys, tmp_path: Path) -> None:
 def test_a_host_whose_connection_ends_is_lost_and_ends_the_run(keys: Keys, tmp_path: Path) -> None:
     launched = Launched(keys, tmp_path, WAIT)
     pids = launched.pids()
-    children = psutil.Process(launched.process.pid).children()
-    (ssh,) = [one for one in children if "worker-2" in one.cmdline()]
-    ssh.kill()
+    launched.cut("worker-2")
     code, _, err = launched.end()
     assert code == EXIT_INFRASTRUCTURE
     assert "worker-2: the node is lost: its connection ended" in err
     gone(*pids)
+
+
+def test_an_elastic_run_goes_on_with_the_machines_that_are_left_down_to_the_fewest(
+    keys: Keys, tmp_path: Path
+) -> None:
+    launched = Launched(keys, tmp_path, WAIT, "--elastic_training", "--min_elastic_nodes", "1")
+    first = launched.pids()
+    for file in tmp_path.glob("*.pids"):
+        file.unlink()
+    launched.cut("worker-1")
+    again = launched.pids(1)  # on worker-2 alone, and of rank 0
+    gone(*first)
+    assert (tmp_path / "0.pids").exists()
+    launched.cut("worker-2")
+    code, _, err = launched.end()
+    assert code == EXIT_INFRASTRUCTURE
+    assert "the script starts again on 1 of 2 machines: worker-2" in err
+    assert "of the machines 0 are left, and min_elastic_nodes is 1" in err
+    gone(*again)
 
 
 def test_hosts_that_cannot_be_reached_are_named_with_what_ssh_says(

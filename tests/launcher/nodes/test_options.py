@@ -18,6 +18,7 @@ from zerolab.contract.spec import (
 )
 from zerolab.errors import ConfigError
 from zerolab.launcher.nodes.channel import ssh_words
+from zerolab.launcher.nodes.elastic import NodeBounds
 from zerolab.launcher.nodes.environment import exported, parse_environment, sent_variables
 from zerolab.launcher.nodes.head import Place, Plan
 from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
@@ -297,3 +298,18 @@ def test_the_ends_of_several_nodes_make_one(ends: list[Outcome], decides: Outcom
 
 def test_a_preempted_run_has_an_exit_code_of_its_own() -> None:
     assert [shell_code(code) for code in (0, 3, -9, EXIT_PREEMPTED)] == [0, 3, 137, EXIT_TEMPORARY]
+
+
+def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: Path) -> None:
+    made = plan({}, hostfile=hosts)
+    assert NodeBounds.of(made, None, None) == NodeBounds(1, 2)
+    assert NodeBounds.of(made, 1, 1) == NodeBounds(1, 1)
+    with pytest.raises(ConfigError) as refused:
+        NodeBounds.of(made, 0, 3)
+    assert refused.value.problems == [
+        "min_elastic_nodes: must be 1 to max_elastic_nodes, 3, got 0",
+        "max_elastic_nodes: must be 1 to 2, the hosts that are chosen, got 3",
+    ]
+    alone = plan({"no_ssh": True, "node_rank": 0, "address": "10.0.0.1"}, num_nodes=2)
+    with pytest.raises(ConfigError, match="elastic: needs ssh to all machines"):
+        NodeBounds.of(alone, None, None)

@@ -23,7 +23,17 @@ from zerolab.launcher.nodes.channel import (
     local_words,
     ssh_words,
 )
-from zerolab.launcher.nodes.messages import BEAT_S, Beat, Ended, Hello, Job, Left, Said, Stop
+from zerolab.launcher.nodes.messages import (
+    BEAT_S,
+    HELD_UP_S,
+    Beat,
+    Ended,
+    Hello,
+    Job,
+    Left,
+    Said,
+    Stop,
+)
 
 __all__ = ["DEFAULT_PORT", "Head", "Place", "Plan"]
 
@@ -102,11 +112,13 @@ class Head:
         self._stop_at: float | None = None
         self._asked = 0
         self._beat_at = 0.0
+        self._turned_at = 0.0
+        self._lost: list[str] = []
 
     @property
     def lost(self) -> list[str]:
-        """Hosts that did not live to say how their ranks ended."""
-        return [host for host, end in self._ends.items() if end.exit_code == EXIT_INFRASTRUCTURE]
+        """Hosts that could not be reached, or did not live to say how their ranks ended."""
+        return list(self._lost)
 
     def stop(self) -> None:
         """Have the ranks end, a second time at once; may be called by a signal handler."""
@@ -144,7 +156,7 @@ class Head:
             self._hear()
             if time.monotonic() > deadline:
                 for host in missing:
-                    self._end(host, _lost(f"did not start within {self._plan.start_s:g} s"))
+                    self._lose(host, f"it did not start within {self._plan.start_s:g} s")
         if self._ends or self._asked:
             for host in self._channels.keys() - self._ends.keys():
                 self._end(host, Outcome(-15, "the run was stopped before it began", told=True))
@@ -198,6 +210,10 @@ class Head:
     def _turn(self) -> None:
         self._hear()
         now = time.monotonic()
+        if now - self._turned_at > HELD_UP_S:
+            for channel in self._channels.values():
+                channel.heard = now
+        self._turned_at = now
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
             for host in self._open():
@@ -210,9 +226,9 @@ class Head:
             self._stop(0.0)
         for host in self._open():
             if now - self._channels[host].heard > self._plan.silence_s:
-                self._end(host, _lost(f"gave no sign of life for {self._plan.silence_s:g} s"))
+                self._lose(host, f"it gave no sign of life for {self._plan.silence_s:g} s")
             elif self._stop_at is not None and now > self._stop_at:
-                self._end(host, _lost("did not end when it was told to"))
+                self._lose(host, "it did not end when it was told to")
 
     def _stop(self, grace_s: float) -> None:
         self._stop_at = time.monotonic() + grace_s + _AFTER_GRACE_S
@@ -246,19 +262,24 @@ class Head:
                 self._keep(message)
         elif isinstance(message, Ended):
             self._ends.setdefault(host, message.outcome)
-        elif isinstance(message, Gone):
-            self._ends.setdefault(host, self._gone(host, message))
+        elif isinstance(message, Gone) and host not in self._ends:
+            self._gone(host, message)
 
-    def _gone(self, host: str, gone: Gone) -> Outcome:
+    def _gone(self, host: str, gone: Gone) -> None:
         said = f": {gone.said}" if gone.said else ""
         if host not in self._hello:
             hint = _HINTS.get(gone.exit_code, "")
-            away = gone.exit_code == _SSH_FAILED and any(word in said for word in _AWAY)
-            return Outcome(
-                EXIT_INFRASTRUCTURE if away else EXIT_USER_ERROR,
-                f"its process could not be started (exit code {gone.exit_code}){said}{hint}",
-            )
-        return Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: its connection ended{said}")
+            why = f"its process could not be started (exit code {gone.exit_code}){said}{hint}"
+            if gone.exit_code == _SSH_FAILED and any(word in said for word in _AWAY):
+                self._lose(host, why)
+            else:
+                self._end(host, Outcome(EXIT_USER_ERROR, why))
+        else:
+            self._lose(host, f"its connection ended{said}")
+
+    def _lose(self, host: str, why: str) -> None:
+        self._lost.append(host)
+        self._end(host, Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: {why}"))
 
     def _end(self, host: str, outcome: Outcome) -> None:
         self._ends[host] = outcome
@@ -288,7 +309,3 @@ _AWAY = (
     "Connection reset", "Connection closed", "Broken pipe",
 )  # fmt: skip
 """What ssh says of a machine that is not there now, and may be later."""
-
-
-def _lost(why: str) -> Outcome:
-    return Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: it {why}")

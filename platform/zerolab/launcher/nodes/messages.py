@@ -16,6 +16,7 @@ from zerolab.contract.spec import Nodes, RunSpec
 
 __all__ = [
     "BEAT_S",
+    "HELD_UP_S",
     "Beat",
     "Ended",
     "FromHead",
@@ -32,6 +33,11 @@ __all__ = [
 
 BEAT_S = 1.0
 """Seconds between two signs of life, in both directions."""
+
+
+HELD_UP_S = 3.0
+"""A side that has slept for so long itself was held up, as by a machine that was suspended: what it
+has not heard meanwhile was no silence of the other."""
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):

@@ -29,6 +29,7 @@ from zerolab.launcher.devices import find_gpus
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.nodes.messages import (
     BEAT_S,
+    HELD_UP_S,
     Beat,
     Ended,
     FromNode,
@@ -221,8 +222,13 @@ class _Node:
 
     def _watch_head(self) -> None:
         """End everything when the head has been silent: a write to it may hang for long."""
+        looked = time.monotonic()
         while time.monotonic() - self._channel.heard <= self._job.silence_s:
             time.sleep(BEAT_S / 2)
+            now = time.monotonic()
+            if now - looked > HELD_UP_S:
+                self._channel.heard = now
+            looked = now
         kill_descendants()
         os._exit(EXIT_INFRASTRUCTURE)
 
