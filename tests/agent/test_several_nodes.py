@@ -44,7 +44,7 @@ def lines_of(farm: Farm, experiment_id: int) -> list[str]:
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Farm]:
-    farm = Farm(tmp_path, 8.0)
+    farm = Farm(tmp_path, 20.0)
     farm.script = SCRIPT
     try:
         farm.join("large", "--slots", "2")

@@ -142,14 +142,13 @@ class Farm:
 
 @pytest.fixture
 def farm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Farm]:
-    made = Farm(tmp_path, getattr(request, "param", 20.0))
+    made = Farm(tmp_path, getattr(request, "param", 90.0))
     try:
         yield made
     finally:
         made.close()
 
 
-@pytest.mark.parametrize("farm", [40.0], indirect=True)
 def test_the_run_of_an_agent_that_was_away_for_a_while_goes_on(farm: Farm) -> None:
     farm.join("a", "--slots", "1")
     experiment_id = farm.submit()
@@ -163,6 +162,7 @@ def test_the_run_of_an_agent_that_was_away_for_a_while_goes_on(farm: Farm) -> No
     assert (trial["restarts"], len(farm.begun(1))) == (0, 1)
 
 
+@pytest.mark.parametrize("farm", [20.0], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_the_trial_of_an_agent_that_does_not_come_back_goes_on_elsewhere_uncounted(
     farm: Farm, number: int
