@@ -14,10 +14,10 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from zerolab.contract.spreadsheet import safe_cell
-from zerolab.contract.wire import wire_number
 from zeroserver.api.queries import metric_names
 from zeroserver.errors import BusyError, StorageError
 from zeroserver.store.database import Database, raw_rows
+from zeroserver.store.points import json_number
 
 __all__ = ["CSV_HEADER", "ExportResponse", "export_csv", "export_ndjson"]
 
@@ -51,24 +51,35 @@ class Part:
     problem: str | None = None
 
 
+class _Line(msgspec.Struct, gc=False):
+    """A point in NDJSON: written by msgspec, many times as fast as Python writes a float."""
+
+    trial_id: int
+    group: str | None
+    name: str | None
+    step: int
+    value: float | str
+    time_s: float | str
+
+
 def export_ndjson(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
     """Yield one JSON object a line; ``time_s`` is in seconds since 1970.
 
     What cannot be read has a line with ``problem`` in its place.
     """
-    encode = msgspec.json.encode
+    encode = msgspec.json.Encoder().encode_lines
     for page in _pages(database, trials, group):
-        lines: list[str] = []
+        lines: list[_Line | dict[str, Any]] = []
         for part in page:
-            series = {"trial_id": part.trial_id, "group": part.group, "name": part.name}
-            head = encode(series).decode()[:-1]
+            trial_id, of, name = part.trial_id, part.group, part.name
             lines += [
-                f'{head},"step":{step},"value":{_json(value)},"time_s":{_json(time)}}}\n'
+                _Line(trial_id, of, name, step, json_number(value), json_number(time))
                 for step, value, time in part.rows
             ]
             if part.problem is not None:
-                lines.append(encode(series | {"problem": part.problem}).decode() + "\n")
-        yield "".join(lines).encode()
+                series = {"trial_id": trial_id, "group": of, "name": name}
+                lines.append(series | {"problem": part.problem})
+        yield encode(lines)
 
 
 def export_csv(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
@@ -79,19 +90,11 @@ def export_csv(database: Database, trials: Sequence[int], group: str | None) -> 
         for part in page:
             cells = (part.trial_id, safe_cell(part.group or ""), safe_cell(part.name or ""))
             csv.writer(text).writerows(
-                (*cells, step, "NaN" if value is None else wire_number(value), time)
-                for step, value, time in part.rows
+                (*cells, step, json_number(value), time) for step, value, time in part.rows
             )
             if part.problem is not None:
                 csv.writer(text).writerow((*cells, "", safe_cell(f"problem: {part.problem}"), ""))
         yield text.getvalue().encode()
-
-
-def _json(value: float | None) -> str:
-    if value is None:
-        return '"NaN"'
-    number = wire_number(value)
-    return f'"{number}"' if isinstance(number, str) else repr(number)
 
 
 def _pages(database: Database, trials: Sequence[int], group: str | None) -> Iterator[list[Part]]:

@@ -16,7 +16,6 @@ from sqlalchemy import (
     select,
 )
 
-from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.analysis.choice import read_cursor, write_cursor
 from zeroserver.analysis.cost import slot_seconds_of
@@ -24,7 +23,7 @@ from zeroserver.analysis.results import experiment_problem, trial_problem
 from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.waiting import Waiting
-from zeroserver.store.points import SHIFTS
+from zeroserver.store.points import SHIFTS, json_number
 from zeroserver.store.schema import (
     agents,
     checkpoints,
@@ -216,7 +215,7 @@ def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[
         .where(checkpoints.c.id.in_([row["id"] for row in rows]))
     )
     for row_id, name, value in connection.execute(query):
-        found.setdefault(row_id, {})[name] = "NaN" if value is None else wire_number(value)
+        found.setdefault(row_id, {})[name] = json_number(value)
     return [Checkpoint.of(row, metrics=found.get(row["id"])) for row in rows]
 
 

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -22,6 +22,7 @@ from zerolab.contract.wire import wire_number
 __all__ = ["Num", "Resource", "Share", "Time", "iso", "respond"]
 
 
+@lru_cache(maxsize=4096)  # a list is read again and again, and its times stay
 def iso(seconds: float | None) -> str | None:
     """Return a time as ISO 8601 in UTC, ending in Z; times that no calendar has as None."""
     if seconds is None:

@@ -26,6 +26,7 @@ __all__ = [
     "MetricKeys",
     "Point",
     "forget_after",
+    "json_number",
     "point_times",
     "read_curve",
     "store_points",
@@ -311,7 +312,7 @@ def read_curve(
     if min(span, count) <= _RAW_FACTOR * max_points:
         raw = raw_rows(connection, _READ_POINTS, (trial_id, key_id, *within))
         if len(raw) <= max_points:
-            return Curve(group, name, [[step, _json(value)] for step, value in raw], None)
+            return Curve(group, name, [[step, json_number(value)] for step, value in raw], None)
         band = [_band_of_points(part) for part in _parts(raw, max_points)]
     else:
         shift = _level(span, max_points)
@@ -377,8 +378,9 @@ def _band(
     step: int, least: float | None, most: float | None, total: float, finite: int
 ) -> list[Any]:
     mean = total / finite if finite else least
-    return [step, _json(least), _json(most), _json(mean)]
+    return [step, json_number(least), json_number(most), json_number(mean)]
 
 
-def _json(value: float | None) -> float | str:
+def json_number(value: float | None) -> float | str:
+    """Return a stored value as JSON may carry it."""
     return "NaN" if value is None else wire_number(value)
