@@ -31,6 +31,13 @@ class Timings:
     backoff_most_s: float = 60.0
     """The longest wait before a restart."""
 
+    grow_first_s: float = 60.0
+    """A run on fewer slots than its trial was made for is not asked to leave for more before; it
+    doubles with every time that its trial has done so."""
+
+    grow_most_s: float = 3600.0
+    """The longest such time."""
+
     login_code_s: float = 300.0
     """How long a one-time login link can be used."""
 

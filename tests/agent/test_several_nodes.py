@@ -19,6 +19,8 @@ with zerolab.core.init() as context:
     ranks = context.distributed
     everyone = ranks.allgather((ranks.rank, ranks.local_rank, os.environ["GROUP_RANK"]))
     print("ranks", *(word for each in everyone for word in each))
+    if staged := os.environ.get("ZEROLAB_STAGED_DATA"):
+        print("data", (pathlib.Path(staged) / "part").read_text())
     latest = context.train.latest_checkpoint
     begun = latest.steps_completed if latest else 0
     (gate / f"begun_{context.train.info.run_id}_at_{begun}_rank_{ranks.rank}").touch()
@@ -57,7 +59,11 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
 def test_a_trial_trains_on_the_slots_of_two_agents_and_outlives_one_that_is_killed(
     farm: Farm,
 ) -> None:
-    one = farm.submit(resources=SPREAD, max_restarts=1)
+    source, staged = farm.path / "source", farm.path / "scratch" / "data"
+    source.mkdir()
+    (source / "part").write_text("17")
+    stage = {"from": str(source), "to": str(staged), "once_per": "node"}
+    one = farm.submit(resources=SPREAD, max_restarts=1, data={"stage": stage})
     begun = farm.begun(3)
     assert [name.rpartition("_at_")[2] for name in begun] == ["0_rank_0", "0_rank_1", "0_rank_2"]
     run_id = int(begun[0].split("_")[1])
@@ -83,7 +89,11 @@ def test_a_trial_trains_on_the_slots_of_two_agents_and_outlives_one_that_is_kill
     ended = farm.finish(one)
     assert ended["restarts"] == 0  # its machine was lost: that is not counted
     lost = "was lost: agent small: agent small has not been heard of"
-    assert any(lost in line for line in lines_of(farm, one))
+    told = lines_of(farm, one)
+    assert any(lost in line for line in told)
+    # Both agents are on this machine: one copied the data, for both and for the run that followed.
+    assert sum(f"is copied to {staged}" in line for line in told) == 1, told
+    assert told.count("data 17") == 6, told
 
 
 def test_the_rank_that_fails_is_named_with_its_agent_and_ends_the_others(farm: Farm) -> None:

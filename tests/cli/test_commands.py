@@ -547,15 +547,30 @@ def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
     assert "world-size" in nothing.quick("config", "check", file, "--world-size=0", expect=2).stderr
 
 
+TRAINS_WITH_DEEPSPEED = """
+import os
+import deepspeed, torch
+settings = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+engine, *_ = deepspeed.initialize(model=torch.nn.Linear(2, 1), config=settings)
+engine.backward(engine(torch.ones(4, 2)).sum())
+engine.step()
+assert engine.global_steps == 1
+maker = type(engine).__module__.partition(".")[0]
+place = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+print(place, "trained a batch of", engine.train_batch_size(), "with", maker)
+"""
+
+
 def test_a_task_has_a_process_for_each_worker_and_may_take_all_slots(
     installation: Installation, tmp_path: Path
 ) -> None:
     say = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
     (tmp_path / "main.py").write_text(say)
+    (tmp_path / "ds.py").write_text(TRAINS_WITH_DEEPSPEED)
     words = ["task", "run", "--name", "workers", "--context", tmp_path, "--follow"]
-    both = ["--worker", '{"worker": {"count": 1, "gpus": 2}}', "--per", "worker"]
-    done = installation.quick(*words, *both, "--", "python", "main.py")
-    assert "rank 0 of 1" in done.stdout
+    both = ["--worker", '{"worker": {"count": 1, "gpus": 2}}', "--per", "worker", "--as-deepspeed"]
+    done = installation.quick(*words, *both, "--", "python", "ds.py")
+    assert "rank 0 of 1 trained a batch of 4 with zerotrial" in done.stdout
     done = installation.quick(*words, "--worker", "ALL_WORKERS", "--", "python", "main.py")
     assert f"rank {installation.slots - 1} of {installation.slots}" in done.stdout
 

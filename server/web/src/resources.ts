@@ -274,6 +274,8 @@ export interface Job {
   held_slots: number;
   /** Why its next trial waits, whether or not others run; null when none waits. */
   waiting_reason: string | null;
+  /** Which of its trials runs on fewer slots than it was made for, and whether it leaves for more; null when none does. */
+  fewer_reason: string | null;
   /** When it was submitted. */
   created_at: string;
 }

@@ -412,6 +412,9 @@ class Job(Resource, frozen=True):
     """Slots that its runs hold."""
     waiting_reason: str | None
     """Why its next trial waits, whether or not others run; null when none waits."""
+    fewer_reason: str | None
+    """Which of its trials runs on fewer slots than it was made for, and whether it leaves for more;
+    null when none does."""
     created_at: Time
     """When it was submitted."""
 

@@ -22,6 +22,7 @@ from zerolab.contract.wire import (
 )
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.checkpoints.retention import apply_after_report
+from zeroserver.orchestrator.cluster.growing import grow
 from zeroserver.orchestrator.desk import (
     Fields,
     World,
@@ -359,6 +360,7 @@ def _checkpoint(
     transaction.connection.execute(checkpoints.insert().values(row))
     save(transaction, trials, run["trial_id"], latest_checkpoint=record.uuid)
     touch(transaction, "checkpoint", run["experiment_id"], record.uuid)
+    grow(world, transaction, run["id"], record.steps_completed)
     return settle_sources(transaction, run["trial_id"])
 
 

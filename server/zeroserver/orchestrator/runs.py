@@ -207,7 +207,10 @@ def exited(
         return
     end = merged
     now = world.clock()
-    end = msgspec.structs.replace(end, reason=_line(end.reason))
+    reason = _line(end.reason)
+    if run["grows_to"] is not None and end.exit_code == EXIT_PREEMPTED:
+        reason = f"it left for more slots: {run['grows_to']} were free for its trial"
+    end = msgspec.structs.replace(end, reason=reason)
     save(
         transaction, runs, run_id, state=RunState.EXITED, ended_at=now,
         exit_code=end.exit_code, reason=end.reason,

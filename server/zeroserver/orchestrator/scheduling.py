@@ -25,7 +25,7 @@ from zeroserver.states import TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, runs, trials
 
-__all__ = ["bound_deadlines", "extend", "schedule", "tick"]
+__all__ = ["bound_deadlines", "extend", "schedule", "slots_instead", "tick"]
 
 
 def schedule(world: World, transaction: Transaction) -> None:
@@ -80,18 +80,37 @@ def extend(world: World, transaction: Transaction, run_id: int, until: int) -> E
 
 def _goes_first(world: World, transaction: Transaction, run: Fields, trial: Fields) -> bool:
     """Whether a trial would be given slots at once, and may stay on all that its run holds."""
-    held = held_by_run(world, transaction)
-    mine = held.pop(run["id"])
+    mine = held_by_run(world, transaction)[run["id"]]
     cluster = read_cluster(world, transaction)
-    excluded = frozenset(msgspec.json.decode(trial["excluded"], type=list[int]))
+    excluded = _excluded(trial)
     free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
     for agent_id, slots in mine.slots.items():
         if agent_id in excluded or not free.get(agent_id, set()).issuperset(slots):
             return False
-    again = Request(trial["id"], mine.job, 1, excluded)
+    return slots_instead(world, transaction, run, trial) > 0
+
+
+def slots_instead(world: World, transaction: Transaction, run: Fields, trial: Fields) -> int:
+    """How many slots a trial would be given at once, if its run gave back all that it holds.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        run: A run that holds slots.
+        trial: Its trial.
+    """
+    held = held_by_run(world, transaction)
+    mine = held.pop(run["id"])
+    again = Request(trial["id"], mine.job, 1, _excluded(trial))
     waiting = [again, *read_queue(world, transaction)]
+    cluster = read_cluster(world, transaction)
     decision = scheduler.schedule(cluster, waiting, list(held.values()))
-    return any(one.request is again for one in decision.start)
+    found = next((one for one in decision.start if one.request is again), None)
+    return 0 if found is None else sum(map(len, found.slots.values()))
+
+
+def _excluded(trial: Fields) -> frozenset[int]:
+    return frozenset(msgspec.json.decode(trial["excluded"], type=list[int]))
 
 
 def _start(

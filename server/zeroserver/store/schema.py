@@ -49,7 +49,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0010"
+HEAD = "0011"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -240,6 +240,7 @@ runs = Table(
     Column("killed", Integer, nullable=False, default=0),
     Column("killed_at", Double, nullable=True),
     Column("no_retry", Integer, nullable=False, default=0),  # a log policy says so
+    Column("grows_to", Integer, nullable=True),  # slots for which it was asked to leave
     Column("spec", Text, nullable=False),
     Column("last_seq", BigInteger, nullable=False, default=0),
     Column("next_log", BigInteger, nullable=False, default=0),

@@ -12,7 +12,7 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.errors import ConfigError
 from zerolab.files import read_json
-from zerolab.launcher.slurm.follow import outcome_of
+from zerolab.launcher.slurm.follow import outcome_of, rank_problem
 from zerolab.launcher.slurm.job import job_state, job_words
 from zerolab.launcher.slurm.launcher import SlurmLauncher
 from zerolab.launcher.slurm.node import node_folder, sizes_of
@@ -65,6 +65,17 @@ def test_a_run_takes_as_many_nodes_as_its_slots_need() -> None:
     words = job_words(SlurmSettings("p", ("--mem=1G",), grace_s=90), "/r", "n", [2, 1])
     assert {"--nodes=2", "--no-requeue", "--signal=TERM@90", "--partition=p"} <= set(words)
     assert words.index("--mem=1G") < words.index("--wrap")
+    assert "--cpus-per-task=2" in words
+    assert "--cpus-per-task=6" in job_words(SlurmSettings(), "/r", "n", [2, 1], slots_per_rank=3)
+
+
+def test_ranks_of_several_slots_must_fit_on_the_nodes_of_a_pool() -> None:
+    pool = SlurmSettings(nodes=2, slots_per_node=5)
+    assert rank_problem(4, 2, pool) is None
+    assert rank_problem(10, 1, pool) is None
+    told = "ranks of 2 slots must fit on the 2 nodes of the pool, which have 5 slots each"
+    assert told in str(rank_problem(5, 2, pool))  # ten slots, of which one on each node is left
+    assert "1 ranks of 6 slots" in str(rank_problem(1, 6, pool))
 
 
 @pytest.mark.parametrize(

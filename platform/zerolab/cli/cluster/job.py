@@ -55,6 +55,8 @@ def list_jobs(
     for one in found:
         if one["waiting_reason"]:
             result(f"experiment {one['experiment_id']} waits: {one['waiting_reason']}")
+        if one["fewer_reason"]:
+            result(f"experiment {one['experiment_id']}: {one['fewer_reason']}")
 
 
 @group.command()

@@ -30,7 +30,7 @@ from zerolab.launcher.slurm.node import node_folder, sizes_of
 from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environment
 from zerolab.linux import die_with_parent
 
-__all__ = ["JOB_FILE", "cancel_job_of", "main", "outcome_of"]
+__all__ = ["JOB_FILE", "cancel_job_of", "main", "outcome_of", "rank_problem"]
 
 JOB_FILE = "slurm.json"
 """``{"job"}`` in the run's directory."""
@@ -55,16 +55,23 @@ def main() -> int:
 def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Outcome:
     spec = read_run_spec(folder.spec)
     if spec.hosts:
-        problem = "resources.hostfile: must be left out in a pool of Slurm, which names its nodes"
-        return Outcome(EXIT_USER_ERROR, f"{problem} itself; take slots_per_trial")
-    sizes = sizes_of(spec.slots, max(1, settings.slots_per_node // spec.slots_per_rank))
+        told = (
+            "resources.hostfile: must be left out in a pool of Slurm, which names its nodes itself"
+        )
+        return Outcome(EXIT_USER_ERROR, f"{told}; take slots_per_trial")
+    problem = rank_problem(spec.slots, spec.slots_per_rank, settings)
+    if problem is not None:
+        return Outcome(EXIT_USER_ERROR, problem)
+    sizes = sizes_of(spec.slots, settings.slots_per_node // spec.slots_per_rank)
     changed = msgspec.structs.replace(
         spec, nodes=Nodes(tuple(sizes), 0, "", 0), grace_s=float(settings.grace_s)
     )
     write_run_spec(changed, folder.spec)
     name = f"zerolab-{spec.experiment_id}-{spec.trial_id}-{spec.run_id}"
     try:
-        job = submit(job_words(settings, str(folder.path), name, sizes))
+        job = submit(
+            job_words(settings, str(folder.path), name, sizes, slots_per_rank=spec.slots_per_rank)
+        )
     except ConfigError as error:
         return Outcome(EXIT_USER_ERROR, f"Slurm does not take the job: {error.problems[0]}")
     write_json(folder.path / JOB_FILE, {"job": job})
@@ -76,6 +83,23 @@ def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Out
         time.sleep(_POLL_S)
         state = job_state(job) or state
     return outcome_of(folder, job, state or "GONE", len(sizes), told=passed)
+
+
+def rank_problem(ranks: int, slots_per_rank: int, settings: SlurmSettings) -> str | None:
+    """Say why ranks of so many slots each do not fit on the nodes of a pool; None if they do.
+
+    Args:
+        ranks: How many.
+        slots_per_rank: Which must all be on one node.
+        settings: Of the pool.
+    """
+    on_node = settings.slots_per_node // slots_per_rank
+    if on_node and len(sizes_of(ranks, on_node)) <= settings.nodes:
+        return None
+    return (
+        f"resources.slots_per_rank: {ranks} ranks of {slots_per_rank} slots must fit on the "
+        f"{settings.nodes} nodes of the pool, which have {settings.slots_per_node} slots each"
+    )
 
 
 def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: bool) -> Outcome:

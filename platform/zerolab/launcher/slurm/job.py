@@ -34,7 +34,14 @@ def check_installed() -> None:
         raise ConfigError("slurm", [problem + "job of Slurm can be submitted"])
 
 
-def job_words(settings: SlurmSettings, run_dir: str, name: str, sizes: Sequence[int]) -> list[str]:
+def job_words(
+    settings: SlurmSettings,
+    run_dir: str,
+    name: str,
+    sizes: Sequence[int],
+    *,
+    slots_per_rank: int = 1,
+) -> list[str]:
     """The command that submits a run.
 
     Args:
@@ -42,10 +49,12 @@ def job_words(settings: SlurmSettings, run_dir: str, name: str, sizes: Sequence[
         run_dir: Directory of the run, which all nodes see.
         name: Of the job.
         sizes: Ranks on each node.
+        slots_per_rank: Slots of each; a CPU for every slot.
     """
     nodes = len(sizes)
     words = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--nodes={nodes}"]
-    words += [f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={max(sizes)}"]
+    cpus = max(sizes) * slots_per_rank
+    words += [f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
     words += [f"--signal=TERM@{settings.grace_s}", f"--output={run_dir}/logs/launcher.log"]
     words += ["--open-mode=append", f"--chdir={run_dir}"]
     if settings.partition:

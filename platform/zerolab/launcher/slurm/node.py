@@ -72,7 +72,8 @@ def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outc
     own.create()
     mine: RunSpec = msgspec.structs.replace(spec, nodes=nodes, run_dir=str(own.path))
     write_run_spec(mine, own.spec)
-    threads = str(max(1, usable_cores() // mine.local_slots))
+    # Of each slot: a rank with several takes as many times that.
+    threads = str(max(1, usable_cores() // (mine.local_slots * mine.slots_per_rank)))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
     process = start_launcher(own, environment)
     passed = False

@@ -12,7 +12,7 @@ from zeroserver.orchestrator.cluster.reading import OPEN_RUNS, why_closed
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.nodes import held_slots
 from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.schema import agents, experiments, pools, quotas, trials
+from zeroserver.store.schema import agents, experiments, pools, quotas, runs, trials
 
 __all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
 
@@ -78,6 +78,7 @@ def job_list(world: World, connection: Connection) -> list[Job]:
         .group_by(trials.c.experiment_id, trials.c.state)
     )
     counts = {(home, state): number for home, state, number in connection.execute(counted)}
+    fewer = _on_fewer(connection)
     places: Counter[str] = Counter()
     found = []
     for row in sorted(rows, key=turn):
@@ -91,8 +92,36 @@ def job_list(world: World, connection: Connection) -> list[Job]:
             queued_trials=counts.get((row["id"], "QUEUED"), 0),
             held_slots=held[row["id"]],
             waiting_reason=world.waiting.of_job(row["id"], row["state"]),
+            fewer_reason=fewer.get(row["id"]),
         )
         found.append(job)
+    return found
+
+
+def _on_fewer(connection: Connection) -> dict[int, str]:
+    """Say of elastic experiments which trial, the first, runs on fewer slots than its own."""
+    query = (
+        select(runs.c.id, runs.c.trial_id, runs.c.grows_to, experiments.c.slots)
+        .join(experiments, experiments.c.id == runs.c.experiment_id)
+        .where(runs.c.state.in_(OPEN_RUNS), experiments.c.fewer_slots != "[]")
+    )
+    elastic = {row.id: row for row in connection.execute(query)}
+    held: Counter[int] = Counter()
+    homes: dict[int, int] = {}
+    for one in connection.execute(held_slots(OPEN_RUNS)) if elastic else ():
+        held[one.id] += len(msgspec.json.decode(one.slot_ids))
+        homes[one.id] = one.experiment_id
+    found: dict[int, str] = {}
+    for run_id, row in sorted(elastic.items()):
+        if held[run_id] >= row.slots:
+            continue
+        text = f"trial {row.trial_id} runs on {held[run_id]} of its {row.slots} slots, and "
+        text += (
+            "takes more at a checkpoint, when they are free"
+            if row.grows_to is None
+            else f"leaves them for {row.grows_to}"
+        )
+        found.setdefault(homes[run_id], text)
     return found
 
 

@@ -1,0 +1,125 @@
+"""Elastic trials that had to start on fewer slots take all of them when they are free again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, serve
+from zeroserver.settings import Timings
+
+PAUSE_S = 60.0
+PATIENT = Timings(tick_s=3600.0, agent_dead_s=1e9, agent_silent_s=1e9, grow_first_s=PAUSE_S)
+LEFT, PREEMPTED = 0, 66
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serve(tmp_path, timings=PATIENT) as served:
+        served.add_agent(slots=4)
+        yield served
+
+
+def elastic(**more: Any) -> dict[str, Any]:
+    return {"resources": {"slots_per_trial": 4, "elastic": {"min_slots": 2}, **more}}
+
+
+def shrunk(server: Server) -> int:
+    """Have experiment 2 run on two slots, for experiment 1 has the others; return its run."""
+    server.submit(resources={"slots_per_trial": 2})
+    server.submit(**elastic())
+    server.begin(1)
+    spec = server.begin(2)
+    assert (spec.slots, spec.planned_slots) == (2, 4)
+    return spec.run_id
+
+
+def free_all(server: Server, trial_id: int = 1) -> None:
+    server.exit(server.run_of(trial_id).run_id, LEFT)
+
+
+def job(server: Server, experiment_id: int) -> dict[str, Any]:
+    jobs = server.get("/jobs")["jobs"]
+    return next(one for one in jobs if one["experiment_id"] == experiment_id)
+
+
+def grow_at(server: Server, run_id: int, steps: int) -> str:
+    """Have a run save a checkpoint; return what it is told then."""
+    server.report(run_id, checkpoint(steps))
+    return server.directive(run_id)
+
+
+def test_at_a_checkpoint_it_leaves_for_all_its_slots_and_that_counts_as_no_failure(
+    server: Server,
+) -> None:
+    run_id = shrunk(server)
+    server.tick(PAUSE_S)
+    assert grow_at(server, run_id, 10) == "train"  # nothing is free
+    assert job(server, 1)["fewer_reason"] is None
+    free_all(server)
+    server.tick()
+    assert server.directive(run_id) == "train"  # not before the next checkpoint
+    told = "trial 2 runs on 2 of its 4 slots, and takes more at a checkpoint, when they are free"
+    assert job(server, 2)["fewer_reason"] == told
+    assert grow_at(server, run_id, 20) == "preempt"
+    assert (
+        job(server, 2)["fewer_reason"] == "trial 2 runs on 2 of its 4 slots, and leaves them for 4"
+    )
+    server.exit(run_id, PREEMPTED, "preempted at batch 20")
+    spec = server.begin(2)
+    assert spec.slots == spec.planned_slots == 4
+    assert spec.latest_checkpoint is not None
+    assert spec.latest_checkpoint.steps_completed == 20
+    trial = server.trial(2)
+    assert (trial["state"], trial["restarts"]) == ("RUNNING", 0)
+    assert job(server, 2)["fewer_reason"] is None
+    runs = {one["id"]: one["reason"] for one in server.get("/trials/2/runs")["runs"]}
+    assert runs[run_id] == "it left for more slots: 4 were free for its trial"
+    lines = [one["text"] for one in server.get("/trials/2/logs")["logs"]]
+    assert any("has 2 of the 4 slots of its trial, and 4 are free for it" in one for one in lines)
+    assert grow_at(server, spec.run_id, 30) == "train"  # it has all of them
+
+
+def test_a_run_must_have_lasted_and_for_twice_as_long_each_time(server: Server) -> None:
+    run_id = shrunk(server)
+    free_all(server)
+    server.tick(PAUSE_S - 1)
+    assert grow_at(server, run_id, 10) == "train"
+    server.tick(1)
+    assert grow_at(server, run_id, 11) == "preempt"
+    server.exit(run_id, PREEMPTED)
+    whole = server.begin(2)
+    server.submit(resources={"slots_per_trial": 2, "priority": 1})  # takes two of them away
+    assert server.directive(whole.run_id) == "preempt"
+    server.exit(whole.run_id, PREEMPTED)
+    server.begin(3)
+    again = server.begin(2)
+    assert again.slots == 2
+    free_all(server, 3)
+    server.tick(PAUSE_S)
+    assert grow_at(server, again.run_id, 20) == "train"
+    server.tick(PAUSE_S)
+    assert grow_at(server, again.run_id, 21) == "preempt"
+
+
+def test_nobody_leaves_for_slots_that_another_one_would_get(server: Server) -> None:
+    run_id = shrunk(server)
+    server.submit(resources={"slots_per_trial": 4, "max_slots": 4, "priority": 1})
+    assert server.directive(run_id) == "preempt"  # for that one, not to grow
+    assert grow_at(server, run_id, 10) == "preempt"
+    assert job(server, 2)["fewer_reason"].endswith("takes more at a checkpoint, when they are free")
+    assert server.sql("SELECT COUNT(*) FROM runs WHERE grows_to IS NOT NULL") == [(0,)]
+
+
+def test_the_last_checkpoint_of_a_trial_and_a_trial_that_is_not_elastic_leave_for_nothing(
+    server: Server,
+) -> None:
+    run_id = shrunk(server)
+    free_all(server)
+    server.tick(PAUSE_S)
+    assert grow_at(server, run_id, 100) == "train"  # it is through
+    server.submit(resources={"slots_per_trial": 1})
+    plain = server.begin(3)
+    server.tick(PAUSE_S)
+    assert grow_at(server, plain.run_id, 10) == "train"
