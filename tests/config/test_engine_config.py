@@ -105,6 +105,14 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "zero_optimization.offload_optimizer.device: must be 'none' at stage 0",
     ),
     (
+        {"zero_optimization": {"mics_shard_size": 2}},
+        "zero_optimization.mics_shard_size: must be -1 at stage 0, which shards nothing, got 2",
+    ),
+    (
+        {"zero_optimization": {"stage": 3, "mics_shard_size": -2}},
+        "zero_optimization.mics_shard_size: input should be greater than or equal to -1, got -2",
+    ),
+    (
         {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
         "zero_optimization.offload_param.device: must be 'none' at stage 2, got 'cpu'; "
         "set zero_optimization.stage to 3",
@@ -207,7 +215,6 @@ def test_a_key_without_counterpart_is_refused_unless_it_is_off(key: str) -> None
         ("datastates_ckpt", [False], [{}, True]),
         ("tensor_parallel.autotp_size", [0, 1], [2, False]),
         ("tensor_parallel.tp", [{}, {"tp_size": 1}], [{"tp_size": 2}]),
-        ("zero_optimization.mics_shard_size", [-1, 0], [1, 2, False]),
         ("zero_optimization.zero_hpz_partition_size", [0, 1], [2, False, True]),
         ("zero_optimization.zeropp_loco_param", [False], [{}, {"err_beta": 0.8}]),
         ("zero_optimization.cpu_offload", [False], [True, 0, {}]),
@@ -544,3 +551,19 @@ def test_null_means_the_default_in_an_optimizers_and_a_schedules_parameters_too(
     assert config.scheduler is not None
     assert config.optimizer.params == {"lr": 0.5}
     assert config.scheduler.params == {}
+
+
+@pytest.mark.parametrize("off", [-1, 0])
+def test_a_shard_size_that_means_off_shards_over_all_ranks(off: int) -> None:
+    config = load_engine_config({"zero_optimization": {"mics_shard_size": off}})
+    assert config.zero_optimization.shard_ranks is None
+    assert config.layout_problem(3) is None
+
+
+def test_a_shard_size_must_divide_the_data_parallel_ranks() -> None:
+    zero = {"stage": 3, "mics_shard_size": 2}
+    config = load_engine_config({"zero_optimization": zero, "tensor_parallel": {"size": 2}})
+    assert config.layout_problem(8) is None
+    assert config.layout_problem(6) == (
+        "zero_optimization.mics_shard_size: must divide the number of data-parallel ranks, 3, got 2"
+    )

@@ -86,7 +86,7 @@ REFUSED: dict[str, list[str]] = {
     "one_bit_adam": ["optimizer.type: compressed communication is not supported; use 'Adam'"],
     "zero_plus_plus": [
         "zero_optimization.zero_quantized_weights: is not supported; communication is not",
-        "zero_optimization.zero_hpz_partition_size: is not supported; use stage 3 over all",
+        "zero_optimization.zero_hpz_partition_size: is not supported; there is no second",
         "zero_optimization.zero_quantized_gradients: is not supported; communication is not",
     ],
 }

@@ -19,9 +19,9 @@ from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.build import initialize
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
-from zerotrial.engine.memory import estimate
+from zerotrial.engine.memory import MemoryEstimate, estimate
 from zerotrial.plan.noting import _note, note_engines
-from zerotrial.plan.plan import Devices, _largest_bucket, find_devices, fits, main
+from zerotrial.plan.plan import Devices, _largest_bucket, _of_engine, find_devices, fits, main
 
 TRIAL = '''
 import torch
@@ -286,6 +286,19 @@ def test_an_engine_is_noted_under_any_name_of_initialize_and_built_again_afterwa
     assert on_meta
     assert (noted.parameters, noted.config.train_micro_batch_size_per_gpu) == (9, 2)
     assert isinstance(build_trial(), Engine)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_states_are_divided_by_the_ranks_of_a_shard(stage: int) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+
+    def planned(ranks: int, **zero: Any) -> MemoryEstimate:
+        content = {"train_batch_size": 8, "zero_optimization": {"stage": 3, **zero}}
+        noted = _note(model, load_engine_config(content), None, None)
+        return next(e for e in _of_engine(noted, ranks, "cpu") if e.stage == stage)
+
+    assert planned(8, mics_shard_size=2) == replace(planned(2), world_size=8)
+    assert planned(8, mics_shard_size=-1) == planned(8)
 
 
 def test_blocks_kept_whole_by_the_file_are_noted() -> None:

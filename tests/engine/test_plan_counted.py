@@ -9,8 +9,10 @@ from torch import nn
 import zerotrial
 from tests.engine.pipelines import LENGTH, MICRO, SAMPLES, WIDTH, batches, config_of
 from tests.engine.ranks import run_on_ranks
+from zerolab.config.engine.reading import load_engine_config
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 from zerotrial.plan.layouts import data_traffic, pipe_traffic
+from zerotrial.plan.noting import _note
 
 pytestmark = pytest.mark.processes
 
@@ -47,12 +49,79 @@ CASES = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (4, 0)]
 """Pipeline stages and ZeRO stage; the other ranks of 4 are replicas."""
 
 
-def every_case() -> dict[tuple[int, int], dict[str, Any]]:
-    return {case: counted(*case) for case in CASES}
+class Blocks(nn.Module):
+    """Units at stage 3: the blocks, and the root, which has the embedding and the norm."""
+
+    def __init__(self, *, frozen: int = 0) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS))
+        self.small = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        for block in self.blocks[:frozen]:
+            block.requires_grad_(False)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words)
+        for part in (*self.blocks, *self.small):
+            x = part(x)
+        return x.square().mean()
 
 
-def test_the_planners_traffic_is_what_ranks_count() -> None:
-    for answer in run_on_ranks(every_case, 4):
+AT_3: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "some kept to backward": {"stage3_max_live_parameters": 2 * WIDTH * WIDTH + WORDS * WIDTH},
+    "small ones kept for a step": {"stage3_param_persistence_threshold": WIDTH + 1},
+    "all kept for a step": {"stage3_param_persistence_threshold": 10**6},
+    "hybrid": {"mics_shard_size": 2},
+    "some frozen": {},
+}
+
+
+def counted_at_3(case: str) -> tuple[int, int]:
+    """What a rank moves in a step at stage 3, and what the planner says; 2 micro-batches."""
+    torch.manual_seed(0)
+    model = Blocks(frozen=2 if case == "some frozen" else 0)
+    config = load_engine_config(
+        {
+            "train_micro_batch_size_per_gpu": MICRO,
+            "gradient_accumulation_steps": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+            "zero_optimization": {"stage": 3, **AT_3[case]},
+        }
+    )
+    noted = _note(model, config, None, None)
+    engine: Any = zerotrial.initialize(model=model, config=config)[0]
+    before = 0
+    for micro_batch in range(4):
+        if micro_batch == 2:
+            before = engine.stage.traffic.total
+        engine.backward(engine(torch.arange(MICRO * LENGTH).view(MICRO, LENGTH) % WORDS))
+        engine.step()
+    moved = engine.stage.traffic.total - before
+    engine.close()
+    shard = config.zero_optimization.shard_ranks
+    return moved, data_traffic(noted.parameters, 3, 2, 4, shard=shard, kept=noted.kept)
+
+
+def every_case() -> Any:
+    return {case: counted(*case) for case in CASES}, {case: counted_at_3(case) for case in AT_3}
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Any]:
+    return run_on_ranks(every_case, 4)
+
+
+def test_the_planners_traffic_at_stage_3_is_what_ranks_count(answers: list[Any]) -> None:
+    for _, found in answers:
+        assert {case: moved for case, (moved, _) in found.items()} == {
+            case: planned for case, (_, planned) in found.items()
+        }
+        assert len({planned for _, planned in found.values()}) == len(AT_3)
+
+
+def test_the_planners_traffic_is_what_ranks_count(answers: list[Any]) -> None:
+    for answer, _ in answers:
         for (stages, stage), found in answer.items():
             replicas, micro_batches = 4 // stages, found["micro_batches"]
             assert micro_batches == SAMPLES // MICRO // replicas

@@ -25,6 +25,7 @@ from zerotrial.engine.comm.all_reducing import without_reduce_scatter
 from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.comm.observed import observed
+from zerotrial.engine.comm.replicas import copy_first
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
@@ -320,6 +321,7 @@ def _optimizer_factory(
 
 def _build_stage(inputs: StageInputs) -> Stage:
     zero = inputs.config.zero_optimization
+    copy_first(inputs.module, inputs.mesh.replicate, inputs.device)
     updater = None
     if zero.offload_optimizer.device != "none":
         from zerotrial.engine.update.offload import build_updater
@@ -332,7 +334,7 @@ def _build_stage(inputs: StageInputs) -> Stage:
         from zerotrial.engine.stage3.stage import build_stage3
 
         return build_stage3(inputs)
-    comm = connect(inputs.mesh.data.group, inputs.device)
+    comm = connect(inputs.mesh.shard.group, inputs.device)
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
     comm = observed(comm, inputs.observer)

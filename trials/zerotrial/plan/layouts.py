@@ -24,7 +24,7 @@ from typing import Any
 
 from zerolab.sizes import size_text
 from zerotrial.engine.memory import Device, MemoryEstimate, estimate, kept_activations
-from zerotrial.plan.noting import Noted
+from zerotrial.plan.noting import Kept, Noted
 
 __all__ = [
     "Layout",
@@ -41,7 +41,15 @@ _MOST_TENSOR = 8
 """Ranks that one matrix is cut over at most: those of one machine."""
 
 
-def data_traffic(parameters: int, stage: int, micro_batches: int, ranks: int) -> int:
+def data_traffic(
+    parameters: int,
+    stage: int,
+    micro_batches: int,
+    ranks: int,
+    *,
+    shard: int | None = None,
+    kept: Kept | None = None,
+) -> int:
     """Elements that one rank moves along the data axis in a step.
 
     Args:
@@ -49,14 +57,26 @@ def data_traffic(parameters: int, stage: int, micro_batches: int, ranks: int) ->
         stage: ZeRO stage.
         micro_batches: m.
         ranks: Along the axis.
+        shard: Of them, how many have the states between them; None: all.
+        kept: What stage 3 gathers less, or more, often; None: nothing of the kind.
     """
     if ranks == 1:
         return 0
-    if stage < 2:
-        return 2 * parameters  # gradients once; weights, or gradients a second time
+    if stage == 0:
+        return 2 * parameters
+    shard = shard or ranks
+    # Replicas of a shard all-reduce it once.
+    between = 0 if shard == ranks else 2 * -(-parameters // shard)
+    if shard == 1:
+        return between
+    if stage == 1:
+        return 2 * parameters + between  # gradients once, and weights
     if stage == 2:
-        return (micro_batches + 1) * parameters
-    return 3 * micro_batches * parameters  # gathered twice and reduced, each time
+        return (micro_batches + 1) * parameters + between
+    kept = kept or Kept()
+    freed = parameters + kept.frozen - kept.to_backward - kept.between_steps
+    gathered = micro_batches * (2 * freed + kept.to_backward) + kept.between_steps
+    return gathered + micro_batches * parameters + between
 
 
 def tensor_traffic(
@@ -139,6 +159,7 @@ def find_layouts(noted: Noted, ranks: int, device: Device, tokens: int) -> Itera
     Yields:
         Layouts; whether they fit is not looked at.
     """
+    shard = noted.config.zero_optimization.shard_ranks
     for pipe, data, tensor, stage in _sizes(noted, ranks):
         found = _estimate(noted, pipe, data, tensor, stage, device)
         micro_batches = noted.config.batch_sizes(data).accumulation_steps
@@ -151,7 +172,14 @@ def find_layouts(noted: Noted, ranks: int, device: Device, tokens: int) -> Itera
             micro_batches=micro_batches,
             estimate=found,
             activations=_activations(noted, activation, blocks, min(pipe, micro_batches), tensor),
-            data_traffic=data_traffic(_share(noted, pipe, tensor), stage, micro_batches, data),
+            data_traffic=data_traffic(
+                _share(noted, pipe, tensor),
+                stage,
+                micro_batches,
+                data,
+                shard=shard,
+                kept=noted.kept.scaled(_cut_to(noted, tensor)),
+            ),
             tensor_traffic=tensor_traffic(activation, blocks, micro_batches, tensor, ends=ends),
             pipe_traffic=pipe_traffic(activation, micro_batches, pipe),
             bubble=bubble(micro_batches, pipe),
@@ -168,8 +196,10 @@ def _sizes(noted: Noted, ranks: int) -> Iterator[tuple[int, int, int, int]]:
             if rest or (pipe > 1 and pipe > noted.blocks):
                 continue
             if noted.config.batch_problem(data) is None:
+                divides = data % (noted.config.zero_optimization.shard_ranks or 1) == 0
                 for stage in (0, 1, 2, 3) if pipe == 1 else (0, 1, 2):
-                    if data > 1 or stage == 0:  # ZeRO divides over replicas
+                    # ZeRO divides over replicas
+                    if stage == 0 or (data > 1 and divides):
                         yield pipe, data, tensor, stage
 
 
@@ -177,9 +207,13 @@ def _share(noted: Noted, pipe: int, tensor: int) -> int:
     """Trainable elements of the rank that has most: blocks are divided evenly, ends are not."""
     inside = min(noted.in_blocks, noted.parameters)
     ends = noted.parameters - inside
+    return math.ceil(_cut_to(noted, tensor) * (-(-inside // pipe) + ends))
+
+
+def _cut_to(noted: Noted, tensor: int) -> float:
+    """Share of the trainable elements that a rank has when matrices are cut."""
     cut = min(noted.cut, noted.parameters)
-    kept = (noted.parameters - cut + -(-cut // tensor)) / max(noted.parameters, 1)
-    return math.ceil(kept * (-(-inside // pipe) + ends))
+    return (noted.parameters - cut + -(-cut // tensor)) / max(noted.parameters, 1)
 
 
 def _estimate(  # noqa: PLR0917 - the axes, in their order
@@ -195,7 +229,7 @@ def _estimate(  # noqa: PLR0917 - the axes, in their order
     return estimate(
         elements,
         min(elements, -(-noted.largest_block // tensor)),
-        data,
+        config.zero_optimization.shard_ranks or data,
         stage,
         precision=config.dtype,
         optimizer=noted.optimizer,

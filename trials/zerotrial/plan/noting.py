@@ -16,7 +16,7 @@ from zerotrial.engine.build import planning
 from zerotrial.engine.building.arguments import groups_of, make_given
 from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.memory import MOMENTS
-from zerotrial.engine.module.units import find_blocks, plan_units
+from zerotrial.engine.module.units import Unit, asked_units, find_blocks, plan_units
 from zerotrial.engine.seams import ParamGroup
 from zerotrial.engine.stage3.gather import (
     in_forward_order,
@@ -25,7 +25,29 @@ from zerotrial.engine.stage3.gather import (
 )
 from zerotrial.engine.tensor.plan import find_layers
 
-__all__ = ["Noted", "note_engines"]
+__all__ = ["Kept", "Noted", "note_engines"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stage 3 does not gather twice for each micro-batch, or gathers and never reduces."""
+
+    to_backward: int = 0
+    """Elements that stay gathered from forward to backward; the root's are among them."""
+
+    between_steps: int = 0
+    """Elements that stay gathered until the update."""
+
+    frozen: int = 0
+    """Elements that are gathered, and have no gradient."""
+
+    def scaled(self, factor: float) -> Kept:
+        """As much of a part of the model."""
+        return Kept(
+            round(self.to_backward * factor),
+            round(self.between_steps * factor),
+            round(self.frozen * factor),
+        )
 
 
 @dataclass(frozen=True)
@@ -42,6 +64,8 @@ class Noted:
     """Elements of each trainable parameter, by optimizer group, in the order of the module."""
     kept_whole: int
     """Elements that stage 3 keeps gathered beyond a block's forward or backward."""
+    kept: Kept
+    """How often stage 3 gathers what."""
     blocks: int
     """Repeated blocks, between which a model can be divided into pipeline stages."""
     in_blocks: int
@@ -131,19 +155,24 @@ def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:
 def _note(model: nn.Module, config: EngineConfig, optimizer: Any, model_parameters: Any) -> Noted:
     made = make_given(optimizer, model_parameters, model)
     sizes = _sizes_by_group(model, groups_of(model, made, model_parameters))
-    units = plan_units(model, leaves=config.zero_optimization.leaf_module.classes)
+    leaves = config.zero_optimization.leaf_module.classes
+    units = plan_units(model, wrap=asked_units(model), leaves=leaves)
     numel = sum(map(sum, sizes))
     order = in_forward_order(model, units)
     zero = config.zero_optimization
     blocks = [block for _, block in find_blocks(model)]
     linear = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
-    kept = kept_to_backward(order, zero) | kept_between_steps(order, zero)
+    whole = kept_between_steps(order, zero)
+    later = kept_to_backward(order, zero) - whole
+    held = (later | {order[0]}) - whole
+    frozen = sum(p.numel() for p in model.parameters()) - numel
     return Noted(
         parameters=numel,
-        frozen=sum(p.numel() for p in model.parameters()) - numel,
+        frozen=frozen,
         largest_block=max(unit.numel for unit in units),
         sizes=sizes,
-        kept_whole=sum(unit.numel for unit in kept),
+        kept_whole=_elements(later | whole),
+        kept=Kept(_elements(held), _elements(whole), frozen),
         blocks=len(blocks),
         in_blocks=_trained({p for block in blocks for p in block.parameters()}),
         cut=_cut(model, config, linear),
@@ -152,6 +181,10 @@ def _note(model: nn.Module, config: EngineConfig, optimizer: Any, model_paramete
         config=config,
         optimizer=_kind_of_optimizer(config, made),
     )
+
+
+def _elements(units: Iterable[Unit]) -> int:
+    return sum(unit.numel for unit in units)
 
 
 def _sizes_by_group(model: nn.Module, groups: Sequence[ParamGroup]) -> tuple[tuple[int, ...], ...]:

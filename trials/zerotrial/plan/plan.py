@@ -207,22 +207,24 @@ def _of_engine(noted: Noted, ranks: int, device: Device) -> Iterator[MemoryEstim
     if accumulate is None and config.sums_micro_batches(_accumulation(config, ranks)):
         accumulate = "fp32"
     width = 4 if precision == "fp32" else 2
+    shard = config.zero_optimization.shard_ranks or ranks
     for found in every_choice(
         noted.parameters,
         noted.largest_block,
-        ranks,
+        shard,
         precision,
         optimizer=noted.optimizer,
         grad_accum_dtype=accumulate,
         communication_data_type=config.communication_data_type,
-        bucket_numel=partial(_largest_bucket, noted, ranks, device),
+        bucket_numel=partial(_largest_bucket, noted, shard, device),
         kept_whole=noted.kept_whole,
         device=device,
     ):
-        frozen = width * noted.frozen // (ranks if found.stage == 3 else 1)
+        frozen = width * noted.frozen // (shard if found.stage == 3 else 1)
         place = {"none": "device", "cpu": "host", "nvme": "disk"}[found.offload_param]
         yield replace(
             found,
+            world_size=ranks,
             parameters=found.parameters + frozen,
             **{place: getattr(found, place) + frozen},
         )

@@ -231,10 +231,14 @@ class EngineConfig(Section):
 
     def layout_problem(self, world_size: int) -> str | None:
         """What stands in the way of laying so many ranks out, in one line."""
-        size = self.tensor_parallel.size
-        if world_size % size == 0:
-            return None
-        return f"tensor_parallel.size: must divide the number of ranks, {world_size}, got {size}"
+        size, shard = self.tensor_parallel.size, self.zero_optimization.shard_ranks
+        if world_size % size:
+            ranks = f"must divide the number of ranks, {world_size}"
+            return f"tensor_parallel.size: {ranks}, got {size}"
+        if shard is not None and world_size // size % shard:
+            ranks = f"must divide the number of data-parallel ranks, {world_size // size}"
+            return f"zero_optimization.mics_shard_size: {ranks}, got {shard}"
+        return None
 
     def batch_sizes(self, dp_world_size: int) -> BatchSizes:
         """Fill in whichever of the three batch sizes the file leaves out.

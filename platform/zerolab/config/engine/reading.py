@@ -243,6 +243,13 @@ def _offload_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
 
 def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
     """Rules between keys where a model is divided over ranks."""
+    zero = config.zero_optimization
+    if zero.shard_ranks is not None and zero.stage == 0:
+        yield (
+            ["zero_optimization.stage", "zero_optimization.mics_shard_size"],
+            "zero_optimization.mics_shard_size: must be -1 at stage 0, which shards nothing, "
+            f"got {zero.shard_ranks}; set zero_optimization.stage to 1, 2 or 3",
+        )
     if config.tensor_parallel.size > 1 and config.compile.enabled:
         yield (
             ["tensor_parallel", "compile.enabled"],

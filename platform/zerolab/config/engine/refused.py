@@ -1,7 +1,7 @@
 """Keys of DeepSpeed that have no counterpart here, and what to do instead.
 
 A refused key that is off is accepted, for that is what happens anyway. Which values mean off is
-said for each key: ``{}`` turns ZenFlow on and asks for no quantized weights, ``-1`` turns MiCS off.
+said for each key: ``{}`` turns ZenFlow on and asks for no quantized weights.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,11 @@ from zerolab.config.refusing import BLOCK, EMPTY, NOTHING, SWITCH, Off, Refused,
 
 __all__ = ["ALIASES", "REFUSED", "without_aliases"]
 
-_MICS = "use stage 3 over all ranks"
+_SECONDARY = (
+    "there is no second copy of the weights; set mics_shard_size, which shards all states over so "
+    "many ranks"
+)
+_ONE_GATHER = "a block is gathered in one collective over mics_shard_size ranks; remove it"
 _COMPILED = "set compile.enabled"
 _ACTIVATIONS = "set activation_checkpointing.cpu_checkpointing"
 _WIDE = "communication is not compressed; set communication_data_type to bf16"
@@ -133,13 +137,12 @@ REFUSED: dict[str, Refused] = {
     "zero_optimization.grad_hooks": Refused(
         "remove it; gradients are always taken by hooks", values([True])
     ),
-    "zero_optimization.zero_hpz_partition_size": Refused(_MICS, values([0, 1])),
+    "zero_optimization.zero_hpz_partition_size": Refused(_SECONDARY, values([0, 1])),
     "zero_optimization.zero_quantized_weights": Refused(_WIDE, SWITCH),
     "zero_optimization.zero_quantized_nontrainable_weights": Refused(_WIDE, SWITCH),
     "zero_optimization.zero_quantized_gradients": Refused(_WIDE, SWITCH),
     "zero_optimization.zeropp_loco_param": Refused(_WIDE, SWITCH),
-    "zero_optimization.mics_shard_size": Refused(_MICS, values([-1, 0])),
-    "zero_optimization.mics_hierarchical_params_gather": Refused(_MICS, SWITCH),
+    "zero_optimization.mics_hierarchical_params_gather": Refused(_ONE_GATHER, SWITCH),
     "zero_optimization.offload_optimizer.super_offload": Refused("set device to cpu", SWITCH),
     # DeepSpeed's compiler; what only tunes it asks for nothing by itself.
     "compile.deepcompile": Refused(_COMPILED, SWITCH),

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from zerolab.schema.hints import hint
-from zerolab.schema.section import Fraction, NonNegativeInt, PositiveInt, Section
+from zerolab.schema.section import Fraction, Int, NonNegativeInt, PositiveInt, Section
 
 __all__ = [
     "LIVE_LIMIT",
@@ -23,6 +23,8 @@ def _number(value: Any) -> Any:
 
 
 Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)]
+
+Shards = Annotated[Int, Field(ge=-1)]
 
 LIVE_LIMIT = 1_000_000_000
 """Elements: DeepSpeed's default of ``stage3_max_live_parameters`` and of
@@ -180,6 +182,11 @@ class ZeroConfig(Section):
     )
     """Pad between parameters of a flat buffer."""
 
+    mics_shard_size: Shards = -1
+    """Ranks that have the states between them, next to each other; the others are replicas of
+    these, and average gradients once in a step. It must divide the data-parallel size; -1 or 0:
+    all of them are one (stages 1 to 3)."""
+
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
     """Elements gathered ahead of use, in whole blocks: the next block, and more while they fit
     together; 0 gathers nothing ahead; null means one block ahead in backward (stage 3)."""
@@ -237,3 +244,8 @@ class ZeroConfig(Section):
 
     leaf_module: LeafModuleConfig = LeafModuleConfig()
     """Modules that stage 3 gathers as one."""
+
+    @property
+    def shard_ranks(self) -> int | None:
+        """Ranks that states are sharded over; None: all data-parallel ones."""
+        return self.mics_shard_size if self.mics_shard_size > 0 else None

@@ -107,10 +107,13 @@ def _make_mesh(
     mpu: Any, world: "dist.ProcessGroup | None", model: nn.Module, config: EngineConfig
 ) -> Mesh:
     """Lay the ranks out. **Collective** over all of them."""
-    tensor = config.tensor_parallel.size
+    tensor, shard = config.tensor_parallel.size, config.zero_optimization.shard_ranks
     if mpu is None:
         pipe = model.num_stages if is_pipeline(model) else 1
-        return Mesh.make(world, pipe=pipe, tensor=tensor)
+        return Mesh.make(world, pipe=pipe, tensor=tensor, shard=shard)
+    if shard is not None:
+        problem = "zero_optimization.mics_shard_size: must be -1 with an mpu, which gives the "
+        raise ConfigError("initialize()", [f"{problem}groups, got {shard}"])
     if is_pipeline(model):
         problem = "mpu: is not needed for a PipelineModule, which says how ranks are laid out"
         raise ConfigError("initialize()", [problem])

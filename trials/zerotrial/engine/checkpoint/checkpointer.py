@@ -208,10 +208,12 @@ class Checkpointer:
     def _gradients(self) -> Iterator[tuple[str, Tensor]]:
         state = self._state
         first = state.mesh.whole is None or state.mesh.tensor.rank == 0
+        averages = state.mesh.replicate.rank == 0  # the others have the same, and own shares
         pieces = (
             piece
             for piece in state.stage.gradient_pieces()
-            if first or piece.name in state.divided.cuts
+            if (first or piece.name in state.divided.cuts)
+            and (averages or "share" in piece.tensors)
         )
         return gradient_ranges(pieces, state.share_rank(self._ranks.rank), state.divided.span)
 

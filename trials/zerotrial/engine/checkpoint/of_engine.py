@@ -58,7 +58,9 @@ class CheckpointCalls:
         # A rank may own no element of some parameter.
         trainable = _union(CheckpointRanks(self.mesh.data.group).allgather(own))
         everywhere = _union(CheckpointRanks(self.mesh.saving.group).allgather(trainable))
-        counts = self.mesh.counts(self.module.parameters())
+        # Of ranks that have the same shards the first writes them.
+        writes = self.mesh.replicate.rank == 0
+        counts = self.mesh.counts(self.module.parameters()) if writes else frozenset()
         stateful = {
             "counters": self.progress,
             "loss_scaler": self.scaler,
@@ -74,7 +76,7 @@ class CheckpointCalls:
             counted=frozenset(
                 name
                 for name, parameter in self.module.named_parameters()
-                if parameter in counts or name in self.divided.cuts
+                if parameter in counts or (writes and name in self.divided.cuts)
             ),
             divided=self.divided,
             mesh=self.mesh,

@@ -194,7 +194,7 @@ class WholeCalls:
             for piece in pieces
             if piece.name == name and label in piece.tensors
         ]
-        ranks = CheckpointRanks(self.mesh.data.group)
+        ranks = CheckpointRanks(self.mesh.shard.group)
         known = [(values.dtype, shape) for _, values, shape in own[:1]]
         told = [item for found in ranks.allgather(known) for item in found]
         if not told:
@@ -204,7 +204,7 @@ class WholeCalls:
         for start, values, _ in own:
             whole[start : start + values.numel()].copy_(values)
         if ranks.size > 1:  # as bytes: sums with zero of any type are exact
-            dist.all_reduce(whole.view(torch.uint8), group=self.mesh.data.group)
+            dist.all_reduce(whole.view(torch.uint8), group=self.mesh.shard.group)
         return whole.view(shape)
 
     def _full_gradient(self, name: str) -> Tensor | None:

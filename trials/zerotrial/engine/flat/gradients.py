@@ -48,6 +48,10 @@ class Averaging:
             return cls(1.0 / ranks, 1.0)
         return cls(1.0 / predivide, predivide / ranks)
 
+    def within(self, replicas: int) -> "Averaging":
+        """As much for each of so many replicas, whose mean is taken afterwards."""
+        return Averaging(self.before, self.after * replicas)
+
 
 @dataclass(frozen=True)
 class Handling:

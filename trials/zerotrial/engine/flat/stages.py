@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.comm.observed import COMMUNICATION
+from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.flat.gradients import Averaging, Gradients, Handling
 from zerotrial.engine.flat.hooks import GradientHooks
@@ -38,7 +39,7 @@ class FlatStage:
 
     Args:
         inputs: The model and everything else.
-        comm: Between the data-parallel ranks.
+        comm: Between the ranks that states are sharded over.
         updater_factory: Where master weights and optimizer states live.
     """
 
@@ -53,6 +54,7 @@ class FlatStage:
         self._inputs = inputs
         self._observer = inputs.observer
         self._comm = comm
+        self._replicas = Replicas(inputs.mesh.replicate, comm.traffic, inputs.observer)
         whole = self.shards_states and not inputs.optimizer_factory.elementwise
         self.buckets = cut_into_buckets(
             inputs.groups,
@@ -100,6 +102,7 @@ class FlatStage:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.send_rest()
         self.gradients.finish()
+        self._average_replicas([self.gradients.result(bucket.index) for bucket in self.buckets])
         with self._observer.phase("tied_gradients") if self.ties.exist else nullcontext():
             self.ties.add(self.gradients)
         squares = torch.zeros(1, dtype=torch.float64, device=self._inputs.device)
@@ -112,6 +115,11 @@ class FlatStage:
         with self._observer.phase(COMMUNICATION):
             self._inputs.mesh.add_over_model(squares)
         return float(squares.sqrt()) / loss_scale
+
+    def _average_replicas(self, gradients: Sequence[Tensor]) -> None:
+        if self._replicas.count > 1:
+            self._comm.fence()  # others may still read what is changed here
+            self._replicas.average(gradients)
 
     def _counted(self, bucket: Bucket) -> list[Tensor]:
         """Parts of this rank's gradient whose squares it adds to the norm."""
@@ -192,11 +200,14 @@ class FlatStage:
     @property
     def share_factor(self) -> float | None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
-        return self.gradients.share_factor
+        factor = self.gradients.share_factor
+        return None if factor is None else factor / self._replicas.count
 
     def settle_gradients(self) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.settle()
+        found = [self.gradients.averaged(bucket.index) for bucket in self.buckets]
+        self._average_replicas([average for average in found if average is not None])
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
@@ -307,11 +318,11 @@ class FlatStage:
         waiting = [bucket.dtype for bucket in self.buckets] if at_once else accumulate
         return Handling(
             averaging=Averaging.of(
-                self._comm.size,
+                self._inputs.mesh.data.size,
                 operation=config.gradient_allreduce_op,
                 prescale=config.prescale_gradients,
                 predivide=config.gradient_predivide_factor,
-            ),
+            ).within(self._replicas.count),
             device=self._inputs.device,
             accumulate=accumulate,
             communicate=[precision.communicate or kind for kind in waiting],

@@ -100,6 +100,16 @@ def plan_units(
     return units
 
 
+def asked_units(module: nn.Module) -> WrapFunction | None:
+    """Find the modules that a model wants to have gathered one by one; None leaves it to us.
+
+    Args:
+        module: May have ``stage3_units()``, which returns them.
+    """
+    ask = getattr(module, "stage3_units", None)
+    return None if ask is None else lambda _: ask()
+
+
 def find_blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Find the parts into which a model divides itself, for recomputation and compilation.
 

@@ -25,7 +25,7 @@ def open_mesh(inputs: StageInputs) -> tuple[DeviceMesh, Callable[[], None]]:
     """Make the mesh. **Collective** where there are several ranks.
 
     Args:
-        inputs: Of the stage; its data axis are the ranks.
+        inputs: Of the stage; its shard axis are the ranks.
 
     Returns:
         The mesh, and what to call when the engine is closed.
@@ -38,7 +38,7 @@ def open_mesh(inputs: StageInputs) -> tuple[DeviceMesh, Callable[[], None]]:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         ours = True
     _users += ours
-    group = inputs.mesh.data.group
+    group = inputs.mesh.shard.group
     if group is None:
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
         group = cast("dist.ProcessGroup", alone)

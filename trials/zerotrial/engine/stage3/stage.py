@@ -25,6 +25,7 @@ from zerolab.errors import ConfigError
 from zerotrial.engine.comm.communicator import Communicator, Traffic
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.comm.observed import COMMUNICATION, observed
+from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
@@ -56,7 +57,7 @@ class Stage3:
         units: In the order of :func:`~zerotrial.engine.stage3.wrap.shard_module`.
         layout: Where this rank's shards lie.
         update: Turns gradients into new weights.
-        comm: Between the data-parallel ranks.
+        comm: Between the ranks that states are sharded over.
         plugged: Our collectives, where ``fully_shard`` uses them.
         leave: Called when the stage is closed.
         files: Where shards and gradients lie, if they are in files.
@@ -84,6 +85,7 @@ class Stage3:
         self._update = update
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
+        self._replicas = Replicas(inputs.mesh.replicate, comm.traffic, inputs.observer)
         self._plugged = plugged
         self._observer = inputs.observer
         self._leave: Callable[[], None] | None = leave
@@ -163,7 +165,8 @@ class Stage3:
         return found or shard.parameter.grad is not None
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
-        """Return the norm; the averaging itself has happened in backward. **Collective**."""
+        """Return the norm; the shards were averaged in backward, replicas are. **Collective**."""
+        self._average_replicas()
         # Where the gradients are: on a GPU nothing is waited for until all is summed.
         sums = torch.zeros(3, dtype=torch.float64, device=self._buckets[0].master.device)
         for index, gradient in enumerate(self._gradients):
@@ -218,7 +221,26 @@ class Stage3:
     """See :class:`~zerotrial.engine.seams.Stage`: every backward averages."""
 
     def settle_gradients(self) -> None:
-        """Do nothing: no averaging outlasts a backward."""
+        """Average over replicas what each has gathered; that over shards outlasts no backward."""
+        if any(gradient is not None for gradient in self._gradients):
+            self._average_replicas()
+
+    def _average_replicas(self) -> None:
+        """Average over the ranks that have the same shards. **Collective** if there are any."""
+        if self._replicas.count == 1:
+            return
+        for index, gradient in enumerate(self._gradients):
+            # Replicas may have reached different units: zeros stand for what one has not.
+            whole = self._room(index).zero_() if gradient is None else gradient
+            self._replicas.average([whole])
+            self._gradients[index] = whole
+            release(whole)
+
+    def _room(self, index: int) -> Tensor:
+        """Memory for a bucket's gradient, of any value."""
+        if self._paged is not None:
+            return self._paged.homes[index]
+        return torch.empty_like(self._buckets[index].master)
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Walk this rank's rows of the gradients gathered so far."""
@@ -237,10 +259,8 @@ class Stage3:
         """Go on with the gradients of a checkpoint."""
         if not source.has_averages:
             return
-        for index, bucket in enumerate(self._buckets):
-            paged = self._paged
-            home = torch.empty_like(bucket.master) if paged is None else paged.homes[index]
-            gradient = home.zero_()
+        for index in range(len(self._buckets)):
+            gradient = self._room(index).zero_()
             for shard in self._rows_in(index):
                 source.read_average(shard.name, shard.start, gradient[shard.span])
             self._gradients[index] = gradient
@@ -344,7 +364,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
-    comm = observed(connect(inputs.mesh.data.group, inputs.device), inputs.observer)
+    comm = observed(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
     files = open_files(inputs)
     mesh, leave = open_mesh(inputs)
     units: list[FSDPModule] = []
@@ -369,14 +389,14 @@ def _plug_in(
     inputs: StageInputs, units: Sequence[FSDPModule], comm: Communicator
 ) -> Plugged | None:
     """Put our collectives in the place of those that ``fully_shard`` has, on CPU."""
-    config = inputs.config
+    config, replicas = inputs.config, inputs.mesh.replicate.size
     if comm.size > 1 and inputs.device.type == "cpu":
         averaging = Averaging.of(
-            comm.size,
+            inputs.mesh.data.size,
             operation=config.gradient_allreduce_op,
             prescale=config.prescale_gradients,
             predivide=config.gradient_predivide_factor,
-        )
+        ).within(replicas)
         factor = averaging.before * averaging.after
         kind = inputs.precision.communicate or inputs.precision.accumulate
         return plug_in(
@@ -390,7 +410,7 @@ def _plug_in(
         )
     if config.gradient_allreduce_op == "sum":
         for unit in units:
-            unit.set_gradient_divide_factor(1.0)
+            unit.set_gradient_divide_factor(1.0 / replicas)
     return None
 
 

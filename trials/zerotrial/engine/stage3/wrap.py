@@ -8,7 +8,7 @@ a parameter is therefore one contiguous range of its flattened elements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.memory.files import release
 from zerotrial.engine.module.precision import kept_in_full
-from zerotrial.engine.module.units import Unit, plan_units
+from zerotrial.engine.module.units import Unit, asked_units, plan_units
 from zerotrial.engine.stage3.gather import set_gathering
 from zerotrial.engine.stage3.internals import keep_class_name, make_root, parameters_of
 from zerotrial.engine.stage3.paged import to_files
@@ -68,11 +68,10 @@ def shard_module(
         release(value.data)
     _prepare_types(inputs, trained)
     leaves = inputs.config.zero_optimization.leaf_module.classes
-    wrap = cast("Callable[[], Sequence[nn.Module]] | None", getattr(module, "stage3_units", None))
     in_full = _in_full(inputs)
     units = plan_units(
         module,
-        wrap=(lambda _: wrap()) if wrap else None,
+        wrap=asked_units(module),
         leaves=leaves,
         apart=in_full,
         ignored=ignored,

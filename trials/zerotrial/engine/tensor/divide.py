@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.comm.replicas import copy_first
 from zerotrial.engine.seams import NullObserver
 from zerotrial.engine.tensor.around import wrap
 from zerotrial.engine.tensor.cut import Cut, Span, mark, unmark
@@ -147,7 +148,8 @@ def divide(
     if problems := sorted(stages.union(set(problems))):  # each stage has layers of its own
         raise ConfigError("tensor_parallel", problems)
     line = Line(axis.group, axis.rank, axis.size, phase)
-    _spread(module, line, device)
+    copy_first(module, axis, device)
+    _draw_alike(line, device)
     for parameter, cut in cuts.items():
         parameter.data = cut.take(parameter.data)
         mark(parameter, cut)
@@ -158,13 +160,8 @@ def divide(
     return divided
 
 
-def _spread(module: nn.Module, line: Line, device: torch.device) -> None:
-    """Give every rank the first one's values and random state."""
-    for value in (*module.parameters(), *module.buffers()):
-        if value.numel():
-            there = value.data.to(device).contiguous()
-            dist.broadcast(there, group=line.group, group_src=0)
-            value.data.copy_(there)
+def _draw_alike(line: Line, device: torch.device) -> None:
+    """Give every rank the first one's random state."""
     state = [torch.get_rng_state()]
     dist.broadcast_object_list(state, group=line.group, group_src=0)
     torch.set_rng_state(state[0])
