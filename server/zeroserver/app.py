@@ -17,12 +17,12 @@ from zerolab import __version__
 from zerolab.paths import Home
 from zeroserver.access.guard import OPEN_PATHS, Guard
 from zeroserver.access.keys import Keys
-from zeroserver.api import analysis, checkpoints, events, experiments, trials
+from zeroserver.api import checkpoints, events, experiments, submitted, trials
 from zeroserver.api.cluster import agents, queue, server
 from zeroserver.api.common import add_resources
 from zeroserver.api.registry import models
 from zeroserver.api.runs import WIRE_ROUTES, describe
-from zeroserver.api.search import custom, preview, view
+from zeroserver.api.search import analysis, custom, preview, view
 from zeroserver.errors import StorageError, install_error_handlers
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
@@ -75,7 +75,7 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
     install_error_handlers(app)
     app.router.routes.extend(route.route() for route in WIRE_ROUTES)  # the hot ones first
     reading = (server, agents, queue, analysis, view, preview, custom)
-    for module in (*reading, checkpoints, models, experiments, trials, events):
+    for module in (*reading, checkpoints, models, submitted, experiments, trials, events):
         app.include_router(module.router)
     app.include_router(experiments.imports)
     _add_page(app, static)

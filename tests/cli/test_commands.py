@@ -126,6 +126,34 @@ def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_pa
     assert "would be removed" in plan.stderr
 
 
+def test_a_checkpoint_becomes_a_version_of_a_model_and_is_kept_until_it_is_taken_out(
+    installation: Installation,
+) -> None:
+    uuid = installation.json("checkpoint", "list", "1")[-1]["uuid"]
+    words = ("--description", "a line")
+    assert installation.quick("model", "create", "lines", *words).stdout == "lines\n"
+    assert "is there already" in installation.quick("model", "create", "lines", expect=2).stderr
+    register = ("model", "register-version", "lines", uuid, "--notes", "the first")
+    assert [installation.quick(*register).stdout for _ in range(2)] == ["1\n", "1\n"]
+    (listed,) = installation.json("model", "list")
+    assert installation.json("model", "describe", "lines") == listed
+    (version,) = listed["versions"]
+    assert (version["checkpoint"], version["notes"]) == (uuid, "the first")
+    assert version["metrics"] == installation.json("checkpoint", "describe", uuid)["metrics"]
+    told = installation.quick("model", "describe", "lines").stdout
+    assert all(word in told for word in ("a line", uuid, "the first"))
+    assert "lines" in installation.quick("model", "list").stdout
+    refused = installation.quick("checkpoint", "delete", uuid, "--yes", expect=2).stderr
+    assert "is version 1 of model lines" in refused
+    told = installation.quick("model", "remove-version", "lines", "1").stderr
+    assert "its checkpoint is still there" in told
+    again = installation.quick("model", "remove-version", "lines", "1", expect=2).stderr
+    assert again.startswith("zerolab: there is no version 1 of model lines")
+    installation.quick("model", "remove", "lines")
+    assert installation.json("model", "list") == []
+    assert installation.json("checkpoint", "describe", uuid)["state"] == "COMPLETED"
+
+
 def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> None:
     whole = installation.quick("experiment", "logs", "1").stdout.splitlines()
     followed = installation.quick("trial", "logs", "1", "--follow").stdout.splitlines()

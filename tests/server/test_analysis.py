@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from tests.server.helpers import PREFIX, Server, validation
+from tests.server.helpers import PREFIX, Server, metrics, validation
 from zerolab.contract.leaves import leaves
 from zeroserver.analysis.columns import Row
 from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
@@ -226,6 +226,43 @@ def test_columns_hold_every_trial_and_every_hyperparameter(server: Server) -> No
     assert columns["best_validation"] == [trial["best_validation"] for trial in trials]
     assert columns["slot_seconds"] == [trial["slot_seconds"] for trial in trials]
     assert columns["slot_seconds"] == sorted(columns["slot_seconds"])
+
+
+def test_a_metric_is_a_column_that_sorts_and_filters(server: Server) -> None:
+    server.submit(searcher=SEARCHER, hyperparameters=GRID)
+    server.add_agent(slots=10)
+    told: dict[int, tuple[float | None, float | None]] = {}
+    for place, item in enumerate(server.work()):
+        server.post(f"/runs/{item.run_id}/started", {})
+        if place == 3:
+            told[item.spec.trial_id] = (None, None)
+            continue
+        peak = float(place * 7 % 10)
+        last = "NaN" if place == 4 else -peak
+        for step, value in ((5, 0.0), (10, peak), (15, last)):
+            server.report(item.run_id, metrics("training", step, **{"a.b": value}))
+        told[item.spec.trial_id] = (peak, None if last == "NaN" else -peak)
+    path = "/experiments/1/columns"
+    names = ["id", "max.training.a.b", "last.training.a.b", "min.training.a.b"]
+    cells = server.get(path, column=names)["columns"]
+    rows = zip(*(cells[name] for name in names), strict=True)
+    for trial_id, most, last, least in rows:
+        assert (most, last) == told[trial_id]
+        assert least == (None if most is None else min(0.0, last or 0.0))
+    ordered = [trial["id"] for trial in pages(server, sort="-max.training.a.b")]
+    assert ordered == sorted(told, key=lambda each: (told[each][0] is None, -(told[each][0] or 0)))
+    kept = pages(server, where=where(["last.training.a.b", "<", -4]))
+    assert [trial["id"] for trial in kept] == [
+        each for each, (_, last) in told.items() if last is not None and last < -4
+    ]
+    answer = server.http.get(
+        PREFIX + path, params={"column": [*names, "mean.x", "last.training.c"]}
+    )
+    assert answer.status_code == 422
+    problems = answer.json()["error"]["problems"]
+    assert len(problems) == 2
+    assert "mean.x" in problems[0]
+    assert "must be a metric that was reported" in problems[1]
 
 
 def test_hyperparameters_are_leaves_by_their_dotted_names() -> None:

@@ -68,6 +68,7 @@ def test_versions_are_numbered_and_no_number_is_given_twice(trained: Server) -> 
     assert model["versions"][1]["checkpoint"] == newest
     assert model["versions"][1]["notes"] == "the better one"
     assert model["versions"][1]["trial_id"] == 1
+    assert [version["metrics"] for version in model["versions"]] == [{"loss": 0.3}, {"loss": 0.1}]
     assert register(trained, newest).json()["model"] == model, "it is a version already"
     assert trained.http.delete("/api/v1/models/digits/versions/2").status_code == 204
     again = register(trained, newest).json()["model"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.server.helpers import Server, metrics
+from tests.server.helpers import Server, checkpoint, metrics
 from tests.server.processes import LiveServer
 from tests.server.processes import played as playing
 
@@ -88,7 +88,8 @@ def _long(played: Server) -> int:
     played.post(f"/runs/{item.run_id}/started", {})
     for start in range(1, LONG_STEPS, 1000):
         played.send(item.run_id, start, [_point(step) for step in range(start, start + 1000)])
-    played.send(item.run_id, LONG_STEPS + 1, [metrics("validation", LONG_STEPS, loss=0.2)])
+    last = [metrics("validation", LONG_STEPS, loss=0.2), checkpoint(LONG_STEPS, "long")]
+    played.send(item.run_id, LONG_STEPS + 1, last)
     played.exit(item.run_id, 0)
     return experiment_id
 

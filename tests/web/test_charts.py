@@ -142,7 +142,7 @@ def test_too_many_ticked_trials_are_the_best_of_them_and_it_is_said(
 
 def test_without_a_tick_the_best_ten_are_drawn(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}")
-    expect(chart(page, "validation: loss")).to_have_accessible_name(re.compile(": 10 curves, "))
+    expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 10 curves, "))
     drawn = page.get_by_label("trials").get_by_role("link").all_inner_texts()
     assert {int(text.split()[1]) for text in drawn} == set(stage.best(10))
 
@@ -171,6 +171,21 @@ def test_counters_are_one_line_until_they_are_asked_for(stage: Stage, spectator:
     expect(chart(page, "training: loss_scale")).to_have_count(0)
     summary.click()
     expect(chart(page, "training: loss_scale")).to_be_visible()
+
+
+def test_what_was_reported_once_is_a_value_and_no_chart(stage: Stage, spectator: Watched) -> None:
+    page = spectator.show(f"#/experiments/{stage.sweep}")
+    values = page.get_by_role("region", name="metrics that were reported once")
+    (best,) = stage.best(1)
+    row = values.get_by_role("row").filter(
+        has=page.get_by_role("link", name=f"trial {best}", exact=True)
+    )
+    expect(row.locator("[data-name='validation: loss']")).to_contain_text("1 batch 20")
+    expect(values.get_by_role("row")).to_have_count(11)
+    expect(chart(page, "training: loss")).to_be_visible()
+    expect(chart(page, "validation: loss")).to_have_count(0)
+    spectator.show(f"#/trials/{best}")
+    expect(values.get_by_role("row").nth(1)).to_have_text("validation: loss1batch 20")
 
 
 def test_a_chart_can_be_enlarged(stage: Stage, spectator: Watched) -> None:
@@ -249,7 +264,7 @@ def test_metrics_are_found_by_a_part_of_their_name(stage: Stage, spectator: Watc
     page.get_by_label("search metrics").fill("nothing")
     expect(page.get_by_text("None matches.")).to_be_visible()
     page.get_by_label("search metrics").fill("")
-    expect(page.get_by_role("figure")).to_have_count(5)
+    expect(page.get_by_role("figure")).to_have_count(4)
 
 
 def test_a_chart_is_read_zoomed_and_reset_with_the_keyboard(

@@ -192,14 +192,25 @@ def test_what_has_ended_goes_on_and_is_forked_with_changes(site: Site, owner: Wa
     site.installation.wait_for(number)
     before = len(client.experiments())
     head.get_by_role("button", name="fork").click()
-    dialog.get_by_label("changes").fill('{"max_restart": 1}')
-    dialog.get_by_role("button", name="fork").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("did you mean 'max_restarts'?")
-    dialog.get_by_label("changes").fill('{"max_restarts": 0}')
-    dialog.get_by_role("button", name="fork").click()
+    file = dialog.get_by_label("experiment file")
+    expect(file).to_have_value(re.compile(r"^max_restarts: 1$", re.MULTILINE))
+    text = file.input_value()
+    assert "description: changed\n" in text
+    assert "slots_per_trial: 1\n" in text
+    assert "scheduling_unit" not in text, "a default was written"
+    for mistaken, told in (
+        (text.replace("max_restarts", "max_restart"), "did you mean 'max_restarts'?"),
+        (text + "name: again\n", "name"),
+    ):
+        file.fill(mistaken)
+        dialog.get_by_role("button", name="submit").click()
+        expect(dialog.get_by_role("alert")).to_contain_text(told)
+    file.fill("# without restarts\n" + text.replace("max_restarts: 1", "max_restarts: 0"))
+    dialog.get_by_role("button", name="submit").click()
     until("there is a fork", lambda: len(client.experiments()) == before + 1)
     made = max(client.experiments(), key=lambda one: one["id"])
     assert (made["forked_from"], made["description"]) == (number, "changed")
+    assert made["config"]["max_restarts"] == 0
     expect(page.get_by_role("heading").locator("small")).to_have_text(str(made["id"]))
     site.installation.wait_for(made["id"])
     owner.faults.clear()  # the browser notes the 422

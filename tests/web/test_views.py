@@ -1,5 +1,6 @@
 """Lists, logs, configuration and addresses: what is said, filtered, kept and taken along."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import yaml
 from playwright.sync_api import Locator, Page, expect
 
+from tests.server.helpers import ENGINE
 from tests.waiting import until
 from tests.web.conftest import Watched
 from tests.web.stage import ERROR, LINES, TRIALS, Stage
@@ -155,6 +157,77 @@ def test_trials_are_filtered_by_state_and_sorted_by_a_hyperparameter(
     expect(page.locator("td.state")).to_contain_text("impossible")
 
 
+def test_the_model_directory_and_the_engine_of_a_trial_are_read_and_downloaded(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show(f"#/experiments/{stage.long}/code")
+    expect(page.get_by_label("content of model_def.py")).to_contain_text("class Trial(zerotrial")
+    page.get_by_role("button", name="ds_config.json").click()
+    content = page.get_by_label("content of ds_config.json")
+    expect(content).to_have_text(json.dumps(ENGINE))
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="download", exact=True).click()
+    assert saved.value.suggested_filename == "ds_config.json"
+    assert json.loads(saved.value.path().read_text()) == ENGINE
+    page.reload()
+    expect(content).to_be_visible()
+
+    (trial,) = stage.trials(stage.long)
+    page.get_by_role("link", name="configuration", exact=True).click()
+    page.get_by_role("link", name=f"engine of trial {trial}").click()
+    row = page.get_by_role("row").filter(has_text="gradient_accumulation_steps")
+    expect(row).to_contain_text("derived")
+    default = page.get_by_role("row").filter(has_text="default")
+    expect(default.first).to_be_visible()
+    page.get_by_label("values").select_option("set")
+    expect(default).to_have_count(0)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="download").click()
+    told = json.loads(saved.value.path().read_text())
+    assert {key: told[key] for key in ENGINE if key != "optimizer"} == {
+        key: value for key, value in ENGINE.items() if key != "optimizer"
+    }
+    spectator.show(f"#/trials/{stage.trials(stage.waiting)[0]}/engine")
+    expect(page.get_by_role("alert").last).to_contain_text("deepspeed_config: is not given")
+
+
+def test_the_columns_of_both_tables_are_chosen_and_remembered(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.show("#/")
+    page.get_by_text("columns", exact=True).click()
+    choice = page.get_by_role("group", name="columns")
+    choice.get_by_label("column rate", exact=True).check()
+    choice.get_by_label("column progress", exact=True).uncheck()
+    page.get_by_role("button", name="rate", exact=True).click()
+    for _ in range(2):
+        expect(page.locator("td[data-name=rate]").first).to_have_text("1.00e-7")
+        expect(page.locator("td[data-name=progress]")).to_have_count(0)
+        page.reload()
+
+    spectator.show(f"#/experiments/{stage.sweep}/trials")
+    page.get_by_text("columns", exact=True).click()
+    choice.get_by_label("search columns").fill("training: loss")
+    choice.get_by_label("column max training: loss", exact=True).check()
+    choice.get_by_label("search columns").fill("restarts")
+    choice.get_by_label("column restarts").uncheck()
+    page.get_by_role("button", name="max training: loss").click()
+    found = {t["id"]: t["best_validation"] for t in stage.played.trials(stage.sweep)}
+    worst = max(found, key=lambda each: found[each])
+    first = page.locator("tbody tr").first
+    for _ in range(2):
+        expect(first.locator("[data-name=trial]")).to_contain_text(str(worst))
+        # Every curve begins 1 above its end.
+        told = f"{found[worst] + 1:.4g}"
+        expect(first.locator("[data-name='max training: loss']")).to_have_text(told)
+        expect(page.locator("td[data-name=restarts]")).to_have_count(0)
+        page.reload()
+    page.get_by_text("columns", exact=True).click()
+    choice.get_by_role("button", name="the usual ones").click()
+    expect(page.locator("td[data-name=restarts]").first).to_be_visible()
+    expect(page.locator("td[data-name='max training: loss']")).to_have_count(0)
+
+
 @pytest.mark.parametrize(
     "address",
     ["#/nonsense", "#/experiments/1/nonsense", "#/experiments/x", "#/trials/1/x", "#/compare/1,x"],
@@ -171,7 +244,18 @@ def test_an_address_that_names_nothing_says_so(
 
 @pytest.mark.parametrize(
     "view",
-    ["list", "cluster", "compare", "trial", "runs", "curves", "trials", "logs", "configuration"],
+    [
+        "list",
+        "cluster",
+        "models",
+        "compare",
+        "trial",
+        "runs",
+        "curves",
+        "trials",
+        "logs",
+        "configuration",
+    ],
 )
 def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
     stage: Stage, spectator: Watched, view: str
@@ -182,6 +266,7 @@ def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
     own = {
         "list": "#/",
         "cluster": "#/cluster",
+        "models": "#/models",
         "compare": f"#/compare/{stage.sweep},{stage.failed}",
         "trial": f"#/trials/{failed}/curves",
         "runs": f"#/trials/{failed}/runs",
@@ -190,6 +275,7 @@ def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
     seen = {
         "list": "td.name",
         "cluster": ".queue",
+        "models": "h1",
         "compare": ".chart canvas",
         "trial": ".facts",
         "runs": "td",

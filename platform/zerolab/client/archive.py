@@ -22,7 +22,7 @@ from zerolab.contract.limits import ARCHIVE_BYTES
 from zerolab.errors import ConfigError
 from zerolab.sizes import size_text
 
-__all__ = ["member_names", "pack", "read_member", "unpack"]
+__all__ = ["member_sizes", "pack", "read_member", "unpack"]
 
 logger = logging.getLogger(__name__)
 
@@ -130,14 +130,18 @@ def read_member(archive: bytes, path: str, *, max_bytes: int = ARCHIVE_BYTES) ->
     return None
 
 
-def member_names(archive: bytes, *, max_bytes: int = ARCHIVE_BYTES) -> list[str]:
-    """Return the names of the files of an archive.
+def member_sizes(archive: bytes, *, max_bytes: int = ARCHIVE_BYTES) -> dict[str, int]:
+    """Return the bytes of each file of an archive, by its name.
 
     Raises:
         ConfigError: As :func:`unpack`.
     """
     found = _read(archive, max_bytes)
-    return [str(PurePosixPath(info.name)) for info, content in found if content is not None]
+    return {
+        str(PurePosixPath(info.name)): len(content)
+        for info, content in found
+        if content is not None
+    }
 
 
 def _members(directory: Path, place: PurePosixPath, above: Sequence[_Ignore]) -> Iterator[_Member]:

@@ -11,7 +11,7 @@ export class ApiError extends Error {
   }
 }
 
-async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
+async function ask(method: string, path: string, body?: unknown): Promise<Response> {
   const headers: Record<string, string> = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const sent = body === undefined ? null : JSON.stringify(body);
@@ -20,9 +20,16 @@ async function call<T>(method: string, path: string, body?: unknown): Promise<T>
     const told: Partial<ErrorAnswer> | null = await answer.json().catch(() => null);
     throw new ApiError(answer.status, told?.error?.message ?? `${answer.status} ${answer.statusText}`);
   }
+  return answer;
+}
+
+async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
+  const answer = await ask(method, path, body);
   return answer.status === 204 ? (undefined as T) : ((await answer.json()) as T);
 }
 
+/** A file, as text. */
+export const text = (path: string): Promise<string> => ask("GET", path).then((answer) => answer.text());
 export const get = <T>(path: string): Promise<T> => call<T>("GET", path);
 export const remove = (path: string): Promise<void> => call<void>("DELETE", path);
 export const patch = <T>(path: string, body: unknown): Promise<T> => call<T>("PATCH", path, body);

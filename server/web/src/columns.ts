@@ -78,6 +78,21 @@ export function varying(rows: Seen[]): string[] {
   return [...names].filter((name) => differ.has(name));
 }
 
+const KINDS = ["int", "double", "log", "categorical"];
+
+/** The hyperparameters of an experiment file by their dotted names: constants, and the kind of each space. */
+export function constants(tree: unknown): Record<string, Value> {
+  const known = (node: unknown): unknown => {
+    if (node === null || typeof node !== "object") return node;
+    const { type, val } = node as { type?: unknown; val?: unknown };
+    if (type === "const") return val;
+    if (typeof type === "string" && KINDS.includes(type)) return `(${type})`;
+    if (Array.isArray(node)) return node.map(known);
+    return Object.fromEntries(Object.entries(node).map(([key, each]) => [key, known(each)]));
+  };
+  return leavesOf(known(tree));
+}
+
 /** The kind of space that the configuration gives a hyperparameter: `log`, `double`, ...; null for none. */
 export function spaceOf(config: Record<string, unknown>, name: string): string | null {
   let node: unknown = config.hyperparameters;

@@ -12,6 +12,7 @@ import { Cluster } from "./views/cluster";
 import { Compare } from "./views/compare";
 import { Experiment } from "./views/experiment";
 import { Experiments } from "./views/experiments";
+import { Model, Models } from "./views/registry/models";
 import { Trial } from "./views/trial";
 
 /** Nothing of an experiment stays; one who is not signed in is told so by what is loaded again. */
@@ -36,6 +37,9 @@ function Page() {
           <a href="#/cluster" aria-current={route.page === "cluster" ? "page" : undefined}>
             Cluster
           </a>
+          <a href="#/models" aria-current={route.page === "models" ? "page" : undefined}>
+            Models
+          </a>
           <a href="/api/v1/openapi.json" class="wide-only">
             REST API
           </a>
@@ -57,6 +61,8 @@ function Page() {
 function View({ route }: { route: Route }) {
   if (route.page === "list") return <Experiments />;
   if (route.page === "cluster") return <Cluster />;
+  if (route.page === "models") return <Models />;
+  if (route.page === "model") return <Model key={route.name} name={route.name} />;
   if (route.page === "trial") return <Trial key={route.id} id={route.id} tab={route.tab} />;
   if (route.page === "compare") return <Compare ids={route.ids} />;
   if (route.page === "experiment") return <Experiment key={route.id} id={route.id} route={route} />;

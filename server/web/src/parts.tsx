@@ -160,3 +160,12 @@ export function Select(props: { name: string; value: string; options: [string, s
     </select>
   );
 }
+
+/** What a view shows, as the REST API answers it. */
+export function Raw({ path }: { path: string }) {
+  return (
+    <a class="raw" href={`/api/v1${path}`} title={`GET /api/v1${path}`}>
+      REST
+    </a>
+  );
+}

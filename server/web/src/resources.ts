@@ -111,6 +111,28 @@ export interface Curve {
   time_s: Array<number> | null;
 }
 
+/** The engine's configuration of a trial. */
+export interface EngineAnswer {
+  /** The engine file in the model directory; null where the experiment holds its content. */
+  file: string | null;
+  /** Every key that has an effect. */
+  entries: Array<EngineEntry>;
+  /** What was written otherwise before the file was read. */
+  changes: Array<string>;
+  /** Why there are no entries. */
+  problems: Array<string>;
+}
+
+/** A value of the engine's configuration. */
+export interface EngineEntry {
+  /** Dotted. */
+  key: string;
+  /** What the engine uses. */
+  value: unknown;
+  /** `file`, `override`, `auto`, `default`, `derived` or `hint`; after a colon a remark. */
+  origin: string;
+}
+
 /** What became of a trial at a rung. */
 export type EntryState = "completed" | "failed" | "paused" | "promoted" | "stopped";
 
@@ -355,6 +377,20 @@ export interface ModelAnswer {
   model: Model;
 }
 
+/** A file of a model directory. */
+export interface ModelFile {
+  /** Inside the directory. */
+  path: string;
+  /** Of it. */
+  size_bytes: number;
+}
+
+/** All files of a model directory, by their paths. */
+export interface ModelFilePage {
+  files: Array<ModelFile>;
+  next_after: null;
+}
+
 /** All models, by their names. */
 export interface ModelPage {
   models: Array<Model>;
@@ -375,6 +411,8 @@ export interface ModelVersion {
   steps_completed: number;
   /** Of all its files. */
   size_bytes: number;
+  /** Validation metrics at that step. */
+  metrics: Record<string, Num> | null;
   /** What was said of it when it was registered. */
   notes: string;
   /** When that was. */
@@ -615,6 +653,11 @@ export interface Slot {
   run_id: number | null;
   /** Whether new runs may start on it, as its owner says. */
   enabled: boolean;
+}
+
+/** The configuration of an experiment as it was submitted. */
+export interface SubmittedAnswer {
+  config: Record<string, unknown>;
 }
 
 /** The owner's token. */

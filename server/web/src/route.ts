@@ -1,6 +1,7 @@
 /** The address after `#` names the view, and how it is looked at:
  * `#/experiments/3/logs/7,9?level=ERROR` is the log of two trials, its errors only; `#/trials/7/runs`
- * are the runs of a trial, and `#/compare/3,5` is two experiments beside each other.
+ * are the runs of a trial, `#/compare/3,5` is two experiments beside each other, and `#/models/digits` a
+ * model of the registry.
  *
  * Every choice that changes what is seen stands behind the `?`, so that it survives a reload and
  * can be sent to others.
@@ -9,15 +10,20 @@
 import { createContext } from "preact";
 import { useContext, useEffect, useState } from "preact/hooks";
 
-export const TABS = ["curves", "trials", "search", "hyperparameters", "checkpoints", "logs", "configuration"] as const;
+export const TABS = ["curves", "trials", "search", "hyperparameters", "checkpoints", "logs", "configuration", "code"] as const;
 export type Tab = (typeof TABS)[number];
 
-export const TRIAL_TABS = ["curves", "hyperparameters", "checkpoints", "logs", "runs"] as const;
+export const TRIAL_TABS = ["curves", "hyperparameters", "checkpoints", "logs", "runs", "engine"] as const;
 export type TrialTab = (typeof TRIAL_TABS)[number];
 
 interface Plain {
   /** What is shown; an address that names nothing is said to. */
-  page: "list" | "cluster" | "unknown";
+  page: "list" | "cluster" | "models" | "unknown";
+}
+
+interface OfModel {
+  page: "model";
+  name: string;
 }
 
 /** In all: a tab is null where the address names none; the first that has something to show. */
@@ -42,11 +48,12 @@ interface OfSeveral {
 }
 
 /** What is looked at, and how. */
-export type Route = (Plain | OfExperiment | OfTrial | OfSeveral) & { choices: URLSearchParams };
+export type Route = (Plain | OfModel | OfExperiment | OfTrial | OfSeveral) & { choices: URLSearchParams };
 
 const NUMBER = String.raw`[1-9]\d{0,14}`;
 const EXPERIMENT = new RegExp(String.raw`^/experiments/(${NUMBER})(?:/([a-z]+)(?:/(\d[\d,]*))?)?/?$`);
 const TRIAL = new RegExp(String.raw`^/trials/(${NUMBER})(?:/([a-z]+))?/?$`);
+const MODEL = /^\/models\/([A-Za-z0-9][\w.-]{0,127})\/?$/;
 const SEVERAL = new RegExp(String.raw`^/compare/(${NUMBER}(?:,${NUMBER})*)?/?$`);
 
 export function parse(hash: string): Route {
@@ -54,9 +61,12 @@ export function parse(hash: string): Route {
   return { ...shown(path), choices: new URLSearchParams(query) };
 }
 
-function shown(path: string): Plain | OfExperiment | OfTrial | OfSeveral {
+function shown(path: string): Plain | OfModel | OfExperiment | OfTrial | OfSeveral {
   if (path === "" || path === "/") return { page: "list" };
   if (/^\/cluster\/?$/.test(path)) return { page: "cluster" };
+  if (/^\/models\/?$/.test(path)) return { page: "models" };
+  const model = MODEL.exec(path)?.[1];
+  if (model) return { page: "model", name: model };
   const numbers = (text: string | undefined) => (text ?? "").split(",").filter(Boolean).map(Number);
   const several = SEVERAL.exec(path);
   if (several) return { page: "compare", ids: [...new Set(numbers(several[1]))] };
@@ -86,6 +96,8 @@ export function address(id: number, tab: Tab | null = null, trials: number[] = [
 export function trialAddress(id: number, tab: TrialTab | null = null): string {
   return `#/trials/${id}${tab === null ? "" : `/${tab}`}${keeping((now) => now.page === "trial" && now.id === id)}`;
 }
+
+export const modelAddress = (name: string): string => `#/models/${name}`;
 
 export function compareAddress(ids: number[]): string {
   return `#/compare/${ids.join(",")}${keeping((now) => now.page === "compare")}`;

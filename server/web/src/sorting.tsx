@@ -1,6 +1,7 @@
 /** Lists in the order of a column, chosen by the heads of their tables. */
 
 import { finite } from "./api";
+import { PREFIX } from "./columns";
 import type { Num, Trial } from "./resources";
 import { useChoice } from "./route";
 
@@ -57,7 +58,7 @@ export function Heads<T>({ columns, order, sort }: { columns: Column<T>[]; order
       {columns.map(({ name }) => (
         <th key={name} aria-sort={order.name !== name ? "none" : order.falling ? "descending" : "ascending"}>
           <button type="button" onClick={() => sort(name)}>
-            {name}
+            {name.startsWith(PREFIX) ? name.slice(PREFIX.length) : name}
           </button>
         </th>
       ))}

@@ -142,11 +142,10 @@ def check_columns(
     Raises:
         ConfigError: With all that do not exist.
     """
-    if all(is_column(each, rows) for each in (*others, *(one[0] for one in where))):
-        return
-    known = names(rows)
-    wrong = [check_column(each[0], known, "where") for each in where]
-    refuse([*(check_column(each, known, what) for each in others), *wrong])
+    asked = [*((each, what) for each in others), *((one[0], "where") for one in where)]
+    wrong = [each for each in asked if not is_column(each[0], rows)]
+    known = names(rows) if wrong else []
+    refuse([check_column(column, known, place) for column, place in wrong])
 
 
 def _number(row: Row) -> int:

@@ -2,7 +2,8 @@
 
 A column is one of :data:`COLUMNS`, or ``hparams.NAME``, where NAME is the dotted path of a leaf:
 ``hparams.optimizer.lr``, ``hparams.layers.0.width``. A leaf that a trial does not have (it exists
-only for some values of another one) is None.
+only for some values of another one) is None. Or it is a metric, ``last.GROUP.NAME``, ``min.`` or
+``max.``: ``max.validation.accuracy``; one that is not reported, or NaN, is None.
 """
 
 import difflib
@@ -19,10 +20,12 @@ from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import slot_seconds_in
 from zeroserver.analysis.results import has_result
 from zeroserver.store.database import raw_rows
+from zeroserver.store.points import SHIFTS
 
 __all__ = [
     "COLUMNS",
     "MADE",
+    "METRICS",
     "PREFIX",
     "Row",
     "Value",
@@ -40,6 +43,16 @@ COLUMNS = (
 )  # fmt: skip
 PREFIX = "hparams."
 
+METRICS = {
+    "last": "(SELECT value FROM points p WHERE p.trial_id = t.id AND p.key_id = ? "
+    "ORDER BY step DESC LIMIT 1)",
+    "min": "(SELECT min(least) FROM rollups r WHERE r.trial_id = t.id AND r.shift = {top} "
+    "AND r.key_id = ?)",
+    "max": "(SELECT max(most) FROM rollups r WHERE r.trial_id = t.id AND r.shift = {top} "
+    "AND r.key_id = ?)",
+}
+"""What a metric's column tells, by the first word of its name, and how it is read."""
+
 Value = Leaf
 """What stands in a cell."""
 
@@ -56,7 +69,7 @@ class Row(NamedTuple):
     """One trial."""
 
     values: Mapping[str, Value]
-    """By the names of :data:`COLUMNS`."""
+    """By the names of :data:`COLUMNS`, and of metrics."""
     hparams: Mapping[str, Value]
     """Leaves by their dotted names."""
 
@@ -73,7 +86,7 @@ def read_rows(
     now: float | None = None,
     wanted: Collection[str] = COLUMNS,
 ) -> list[Row]:
-    """Read all trials of an experiment, the oldest first; two queries at most.
+    """Read all trials of an experiment, the oldest first; two queries, and two for each metric.
 
     Args:
         connection: For reading.
@@ -92,15 +105,39 @@ def read_rows(
     costs: Mapping[int, float] = {}
     if "slot_seconds" in wanted:
         costs = slot_seconds_in(connection, experiment_id, now or time.time())
+    measures = {
+        column: measured
+        for column in wanted
+        if (measured := _measured(connection, experiment_id, column)) is not None
+    }
     found = []
     for text, *cells in raw_rows(connection, query, (experiment_id,)):
         values: dict[str, Value] = dict(zip(names, cells, strict=True))
+        for column, measured in measures.items():
+            values[column] = measured.get(cells[names.index("id")])
         if "slot_seconds" in wanted:
             values["slot_seconds"] = costs.get(cells[names.index("id")], 0.0)
         if "result" in wanted:
             values["result"] = has_result(values)
         found.append(Row(values, leaves_of(text)))
     return found
+
+
+def _measured(
+    connection: Connection, experiment_id: int, column: str
+) -> dict[int, float | None] | None:
+    """Return a metric of each trial; None if the column is no metric that was ever reported."""
+    what, _, metric = column.partition(".")
+    group, _, name = metric.partition(".")
+    if what not in METRICS or "\0" in column:
+        return None
+    query = "SELECT id FROM metric_keys WHERE group_name = ? AND name = ?"
+    keys = raw_rows(connection, query, (group, name))
+    if not keys:
+        return None
+    value = METRICS[what].format(top=SHIFTS[-1])
+    query = f"SELECT id, {value} FROM trials t WHERE experiment_id = ?"  # noqa: S608 - our own text
+    return dict(raw_rows(connection, query, (keys[0][0], experiment_id)))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -115,7 +152,9 @@ def names(rows: Sequence[Row]) -> list[str]:
 
 
 def is_column(column: str, rows: Iterable[Row]) -> bool:
-    """Whether a column has that name; a hyperparameter, if any trial has it."""
+    """Whether a column has that name; a hyperparameter or a metric, if any trial has it."""
+    if column.partition(".")[0] in METRICS:
+        return any(column in row.values for row in rows)
     if not column.startswith(PREFIX):
         return column in COLUMNS
     name = column.removeprefix(PREFIX)
@@ -133,6 +172,9 @@ def check_column(column: str, known: Iterable[str], what: str) -> str | None:
     there = [*COLUMNS, *(PREFIX + name for name in known)]
     if column in there:
         return None
+    if column.partition(".")[0] in METRICS:
+        form = "last, min or max, a group and a name, as in max.validation.accuracy"
+        return f"{what}: must be a metric that was reported ({form}), got {column[:200]!r}"
     ending = f".{column.removeprefix(PREFIX)}"
     close = [name for name in there if name.endswith(ending)]
     close = close or difflib.get_close_matches(column, there, 1)

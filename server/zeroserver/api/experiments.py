@@ -222,15 +222,32 @@ class Changes(BaseModel):
     """Else it waits, paused."""
 
 
+class Fork(Changes):
+    """An experiment that is submitted again: with changes, or with another file."""
+
+    yaml: Annotated[PlainText, Field(max_length=1_000_000)] | None = None
+    """A whole experiment file, in place of the original's; `config` is laid over it."""
+
+
 @router.post("/{experiment_id}/fork", status_code=201, responses=answer(ExperimentAnswer, 201))
 async def fork_experiment(
-    services: ServicesDep, experiment_id: IdPath, fork: Changes | None = None
+    services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
 ) -> Response:
-    """Submit an experiment again, with changes to its configuration."""
-    fork = fork or Changes()
+    """Submit an experiment again, with changes to its configuration, or with another file."""
+    fork = fork or Fork()
     original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
-    raw = overlay(msgspec.json.decode(original["raw_config"]), fork.config)
+    if fork.yaml is None:
+        base = msgspec.json.decode(original["raw_config"])
+    else:
+        base = await run_in_threadpool(_read_yaml, fork.yaml)
+    raw = overlay(base, fork.config)
     return await submit_again(services, original, raw, activate=fork.activate)
+
+
+def _read_yaml(text: str) -> dict[str, Any]:
+    from zerolab.config.files import parse_yaml  # as _checked
+
+    return parse_yaml(text, "experiment")
 
 
 async def submit_again(

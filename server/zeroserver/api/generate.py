@@ -38,6 +38,8 @@ TOLD = (
     resources.RemovedCheckpoint,
     resources.Model,
     resources.ModelVersion,
+    resources.EngineAnswer,
+    resources.EngineEntry,
     resources.Log,
     resources.Curve,
     resources.Importance,
@@ -100,6 +102,8 @@ def _type(schema: Mapping[str, Any], aliases: dict[str, str]) -> str:
 def _bare(schema: Mapping[str, Any], aliases: dict[str, str]) -> str:
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
+    if not schema:
+        return "unknown"
     if "anyOf" in schema:
         return " | ".join(_type(each, aliases) for each in schema["anyOf"])
     if "enum" in schema:

@@ -39,6 +39,7 @@ from zeroserver.store.schema import (
 __all__ = [
     "PageRequest",
     "checkpoint_list",
+    "checkpoint_metrics",
     "experiment",
     "log_page",
     "metric_names",
@@ -199,9 +200,17 @@ def runs_of(connection: Connection, trial_id: int) -> list[Run]:
 
 def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:
     """Turn rows into resources, each with the validation metrics at its step; one query more."""
-    found: dict[int, dict[str, float | str]] = {}
+    found = checkpoint_metrics(connection, [row["uuid"] for row in rows])
+    return [Checkpoint.of(row, metrics=found.get(row["uuid"])) for row in rows]
+
+
+def checkpoint_metrics(
+    connection: Connection, uuids: Sequence[str]
+) -> dict[str, dict[str, float | str]]:
+    """Return the validation metrics at the step of each checkpoint that has any; one query."""
+    found: dict[str, dict[str, float | str]] = {}
     query = (
-        select(checkpoints.c.id, metric_keys.c.name, points.c.value)
+        select(checkpoints.c.uuid, metric_keys.c.name, points.c.value)
         .select_from(checkpoints)
         .join(metric_keys, metric_keys.c.group_name == "validation")
         .join(
@@ -212,11 +221,11 @@ def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[
                 points.c.step == checkpoints.c.steps_completed,
             ),
         )
-        .where(checkpoints.c.id.in_([row["id"] for row in rows]))
+        .where(checkpoints.c.uuid.in_(uuids))
     )
-    for row_id, name, value in connection.execute(query):
-        found.setdefault(row_id, {})[name] = json_number(value)
-    return [Checkpoint.of(row, metrics=found.get(row["id"])) for row in rows]
+    for uuid, name, value in connection.execute(query):
+        found.setdefault(uuid, {})[name] = json_number(value)
+    return found
 
 
 def metric_names(

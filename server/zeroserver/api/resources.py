@@ -21,6 +21,8 @@ __all__ = [
     "CheckpointPage",
     "Cluster",
     "Curve",
+    "EngineAnswer",
+    "EngineEntry",
     "ErrorAnswer",
     "ErrorBody",
     "Experiment",
@@ -42,6 +44,8 @@ __all__ = [
     "Metrics",
     "Model",
     "ModelAnswer",
+    "ModelFile",
+    "ModelFilePage",
     "ModelPage",
     "ModelVersion",
     "Pool",
@@ -66,6 +70,7 @@ __all__ = [
     "SearcherAnswer",
     "SearcherState",
     "Slot",
+    "SubmittedAnswer",
     "Token",
     "Trial",
     "TrialAnswer",
@@ -266,6 +271,8 @@ class ModelVersion(Resource, frozen=True):
     """Batches that the trial had trained."""
     size_bytes: int
     """Of all its files."""
+    metrics: dict[str, Num] | None
+    """Validation metrics at that step."""
     notes: str
     """What was said of it when it was registered."""
     created_at: Time | None
@@ -283,6 +290,52 @@ class Model(Resource, frozen=True):
     """When it was added."""
     versions: list[ModelVersion]
     """Its checkpoints, the oldest version first; they are kept until they are taken out."""
+
+
+class ModelFile(Resource, frozen=True):
+    """A file of a model directory."""
+
+    path: str
+    """Inside the directory."""
+    size_bytes: int
+    """Of it."""
+
+
+class ModelFilePage(Resource, frozen=True):
+    """All files of a model directory, by their paths."""
+
+    files: list[ModelFile]
+    next_after: None
+
+
+class SubmittedAnswer(Resource, frozen=True):
+    """The configuration of an experiment as it was submitted."""
+
+    config: dict[str, Any]
+
+
+class EngineEntry(Resource, frozen=True):
+    """A value of the engine's configuration."""
+
+    key: str
+    """Dotted."""
+    value: Any
+    """What the engine uses."""
+    origin: str
+    """`file`, `override`, `auto`, `default`, `derived` or `hint`; after a colon a remark."""
+
+
+class EngineAnswer(Resource, frozen=True):
+    """The engine's configuration of a trial."""
+
+    file: str | None
+    """The engine file in the model directory; null where the experiment holds its content."""
+    entries: list[EngineEntry]
+    """Every key that has an effect."""
+    changes: list[str]
+    """What was written otherwise before the file was read."""
+    problems: list[str]
+    """Why there are no entries."""
 
 
 class Log(Resource, frozen=True):

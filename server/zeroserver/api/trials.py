@@ -40,6 +40,7 @@ from zeroserver.api.resources import (
     TrialPage,
 )
 from zeroserver.api.rows import respond
+from zeroserver.api.submitted import resolved_config
 from zeroserver.orchestrator import continuing, control
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.states import TrialState
@@ -145,9 +146,7 @@ def _alone(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
     raw: dict[str, Any] = msgspec.json.decode(original["raw_config"])
     from zerolab.config import load_experiment
 
-    resolved: dict[str, Any] = msgspec.json.decode(original["config"])
-    resolved.pop("log_policies", None)  # old ones may hold patterns that are refused now
-    searcher = load_experiment(resolved).searcher
+    searcher = load_experiment(resolved_config(original)).searcher
     length = searcher.full_length
     raw["searcher"] = {
         "name": "single",

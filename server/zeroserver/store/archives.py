@@ -111,9 +111,13 @@ class ArchiveFiles:
 
     def names(self) -> list[str]:
         """Return the paths of all files."""
-        from zerolab.client.archive import member_names
+        return list(self.sizes())
 
-        return member_names(self.content)
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each file, by its path."""
+        from zerolab.client.archive import member_sizes
+
+        return member_sizes(self.content)
 
 
 def reader(content: bytes) -> ArchiveFiles:

@@ -3,7 +3,6 @@
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 
-import type { Seen } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { Problem, Select } from "../parts";
@@ -11,8 +10,9 @@ import { useChoice } from "../route";
 import { ALONG, type Along, told } from "./along";
 import { Chart } from "./chart";
 import { type Curve, extent, type Style, type Zoom } from "./curve";
-import { charts, counter, type Titled, useReader } from "./drawn";
-import { type Look, look } from "./looks";
+import { charts, counter, type Line, type Titled, useReader } from "./drawn";
+import { look } from "./looks";
+import { single, Values } from "./values";
 
 const SHOWN: Record<string, string[]> = {
   "training and validation": ["training", "validation"],
@@ -29,19 +29,6 @@ const SMOOTH: [string, string][] = [
 const MOST_CHARTS = 12;
 /** Charts that need no search. */
 const FEW = 6;
-
-/** A trial whose curves are drawn. */
-export interface Line {
-  trial: Seen;
-  /** Who it is: `trial 7`. */
-  name: string;
-  /** What it was started with, in a few words. */
-  told: string;
-  look: Look;
-  best: boolean;
-  /** Where its name in the legend leads. */
-  href: string;
-}
 
 interface BoardProps {
   lines: Line[];
@@ -189,7 +176,7 @@ function Charts({ found, zoom, setZoom, style, tight, lines, several, along }: D
   const [hot, setHot] = useState<number | null>(null);
   const [most, setMost] = useState(MOST_CHARTS);
   const counters = found.filter(counter);
-  const main = found.filter((one) => !counter(one));
+  const [values, main] = [true, false].map((once) => found.filter((one) => !counter(one) && single(one) === once)) as [Titled[], Titled[]];
   const range = zoom ?? extent(found.flatMap(([, curves]) => curves));
   const grid = (titled: Titled[]) => (
     <div class="charts">
@@ -225,6 +212,7 @@ function Charts({ found, zoom, setZoom, style, tight, lines, several, along }: D
           </button>
         </p>
       )}
+      <Values found={values} lines={lines} several={several} along={along} />
       {counters.length > 0 && (
         <details class="counters" open={open !== ""} onToggle={(e) => setOpen(e.currentTarget.open ? "1" : "")}>
           <summary>

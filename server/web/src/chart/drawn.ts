@@ -5,6 +5,7 @@ import { useRef } from "preact/hooks";
 import { get } from "../api";
 import { type Along, timed } from "./along";
 import { type Curve, refine, type Zoom } from "./curve";
+import type { Look } from "./looks";
 import { type Seen } from "../columns";
 import { ENDED } from "../parts";
 import { written } from "../plot/axis";
@@ -21,6 +22,19 @@ const LEAST_POINTS = 100;
 const ALL_POINTS = 5000; // of all curves of a chart: more are not told apart, and slow
 const GROUPS = ["training", "validation", "system"];
 const COUNTERS = ["batches", "epochs", "loss_scale", "skipped_steps"];
+
+/** A trial whose curves are drawn. */
+export interface Line {
+  trial: Seen;
+  /** Who it is: `trial 7`. */
+  name: string;
+  /** What it was started with, in a few words. */
+  told: string;
+  look: Look;
+  best: boolean;
+  /** Where its name in the legend leads. */
+  href: string;
+}
 
 export interface Read {
   trial: number;

@@ -1,11 +1,12 @@
 /** The checkpoints of an experiment or of a trial, the newest first, with what lies in each. */
 
 import { all, get } from "../api";
-import type { Checkpoint, Trial, TrialPage } from "../resources";
-import { trialAddress, useChoice } from "../route";
+import type { Checkpoint, Num, Trial, TrialPage } from "../resources";
+import { modelAddress, trialAddress, useChoice } from "../route";
 import { bytes, clock, number } from "../format";
 import { useLoaded } from "../live";
 import { Badge, Cell, Problem, Table } from "../parts";
+import { Register, type Registered } from "./registry/register";
 
 const MOST_ROWS = 500;
 
@@ -16,9 +17,10 @@ interface CheckpointsProps {
   tick: number;
   /** Trials; none stands for all. */
   chosen: number[];
+  registry: Registered;
 }
 
-export function Checkpoints({ path, experiment, tick, chosen }: CheckpointsProps) {
+export function Checkpoints({ path, experiment, tick, chosen, registry }: CheckpointsProps) {
   const [shown, setShown] = useChoice("deleted");
   const deleted = shown !== "";
   const list = useLoaded(path, () => all<Checkpoint>(`${path}/checkpoints`, "checkpoints"), tick);
@@ -46,12 +48,14 @@ export function Checkpoints({ path, experiment, tick, chosen }: CheckpointsProps
         <p class="muted">{mine.length === 0 ? "No checkpoint yet." : "All were deleted."}</p>
       ) : (
         <Table
-          head={["checkpoint", "trial", "batch", "state", "size", "validation", "saved"].map((name) => (
-            <th key={name}>{name}</th>
+          head={["checkpoint", "trial", "batch", "state", "size", "validation", "saved", ""].map((name) => (
+            <th key={name} aria-label={name || "actions"}>
+              {name}
+            </th>
           ))}
         >
           {rows.slice(0, MOST_ROWS).map((c) => (
-            <Line key={c.uuid} checkpoint={c} trial={owners.get(c.trial_id)} />
+            <Line key={c.uuid} checkpoint={c} trial={owners.get(c.trial_id)} registry={registry} />
           ))}
         </Table>
       )}
@@ -68,9 +72,14 @@ function useOwners(path: string, list: Checkpoint[] | null, tick: number): Map<n
   return new Map((found.value ?? []).map((trial) => [trial.id, trial]));
 }
 
-function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial | undefined }) {
+interface LineProps {
+  checkpoint: Checkpoint;
+  trial: Trial | undefined;
+  registry: Registered;
+}
+
+function Line({ checkpoint: c, trial, registry }: LineProps) {
   const files = Object.entries(c.resources).sort(([a], [b]) => a.localeCompare(b));
-  const validation = Object.entries(c.metrics ?? {}).filter(([name]) => name !== "batches" && name !== "epochs");
   return (
     <tr class={c.state === "DELETED" ? "gone" : ""}>
       <Cell>
@@ -80,6 +89,11 @@ function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial |
             {trial?.best_checkpoint === c.uuid && <small class="label">best</small>}
             {trial?.latest_checkpoint === c.uuid && <small class="label">latest</small>}
             {c.state === "PARTIAL" && <small class="label">some files were removed</small>}
+            {registry.versionsOf(c.uuid).map(({ model, version }) => (
+              <a class="label" key={model} href={modelAddress(model)}>
+                {model} {version}
+              </a>
+            ))}
           </summary>
           <p class="path">{c.path}</p>
           <ul class="files">
@@ -104,16 +118,27 @@ function Line({ checkpoint: c, trial }: { checkpoint: Checkpoint; trial: Trial |
         {bytes(c.size_bytes)}
       </Cell>
       <Cell name="validation" kind="hparams">
-        {validation.map(([name, value]) => (
-          <span key={name}>
-            <i>{name}</i> {number(value)}
-          </span>
-        ))}
-        {validation.length === 0 && "–"}
+        <Measured metrics={c.metrics} />
       </Cell>
       <Cell name="saved" kind="figure">
         {clock(c.created_at)}
       </Cell>
+      <Cell kind="acts">{c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}</Cell>
     </tr>
+  );
+}
+
+/** The validation metrics of a checkpoint, without the lengths that searchers count in. */
+export function Measured({ metrics }: { metrics: Record<string, Num> | null }) {
+  const found = Object.entries(metrics ?? {}).filter(([name]) => name !== "batches" && name !== "epochs");
+  if (found.length === 0) return <>–</>;
+  return (
+    <>
+      {found.map(([name, value]) => (
+        <span key={name}>
+          <i>{name}</i> {number(value)}
+        </span>
+      ))}
+    </>
   );
 }

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get, patch, post, remove } from "../api";
 import { clock, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, Labels, Problem, Table, Trouble } from "../parts";
+import { Badge, Cell, Labels, Problem, Raw, Table, Trouble } from "../parts";
 import type { Agent, AgentPage, Job, JobPage, Pool, PoolPage, Slot } from "../resources";
 import { address } from "../route";
 
@@ -61,7 +61,9 @@ export function Cluster() {
       {pools.map((pool) => (
         <Queue key={pool.name} pool={pool} alone={pools.length === 1} jobs={jobs.filter((job) => job.pool === pool.name)} act={act} />
       ))}
-      <h2>Agents</h2>
+      <h2>
+        Agents <Raw path="/agents" />
+      </h2>
       {agents.length === 0 ? (
         <div class="notice">
           No agent: what is submitted waits. Start one: <code>zerolab agent start</code>
@@ -90,7 +92,8 @@ function Queue({ pool, alone, jobs, act }: QueueProps) {
         <small class="muted">
           {POLICIES[pool.policy]}; {number(pool.free_slots)} of {number(pool.slots)} slots free
           {pool.max_slots !== null && `, at most ${number(pool.max_slots)} at a time`}
-        </small>
+        </small>{" "}
+        <Raw path={`/jobs?pool=${encodeURIComponent(pool.name)}`} />
       </h2>
       {jobs.length === 0 ? (
         <p class="muted">Nothing waits or runs.</p>

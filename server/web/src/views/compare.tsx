@@ -11,8 +11,8 @@ import { Badge, Cell, ENDED, Problem, Select, Table, Trouble } from "../parts";
 import { written } from "../plot/axis";
 import type { Experiment, Trial, TrialPage } from "../resources";
 import { address, compareAddress, trialAddress, useChoice } from "../route";
-import { Board, type Line } from "../chart/board";
-import { MOST_TRIALS } from "../chart/drawn";
+import { Board } from "../chart/board";
+import { type Line, MOST_TRIALS } from "../chart/drawn";
 
 /** Between two looks at curves that go on. */
 const LOOK_MS = 5000;

@@ -2,8 +2,8 @@
 
 import { useMemo } from "preact/hooks";
 
-import { Board, type Line } from "../chart/board";
-import { difference, drawn, MOST_TRIALS } from "../chart/drawn";
+import { Board } from "../chart/board";
+import { difference, drawn, type Line, MOST_TRIALS } from "../chart/drawn";
 import { look } from "../chart/looks";
 import { type Seen, varying } from "../columns";
 import { number } from "../format";

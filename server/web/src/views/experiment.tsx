@@ -9,15 +9,18 @@ import type { Experiment as Row, Trial, TrialColumns } from "../resources";
 import { clock, duration, number } from "../format";
 import { Ask, AskChanges, Now } from "../dialog";
 import { merge, useEvents, useLoaded } from "../live";
-import { Badge, ENDED, Facts, Labels, Problem, Progress } from "../parts";
+import { Badge, ENDED, Facts, Labels, Problem, Progress, Raw } from "../parts";
 import { address, type OfExperiment, type Tab, TABS, trialAddress } from "../route";
 import { Checkpoints } from "./checkpoints";
-import { Configuration } from "./configuration";
 import { Curves } from "./curves";
 import { Edit } from "./edit";
 import { Hyperparameters } from "./hyperparameters";
 import { Logs, slots } from "./logs";
+import { useRegistry } from "./registry/register";
 import { Search } from "./search";
+import { Code } from "./submitted/code";
+import { Configuration } from "./submitted/configuration";
+import { Fork } from "./submitted/fork";
 import { Trials } from "./trials";
 
 export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
@@ -25,6 +28,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
   const [ticks, setTicks] = useState({ trial: 0, metric: 0, checkpoint: 0, log: 0 });
   const row = useLoaded(path, () => get<{ experiment: Row }>(path).then((answer) => answer.experiment));
   const trials = useLoaded(`${path}/columns`, () => get<TrialColumns>(`${path}/columns`).then(seen));
+  const registry = useRegistry();
   const changed = useRef(new Map<number, Trial | null>());
   const connected = useEvents(`${path}/events`, (changes) => {
     const now = changes.experiments.get(id);
@@ -66,12 +70,14 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
             {name}
           </a>
         ))}
-        {chosen.length > 0 && (
-          <span class="chosen">
-            {chosen.length === 1 ? `trial ${chosen[0]!.id}` : `${chosen.length} trials`}{" "}
-            <a href={address(id, tab)}>show all</a>
-          </span>
-        )}
+        <span class="chosen">
+          {chosen.length > 0 && (
+            <>
+              {chosen.length === 1 ? `trial ${chosen[0]!.id}` : `${chosen.length} trials`} <a href={address(id, tab)}>show all</a>{" "}
+            </>
+          )}
+          <Raw path={raw(id, tab)} />
+        </span>
       </nav>
       {tab === "curves" && <Curves row={e} trials={trials.value} at={at} chosen={chosen} tick={ticks.metric} />}
       {tab === "trials" && (
@@ -87,7 +93,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
       )}
       {tab === "search" && <Search row={e} trials={trials.value} at={at} tick={ticks.trial} />}
       {tab === "hyperparameters" && <Hyperparameters row={e} trials={trials.value} at={at} tick={ticks.trial} />}
-      {tab === "checkpoints" && <Checkpoints path={path} experiment={id} tick={ticks.checkpoint} chosen={route.trials} />}
+      {tab === "checkpoints" && <Checkpoints path={path} experiment={id} tick={ticks.checkpoint} chosen={route.trials} registry={registry} />}
       {tab === "logs" && (
         <Logs
           path={chosen.length === 1 ? `/trials/${chosen[0]!.id}` : path}
@@ -96,9 +102,25 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
           several={trials.value.length > 1}
         />
       )}
-      {tab === "configuration" && <Configuration row={e} />}
+      {tab === "configuration" && <Configuration row={e} trial={e.best_trial_id ?? trials.value[0]?.id ?? null} />}
+      {tab === "code" && <Code row={e} />}
     </>
   );
+}
+
+/** Where the REST API tells what a view shows. */
+function raw(id: number, tab: Tab): string {
+  const parts: Partial<Record<Tab, string>> = {
+    curves: "/metrics/export",
+    trials: "/trials",
+    search: "/searcher",
+    hyperparameters: "/columns",
+    checkpoints: "/checkpoints",
+    logs: "/logs",
+    configuration: "/submitted",
+    code: "/files",
+  };
+  return `/experiments/${id}${parts[tab] ?? ""}`;
 }
 
 /** What is shown where the address names no view: curves, or the log of what never trained. */
@@ -136,10 +158,6 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
   const ended = ENDED.includes(row.state);
   const act = (deed: string) => () => post(`${path}/${deed}`).then(refresh);
   const goOn = (config: unknown) => post(`${path}/continue`, { config }).then(refresh);
-  const forked = async (config: unknown) => {
-    const { experiment } = await post<{ experiment: Row }>(`${path}/fork`, { config });
-    window.location.hash = address(experiment.id).slice(1);
-  };
   return (
     <>
       <header class="title">
@@ -171,9 +189,7 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
               continue
             </AskChanges>
           )}
-          <AskChanges act={forked} title={`fork experiment ${row.id}`} ask="Its model directory and configuration are submitted again as a new experiment, with these changes." usual="{}">
-            fork
-          </AskChanges>
+          <Fork row={row} />
           <Edit row={row} done={refresh} />
           {ended && <Now act={act(row.archived ? "unarchive" : "archive")}>{row.archived ? "unarchive" : "archive"}</Now>}
           {ended && (

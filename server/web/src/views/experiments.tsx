@@ -1,12 +1,15 @@
 /** The list of experiments, newest first. */
 
-import { useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useMemo, useState } from "preact/hooks";
 
 import { all, get } from "../api";
 import { Bulk, type Deed } from "../bulk";
+import { Chooser, useColumns } from "../chooser";
+import { constants, PREFIX, type Value } from "../columns";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Labels, Problem, Progress, Select, Table, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Labels, Problem, Progress, Raw, Select, Table, Trouble } from "../parts";
 import type { Experiment, Info } from "../resources";
 import { address, compareAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
@@ -25,16 +28,90 @@ const STATES: [string, string, (row: Experiment) => boolean][] = [
 
 const seconds = (time: string | null): number | null => (time === null ? null : Date.parse(time));
 
-const COLUMNS: Column<Experiment>[] = [
-  { name: "id", value: (e) => e.id, falling: true },
-  { name: "name", value: (e) => e.name.toLowerCase() },
-  { name: "state", value: (e) => e.state },
-  { name: "progress", value: (e) => e.progress },
-  { name: "trials", value: (e) => e.num_trials, falling: true },
-  { name: "best validation", value: (e) => measured(e.best_validation) },
-  { name: "started", value: (e) => seconds(e.started_at), falling: true },
-  { name: "took", value: (e) => (e.started_at === null ? null : (seconds(e.ended_at) ?? Date.now()) - seconds(e.started_at)!), falling: true },
+interface Shown extends Column<Experiment> {
+  kind?: string;
+  cell: (row: Experiment) => ComponentChildren;
+}
+
+const took = (e: Experiment) => (e.started_at === null ? null : (seconds(e.ended_at) ?? Date.now()) - seconds(e.started_at)!);
+
+const NAME = "name";
+
+/** Columns that are shown unless the reader says otherwise; the name always is. */
+const COLUMNS: Shown[] = [
+  { name: "id", value: (e) => e.id, falling: true, kind: "figure", cell: (e) => e.id },
+  {
+    name: NAME,
+    value: (e) => e.name.toLowerCase(),
+    kind: "name",
+    cell: (e) => (
+      <>
+        <a href={address(e.id)}>{e.name}</a>
+        <Labels labels={e.labels} />
+        <Trouble of={e} />
+      </>
+    ),
+  },
+  { name: "state", value: (e) => e.state, cell: (e) => <Badge of={e} /> },
+  { name: "progress", value: (e) => e.progress, cell: (e) => <Progress value={e.progress} /> },
+  { name: "trials", value: (e) => e.num_trials, falling: true, kind: "figure", cell: (e) => number(e.num_trials) },
+  {
+    name: "best validation",
+    value: (e) => measured(e.best_validation),
+    kind: "figure",
+    cell: (e) => (
+      <>
+        {number(e.best_validation)} <small class="muted">{e.best_validation !== null && e.metric}</small>
+      </>
+    ),
+  },
+  { name: "started", value: (e) => seconds(e.started_at), falling: true, kind: "figure", cell: (e) => clock(e.started_at) },
+  { name: "took", value: took, falling: true, kind: "figure", cell: (e) => duration(e.started_at, e.ended_at) },
 ];
+/** Columns whose cells say themselves what they are, where there is no room for heads. */
+const NAMELESS = [NAME, "state"];
+const USUAL = COLUMNS.map((column) => column.name);
+
+const plain = (name: string, value: (row: Experiment) => Value): Shown => ({
+  name,
+  value: (e) => {
+    const found = value(e);
+    return typeof found === "boolean" ? String(found) : found;
+  },
+  kind: "figure",
+  cell: (e) => told(value(e)),
+});
+
+function told(value: Value): string {
+  return value === null ? "–" : typeof value === "number" ? number(value) : String(value);
+}
+
+const inside = (e: Experiment, block: string, key: string): Value => ((e.config[block] as Record<string, Value> | undefined)?.[key] ?? null);
+
+/** Columns that are shown to who asks for them. */
+const MORE: Shown[] = [
+  plain("description", (e) => e.description || null),
+  plain("searcher", (e) => e.searcher_name),
+  plain("metric", (e) => e.metric),
+  plain("best trial", (e) => e.best_trial_id),
+  plain("forked from", (e) => e.forked_from),
+  plain("slots a trial", (e) => inside(e, "resources", "slots_per_trial")),
+  plain("pool", (e) => inside(e, "resources", "resource_pool")),
+  plain("priority", (e) => inside(e, "resources", "priority")),
+  { name: "submitted", value: (e) => seconds(e.created_at), falling: true, kind: "figure", cell: (e) => clock(e.created_at) },
+  { name: "ended", value: (e) => seconds(e.ended_at), falling: true, kind: "figure", cell: (e) => clock(e.ended_at) },
+];
+
+/** The columns that a list has because of what its experiments are: hyperparameters and metrics. */
+function own(list: Experiment[]): Shown[] {
+  const spaces = new Map(list.map((e) => [e.id, constants(e.config.hyperparameters)]));
+  const names = [...new Set([...spaces.values()].flatMap((space) => Object.keys(space)))].sort();
+  const metrics = [...new Set(list.map((e) => e.metric))].filter((metric) => metric !== "validation").sort(); // that column is there
+  return [
+    ...metrics.map((metric) => plain(`best ${metric}`, (e) => (e.metric === metric ? measured(e.best_validation) : null))),
+    ...names.map((name) => plain(PREFIX + name, (e) => spaces.get(e.id)?.[name] ?? null)),
+  ];
+}
 
 const DEEDS: Deed[] = [
   { name: "pause", ask: "Their runs checkpoint and give their slots back." },
@@ -60,8 +137,12 @@ export function Experiments() {
   const [text, setText] = useChoice("find");
   const [state, setState] = useChoice("state");
   const [archived, setArchived] = useChoice("archived");
-  const [order, sort] = useOrder(COLUMNS, { name: "id", falling: true });
   const list = useLoaded("experiments", () => all<Experiment>("/experiments", "experiments"));
+  const more = useMemo(() => [...MORE, ...own(list.value ?? [])], [list.value]);
+  const known = [...COLUMNS, ...more];
+  const [order, sort] = useOrder(known, { name: "id", falling: true });
+  const columns = useColumns("experiments", (name) => USUAL.includes(name));
+  const heads = known.filter(({ name }) => name === NAME || columns.shown(name));
   const [ticked, setTicked] = useState(new Set<number>());
   const toggle = (id: number) => {
     const next = new Set(ticked);
@@ -85,7 +166,7 @@ export function Experiments() {
       return words.every((word) => known.includes(word));
     });
   const hidden = list.value.filter((e) => e.archived).length;
-  const rows = sorted(found, COLUMNS, order);
+  const rows = sorted(found, known, order);
   const shown = rows.slice(0, MOST_ROWS);
   const byId = new Map(list.value.map((e) => [e.id, e]));
   const chosen = [...ticked].filter((id) => byId.has(id));
@@ -95,7 +176,9 @@ export function Experiments() {
       {list.error && <Problem text={list.error} />}
       <header class="title">
         <h1>Experiments</h1>
-        {info.value && <Cluster info={info.value} />}
+        <span>
+          {info.value && <Cluster info={info.value} />} <Raw path="/experiments" />
+        </span>
       </header>
       {list.value.length === 0 ? (
         <div class="notice">
@@ -120,6 +203,7 @@ export function Experiments() {
             )}
             {chosen.length > 1 && <a href={compareAddress(chosen)}>compare {chosen.length}</a>}
             <Bulk noun="experiment" ids={chosen} deeds={DEEDS} fits={(deed, id) => fits(deed, byId.get(id)!)} done={list.reload} />
+            <Chooser columns={known.filter(({ name }) => name !== NAME).map(({ name }) => [name, titleOf(name)])} chosen={columns} />
             {rows.length > MOST_ROWS && <span class="muted">the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>
           {rows.length === 0 ? (
@@ -131,12 +215,12 @@ export function Experiments() {
                   <th>
                     <input type="checkbox" aria-label="all of the list" checked={allTicked} onChange={() => setTicked(new Set(allTicked ? [] : shown.map((e) => e.id)))} />
                   </th>
-                  <Heads columns={COLUMNS} order={order} sort={sort} />
+                  <Heads columns={heads} order={order} sort={sort} />
                 </>
               }
             >
               {shown.map((e) => (
-                <Line key={e.id} row={e} ticked={ticked.has(e.id)} toggle={() => toggle(e.id)} />
+                <Line key={e.id} row={e} heads={heads} ticked={ticked.has(e.id)} toggle={() => toggle(e.id)} />
               ))}
             </Table>
           )}
@@ -156,38 +240,26 @@ function Cluster({ info }: { info: Info }) {
   );
 }
 
-function Line({ row: e, ticked, toggle }: { row: Experiment; ticked: boolean; toggle: () => void }) {
+const titleOf = (name: string): string => (name.startsWith(PREFIX) ? name.slice(PREFIX.length) : name);
+
+interface LineProps {
+  row: Experiment;
+  heads: Shown[];
+  ticked: boolean;
+  toggle: () => void;
+}
+
+function Line({ row: e, heads, ticked, toggle }: LineProps) {
   return (
     <tr>
       <Cell>
         <input type="checkbox" checked={ticked} aria-label={`experiment ${e.id}`} onChange={toggle} />
       </Cell>
-      <Cell name="id" kind="figure">
-        {e.id}
-      </Cell>
-      <Cell kind="name">
-        <a href={address(e.id)}>{e.name}</a>
-        <Labels labels={e.labels} />
-        <Trouble of={e} />
-      </Cell>
-      <Cell>
-        <Badge of={e} />
-      </Cell>
-      <Cell name="progress">
-        <Progress value={e.progress} />
-      </Cell>
-      <Cell name="trials" kind="figure">
-        {number(e.num_trials)}
-      </Cell>
-      <Cell name="best validation" kind="figure">
-        {number(e.best_validation)} <small class="muted">{e.best_validation !== null && e.metric}</small>
-      </Cell>
-      <Cell name="started" kind="figure">
-        {clock(e.started_at)}
-      </Cell>
-      <Cell name="took" kind="figure">
-        {duration(e.started_at, e.ended_at)}
-      </Cell>
+      {heads.map(({ name, kind, cell }) => (
+        <Cell key={name} name={NAMELESS.includes(name) ? undefined : titleOf(name)} kind={kind}>
+          {cell(e)}
+        </Cell>
+      ))}
     </tr>
   );
 }

@@ -28,7 +28,17 @@ function value(text: string, column: string): Value {
   return trimmed === "true" ? true : trimmed === "false" ? false : trimmed;
 }
 
-export function Filters({ names, metric, count }: { names: string[]; metric: string; count: string }) {
+interface FiltersProps {
+  /** Hyperparameters. */
+  names: string[];
+  /** Columns of metrics. */
+  metrics?: string[];
+  /** The searcher's. */
+  metric: string;
+  count: string;
+}
+
+export function Filters({ names, metrics = [], metric, count }: FiltersProps) {
   const [where, setWhere, broken] = useConditions();
   const [open, setOpen] = useState(false);
   return (
@@ -40,7 +50,7 @@ export function Filters({ names, metric, count }: { names: string[]; metric: str
         </button>
       ))}
       {open ? (
-        <Editor names={names} metric={metric} add={(one) => (setWhere([...where, one]), setOpen(false))} />
+        <Editor columns={[...names.map((name) => PREFIX + name), ...FIELDS, ...metrics]} metric={metric} add={(one) => (setWhere([...where, one]), setOpen(false))} />
       ) : (
         <button type="button" onClick={() => setOpen(true)}>
           filter
@@ -58,9 +68,8 @@ export function Filters({ names, metric, count }: { names: string[]; metric: str
   );
 }
 
-function Editor({ names, metric, add }: { names: string[]; metric: string; add: (one: Condition) => void }) {
-  const all = [...names.map((name) => PREFIX + name), ...FIELDS];
-  const [column, setColumn] = useState(all[0]!);
+function Editor({ columns, metric, add }: { columns: string[]; metric: string; add: (one: Condition) => void }) {
+  const [column, setColumn] = useState(columns[0]!);
   const [sign, setSign] = useState("=");
   const [text, setText] = useState("");
   const submit = (event: Event) => {
@@ -70,7 +79,7 @@ function Editor({ names, metric, add }: { names: string[]; metric: string; add: 
   return (
     <form onSubmit={submit} class="choice">
       <select aria-label="filter by" value={column} onChange={(e) => setColumn(e.currentTarget.value)}>
-        {all.map((each) => (
+        {columns.map((each) => (
           <option value={each} key={each}>
             {titled(each, metric)}
           </option>

@@ -8,12 +8,14 @@ import { leavesOf, seenTrial, spaceOf } from "../columns";
 import { Ask, AskChanges, Now } from "../dialog";
 import { clock, duration, number, seconds } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Table } from "../parts";
+import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Raw, Table } from "../parts";
 import type { Experiment, Run, RunPage, Trial as Row } from "../resources";
-import { address, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
+import { address, modelAddress, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
 import { Checkpoints } from "./checkpoints";
 import { Board } from "../chart/board";
 import { Logs, slots } from "./logs";
+import { Engine } from "./submitted/engine";
+import { useRegistry, type Version } from "./registry/register";
 
 interface Both {
   trial: Row;
@@ -44,6 +46,7 @@ interface Props extends Both {
 }
 
 function Known({ trial, row, tab, refresh, update }: Props) {
+  const registry = useRegistry();
   const [ticks, setTicks] = useState({ trial: 0, metric: 0, checkpoint: 0, log: 0 });
   const connected = useEvents(`/experiments/${row.id}/events`, (changes) => {
     const now = changes.trials.get(trial.id);
@@ -80,13 +83,16 @@ function Known({ trial, row, tab, refresh, update }: Props) {
         </div>
       </header>
       <Noticed trial={trial} row={row} />
-      <Overview trial={trial} row={row} />
+      <Overview trial={trial} row={row} versions={registry.versionsOfTrial(trial.id)} />
       <nav class="tabs" aria-label="views of this trial">
         {TRIAL_TABS.map((name) => (
           <a key={name} href={trialAddress(trial.id, name)} aria-current={shown === name ? "page" : undefined}>
             {name}
           </a>
         ))}
+        <span class="chosen">
+          <Raw path={`/trials/${trial.id}${RAW[shown]}`} />
+        </span>
       </nav>
       {shown === "curves" && (
         <Board
@@ -98,12 +104,16 @@ function Known({ trial, row, tab, refresh, update }: Props) {
         />
       )}
       {shown === "hyperparameters" && <Hyperparameters trial={trial} row={row} />}
-      {shown === "checkpoints" && <Checkpoints path={`/trials/${trial.id}`} experiment={row.id} tick={ticks.checkpoint} chosen={[]} />}
+      {shown === "checkpoints" && <Checkpoints path={`/trials/${trial.id}`} experiment={row.id} tick={ticks.checkpoint} chosen={[]} registry={registry} />}
       {shown === "logs" && <Logs path={`/trials/${trial.id}`} tick={ticks.log} ranks={slots(row)} several={false} />}
+      {shown === "engine" && <Engine trial={trial.id} />}
       {shown === "runs" && <Runs trial={trial} tick={ticks.trial} />}
     </>
   );
 }
+
+/** Where the REST API tells what a view shows, behind the trial's own address. */
+const RAW: Record<TrialTab, string> = { curves: "/metrics", hyperparameters: "", checkpoints: "/checkpoints", logs: "/logs", runs: "/runs", engine: "/engine" };
 
 /** What is wrong with a trial, or why it does not run. */
 function Noticed({ trial, row }: Both) {
@@ -155,7 +165,7 @@ export function Fork({ trial }: { trial: number }) {
   );
 }
 
-function Overview({ trial, row }: Both) {
+function Overview({ trial, row, versions }: Both & { versions: Version[] }) {
   const rows: [string, preact.ComponentChildren][] = [
     ["progress", <Progress value={trial.progress} />],
     [
@@ -175,6 +185,14 @@ function Overview({ trial, row }: Both) {
   ];
   if (trial.activity && trial.state === "RUNNING") rows.splice(1, 0, ["now", trial.activity]);
   if (trial.started_at === null && !ENDED.includes(trial.state)) rows.push(["waits for", duration(trial.created_at, null)]);
+  if (versions.length > 0) {
+    const told = versions.map(({ model, version }) => (
+      <a key={`${model} ${version}`} class="label" href={modelAddress(model)}>
+        {model} {version}
+      </a>
+    ));
+    rows.push(["registered as", <>{told}</>]);
+  }
   if (trial.source_trial_id !== null) {
     rows.push(["begins with the weights of", <a href={trialAddress(trial.source_trial_id)}>trial {trial.source_trial_id}</a>]);
   }

@@ -3,17 +3,19 @@
 import { useMemo, useRef, useState } from "preact/hooks";
 
 import { Bulk, type Deed } from "../bulk";
-import { type Condition, PREFIX, type Seen, type Value, seenTrial, varying } from "../columns";
-import { duration, number, seconds } from "../format";
-import { Badge, Cell, ENDED, Labels, Problem, Progress, Select, Trouble } from "../parts";
-import { look } from "../chart/looks";
+import { Chooser, useColumns } from "../chooser";
+import { type Condition, type Seen, seenTrial, varying } from "../columns";
+import { number } from "../format";
+import { useLoaded } from "../live";
+import { Cell, ENDED, Problem, Select } from "../parts";
 import { written } from "../plot/axis";
-import type { Experiment, Trial } from "../resources";
+import type { Experiment, Num, Trial } from "../resources";
 import { address, trialAddress, useChoice } from "../route";
 import { MOST_TRIALS } from "../chart/drawn";
 import { Filters, useConditions } from "./filters";
 import { Fork } from "./trial";
 import { usePages } from "./pages";
+import { type Column, columns, METRIC, reportedBy, TRIAL, useMeasured } from "./trialcolumns";
 
 /** Rows that are drawn all at once; of more, those that are in sight. */
 const ALL_ROWS = 150;
@@ -38,29 +40,6 @@ const DEEDS: Deed[] = [
   { name: "kill", ask: "They are stopped now, without a checkpoint.", final: true },
 ];
 
-interface Column {
-  name: string;
-  /** As the server names it; null for what it does not sort by. */
-  sort: string | null;
-  /** The largest comes first when the head is clicked once. */
-  falling?: boolean;
-}
-
-function columns(row: Experiment, varied: string[]): Column[] {
-  const falling = !row.smaller_is_better;
-  return [
-    { name: "trial", sort: "id" },
-    { name: "state", sort: "state" },
-    { name: "batches", sort: "steps_completed", falling: true },
-    { name: "best validation", sort: "best_validation", falling },
-    { name: "latest", sort: "latest_validation", falling },
-    { name: "restarts", sort: "restarts", falling: true },
-    ...varied.map((name): Column => ({ name, sort: PREFIX + name })),
-    { name: "slot time", sort: "slot_seconds", falling: true },
-    { name: "took", sort: null },
-  ];
-}
-
 interface TrialsProps {
   row: Experiment;
   trials: Seen[];
@@ -79,6 +58,14 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   const all = [...where, ...(STATES.find(([name]) => name === state)?.[2] ?? [])];
   const query = `&sort=${encodeURIComponent(sort)}${all.length === 0 ? "" : `&where=${encodeURIComponent(JSON.stringify(all))}`}`;
   const pages = usePages(`/experiments/${row.id}`, query, changed, tick);
+  const [oldest] = trials;
+  const reported = useLoaded(`names ${row.id}`, () => reportedBy(row.best_trial_id ?? oldest?.id ?? null), Number(row.best_trial_id ?? 0));
+  const others = useMemo(() => Object.keys(oldest?.hparams ?? {}).filter((name) => !varied.includes(name)), [oldest, varied]);
+  const { known, usual } = columns(row, varied, others, reported.value ?? []);
+  const choice = useColumns("trials", (key) => usual.has(key));
+  const heads = known.filter(({ key }) => key === TRIAL.key || choice.shown(key));
+  const metrics = heads.map(({ key }) => key).filter((key) => METRIC.test(key));
+  const measured = useMeasured(row, metrics, tick);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
   const several = trials.length > 1;
   const tickAll = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));
@@ -93,10 +80,12 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   return (
     <section>
       {pages.error && <Problem text={pages.error} />}
+      {measured.error && <Problem text={measured.error} />}
       {several && (
         <>
           <Filters
             names={varied}
+            metrics={metrics}
             metric={row.metric}
             count={pages.total === null ? "" : all.length === 0 ? `${number(pages.total)} trials` : `${number(pages.total)} of ${number(trials.length)} trials`}
           />
@@ -121,6 +110,7 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
                 trials have changed: read again
               </button>
             )}
+            <Chooser columns={known.filter(({ key }) => key !== TRIAL.key).map(({ key, name }) => [key, name])} chosen={choice} />
             <span class="muted">
               Ticked trials alone are shown in the other views, at most {MOST_TRIALS} of them in charts; heads of columns sort.
             </span>
@@ -133,8 +123,8 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
       {(pages.total ?? 0) > 0 && (
         <Rows
           row={row}
-          heads={columns(row, varied)}
-          varied={varied}
+          heads={heads}
+          measured={measured.at}
           rows={pages.rows}
           total={pages.total!}
           reach={pages.reach}
@@ -168,7 +158,7 @@ function Fixed({ trial, varied }: { trial: Seen; varied: string[] }) {
 interface RowsProps {
   row: Experiment;
   heads: Column[];
-  varied: string[];
+  measured: (trial: number) => Record<string, Num>;
   rows: Trial[];
   total: number;
   reach: (count: number) => void;
@@ -181,7 +171,7 @@ interface RowsProps {
 }
 
 /** The table; of a long one only the rows in sight are drawn, and read as far as one has looked. */
-function Rows({ row, heads, varied, rows, total, reach, sort, setSort, at, chosen, toggle }: RowsProps) {
+function Rows({ row, heads, measured, rows, total, reach, sort, setSort, at, chosen, toggle }: RowsProps) {
   const box = useRef<HTMLDivElement>(null);
   const [top, setTop] = useState(0);
   const [most, setMost] = useState(ALL_ROWS);
@@ -205,7 +195,7 @@ function Rows({ row, heads, varied, rows, total, reach, sort, setSort, at, chose
             <tr>
               {chosen !== null && <th aria-label="chosen" />}
               {heads.map((head) => (
-                <Head key={head.name} head={head} sort={sort} setSort={setSort} />
+                <Head key={head.key} head={head} sort={sort} setSort={setSort} />
               ))}
               <th aria-label="actions" />
             </tr>
@@ -218,7 +208,7 @@ function Rows({ row, heads, varied, rows, total, reach, sort, setSort, at, chose
             )}
             {shown.map((trial, i) =>
               trial ? (
-                <Line key={trial.id} index={first + i} row={row} trial={trial} varied={varied} place={at.get(trial.id) ?? 0} chosen={chosen && chosen.includes(trial.id)} toggle={toggle} virtual={virtual} />
+                <Line key={trial.id} index={first + i} row={row} trial={trial} heads={heads} measured={measured(trial.id)} place={at.get(trial.id) ?? 0} chosen={chosen && chosen.includes(trial.id)} toggle={toggle} virtual={virtual} />
               ) : (
                 <tr key={`reading ${first + i}`}>
                   <td colSpan={width} class="muted">
@@ -247,10 +237,10 @@ function Rows({ row, heads, varied, rows, total, reach, sort, setSort, at, chose
 }
 
 function Head({ head, sort, setSort }: { head: Column; sort: string; setSort: (sort: string) => void }) {
-  if (head.sort === null) return <th>{head.name}</th>;
-  const now = sort.replace(/^-/, "") === head.sort;
+  if (!head.sorts) return <th>{head.name}</th>;
+  const now = sort.replace(/^-/, "") === head.key;
   const falling = sort.startsWith("-");
-  const click = () => setSort(`${(now ? !falling : head.falling) ? "-" : ""}${head.sort}`);
+  const click = () => setSort(`${(now ? !falling : head.falling) ? "-" : ""}${head.key}`);
   return (
     <th aria-sort={!now ? "none" : falling ? "descending" : "ascending"}>
       <button type="button" onClick={click}>
@@ -264,16 +254,16 @@ interface LineProps {
   index: number;
   row: Experiment;
   trial: Trial;
-  /** Hyperparameters with a column. */
-  varied: string[];
+  heads: Column[];
+  measured: Record<string, Num>;
   place: number;
   chosen: boolean | null;
   toggle: (id: number) => void;
   virtual: boolean;
 }
 
-function Line({ index, row, trial, varied, place, chosen, toggle, virtual }: LineProps) {
-  const { hparams } = seenTrial(trial);
+function Line({ index, row, trial, heads, measured, place, chosen, toggle, virtual }: LineProps) {
+  const about = { row, place, virtual, measured, hparams: seenTrial(trial).hparams };
   return (
     <tr class={trial.id === row.best_trial_id ? "best" : ""} aria-rowindex={index + 2}>
       {chosen !== null && (
@@ -281,34 +271,11 @@ function Line({ index, row, trial, varied, place, chosen, toggle, virtual }: Lin
           <input type="checkbox" checked={chosen} aria-label={`trial ${trial.id}`} onChange={() => toggle(trial.id)} />
         </Cell>
       )}
-      <Cell name="trial" kind="figure">
-        <i class="swatch" style={{ background: look(place).color }} /> <a href={trialAddress(trial.id)}>{trial.id}</a>{" "}
-        {trial.id === row.best_trial_id && row.num_trials > 1 && <small class="label">best</small>}
-      </Cell>
-      <State trial={trial} virtual={virtual} />
-      <Cell name="batches" kind="figure">
-        {number(trial.steps_completed)}
-      </Cell>
-      <Cell name="best validation" kind="figure">
-        {number(trial.best_validation)} {trial.best_steps !== null && <small class="muted">at batch {number(trial.best_steps)}</small>}
-      </Cell>
-      <Cell name="latest" kind="figure">
-        {number(trial.latest_validation)}
-      </Cell>
-      <Cell name="restarts" kind="figure">
-        {trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : 0}
-      </Cell>
-      {varied.map((name) => (
-        <Cell key={name} name={name} kind="figure">
-          {name in hparams ? <Written value={hparams[name]!} /> : <span class="muted">–</span>}
+      {heads.map(({ key, name, kind, cell }) => (
+        <Cell key={key} name={key === "state" ? undefined : name} kind={kind}>
+          {cell(trial, about)}
         </Cell>
       ))}
-      <Cell name="slot time" kind="figure">
-        {seconds(trial.slot_seconds)}
-      </Cell>
-      <Cell name="took" kind="figure">
-        {duration(trial.started_at, trial.ended_at)}
-      </Cell>
       <Cell kind="acts">
         <a href={trialAddress(trial.id, "logs")}>logs</a>{" "}
         {trial.latest_checkpoint && (
@@ -316,22 +283,5 @@ function Line({ index, row, trial, varied, place, chosen, toggle, virtual }: Lin
         )}
       </Cell>
     </tr>
-  );
-}
-
-function Written({ value }: { value: Value }) {
-  const short = written(value);
-  return short.endsWith("…") ? <span title={String(value)}>{short}</span> : <>{short}</>;
-}
-
-/** Where a trial stands; why it waits, or what went wrong, in one line. */
-function State({ trial, virtual }: { trial: Trial; virtual: boolean }) {
-  const problem = trial.result_problem ?? trial.error ?? trial.waiting_reason;
-  return (
-    <Cell kind="state">
-      <Badge of={trial} /> {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
-      <Labels labels={trial.labels} />
-      {virtual ? problem && <small class="muted cut" title={problem}>{problem}</small> : <Trouble of={trial} />}
-    </Cell>
   );
 }

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
 from zeroserver.api.common import IdPath, answer
+from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import StrictRoute
@@ -42,8 +43,11 @@ def _read(connection: Connection, name: str | None = None) -> list[Model]:
         ids = select(models.c.id).where(models.c.name == name)
         query = query.where(columns.model_id.in_(ids))
     versions: defaultdict[int, list[ModelVersion]] = defaultdict(list)
-    for row in connection.execute(query).mappings():
-        versions[row["model_id"]].append(ModelVersion.of(row))
+    rows = connection.execute(query).mappings().all()
+    metrics = checkpoint_metrics(connection, [row["checkpoint"] for row in rows])
+    for row in rows:
+        found = ModelVersion.of(row, metrics=metrics.get(row["checkpoint"]))
+        versions[row["model_id"]].append(found)
     return [
         Model.of(row, versions=versions[row["id"]]) for row in connection.execute(wanted).mappings()
     ]

@@ -1,0 +1,79 @@
+/** Which columns of a table are shown: chosen by the reader, and remembered by the browser. */
+
+import { useState } from "preact/hooks";
+
+/** Columns that need no search. */
+const FEW = 15;
+
+/** What differs from the usual, by columns: shown or not. */
+type Wishes = Record<string, boolean>;
+
+function read(place: string): Wishes {
+  try {
+    const found: unknown = JSON.parse(window.localStorage.getItem(place) ?? "{}");
+    return found !== null && typeof found === "object" ? (found as Wishes) : {};
+  } catch {
+    return {}; // written by something else, or kept from us
+  }
+}
+
+function write(place: string, wishes: Wishes): void {
+  try {
+    window.localStorage.setItem(place, JSON.stringify(wishes));
+  } catch {
+    // A browser that keeps nothing shows the usual columns next time.
+  }
+}
+
+export interface Chosen {
+  shown: (column: string) => boolean;
+  set: (column: string, wanted: boolean) => void;
+  reset: () => void;
+}
+
+/** The choice for a table; `usual` are the columns that are shown unless someone says otherwise. */
+export function useColumns(table: string, usual: (column: string) => boolean): Chosen {
+  const place = `zerolab columns of ${table}`;
+  const [wishes, setWishes] = useState(() => read(place));
+  const change = (next: Wishes) => (write(place, next), setWishes(next));
+  return {
+    shown: (column) => wishes[column] ?? usual(column),
+    set: (column, wanted) => {
+      const { [column]: _, ...others } = wishes;
+      change(wanted === usual(column) ? others : { ...others, [column]: wanted });
+    },
+    reset: () => change({}),
+  };
+}
+
+interface ChooserProps {
+  /** Each column, and what it is called. */
+  columns: [string, string][];
+  chosen: Chosen;
+}
+
+export function Chooser({ columns, chosen }: ChooserProps) {
+  const [open, setOpen] = useState(false);
+  const [find, setFind] = useState("");
+  const found = columns.filter(([, told]) => told.toLowerCase().includes(find.toLowerCase()));
+  return (
+    <details class="chooser" onToggle={(e) => setOpen(e.currentTarget.open)}>
+      <summary>columns</summary>
+      {open && (
+        <div class="choice" role="group" aria-label="columns">
+          {columns.length > FEW && (
+            <input type="search" placeholder="part of a column's name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
+          )}
+          {found.map(([column, told]) => (
+            <label key={column}>
+              <input type="checkbox" aria-label={`column ${told}`} checked={chosen.shown(column)} onChange={(e) => chosen.set(column, e.currentTarget.checked)} /> {told}
+            </label>
+          ))}
+          <button type="button" onClick={chosen.reset}>
+            the usual ones
+          </button>
+        </div>
+      )}
+    </details>
+  );
+}

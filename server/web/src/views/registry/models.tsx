@@ -1,0 +1,184 @@
+/** The registry: models, and the checkpoints that are their versions. */
+
+import { useState } from "preact/hooks";
+
+import { get, post, remove } from "../../api";
+import { Ask, Question } from "../../dialog";
+import { bytes, clock, number } from "../../format";
+import { useLoaded } from "../../live";
+import { Cell, Problem, Raw, Table } from "../../parts";
+import type { Model as Row, ModelVersion } from "../../resources";
+import { address, modelAddress, trialAddress } from "../../route";
+import { Measured } from "../checkpoints";
+import { readModels } from "./register";
+
+const HEADS = ["model", "description", "versions", "newest", "its validation", "added"];
+const VERSION_HEADS = ["version", "checkpoint", "trial", "batch", "size", "validation", "notes", "registered", ""];
+
+export function Models() {
+  const list = useLoaded("/models", readModels);
+  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
+  return (
+    <>
+      {list.error && <Problem text={list.error} />}
+      <header class="title">
+        <h1>Models</h1>
+        <div class="actions">
+          <New done={list.reload} />
+          <Raw path="/models" />
+        </div>
+      </header>
+      {list.value.length === 0 ? (
+        <div class="notice">
+          No model yet. A checkpoint becomes a version of one with <b>register</b>, among the checkpoints of its experiment, or with{" "}
+          <code>zerolab model register-version</code>; it is kept then, whatever its experiment's policy says.
+        </div>
+      ) : (
+        <Table head={HEADS.map((name) => <th key={name}>{name}</th>)}>
+          {list.value.map((model) => (
+            <Line key={model.name} model={model} />
+          ))}
+        </Table>
+      )}
+    </>
+  );
+}
+
+function Line({ model }: { model: Row }) {
+  const newest = model.versions.at(-1);
+  return (
+    <tr>
+      <Cell kind="name">
+        <a href={modelAddress(model.name)}>{model.name}</a>
+      </Cell>
+      <Cell name="description">{model.description}</Cell>
+      <Cell name="versions" kind="figure">
+        {number(model.versions.length)}
+      </Cell>
+      <Cell name="newest" kind="figure">
+        {newest ? (
+          <>
+            {newest.version} <small class="muted">{clock(newest.created_at)}</small>
+          </>
+        ) : (
+          "–"
+        )}
+      </Cell>
+      <Cell name="its validation" kind="hparams">
+        <Measured metrics={newest?.metrics ?? null} />
+      </Cell>
+      <Cell name="added" kind="figure">
+        {clock(model.created_at)}
+      </Cell>
+    </tr>
+  );
+}
+
+function New({ done }: { done: () => void }) {
+  const [open, setOpen] = useState(false);
+  const [name, setName] = useState("");
+  const [description, setDescription] = useState("");
+  const act = () => post("/models", { name, description }).then(done);
+  return (
+    <>
+      <button type="button" onClick={() => (setName(""), setDescription(""), setOpen(true))}>
+        new model
+      </button>
+      {open && (
+        <Question title="new model" deed="add" act={act} close={() => setOpen(false)}>
+          <label class="field">
+            name
+            <input required value={name} onInput={(e) => setName(e.currentTarget.value.trim())} />
+          </label>
+          <label class="field">
+            description
+            <input value={description} onInput={(e) => setDescription(e.currentTarget.value)} />
+          </label>
+        </Question>
+      )}
+    </>
+  );
+}
+
+export function Model({ name }: { name: string }) {
+  const path = `/models/${name}`;
+  const found = useLoaded(path, () => get<{ model: Row }>(path).then((answer) => answer.model));
+  const model = found.value;
+  if (model === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Reading…</p>;
+  return (
+    <>
+      {found.error && <Problem text={found.error} />}
+      <header class="title">
+        <h1>
+          <small>
+            <a href="#/models">model</a>
+          </small>{" "}
+          {model.name}
+        </h1>
+        <div class="actions">
+          <Ask
+            act={() => remove(path).then(() => window.location.replace("#/models"))}
+            final
+            title={`remove model ${name}?`}
+            ask="It and its versions leave the registry. Its checkpoints are still there, and are kept only as their experiments keep them."
+          >
+            remove
+          </Ask>
+          <Raw path={path} />
+        </div>
+      </header>
+      {model.description && <p class="muted description">{model.description}</p>}
+      {model.versions.length === 0 ? (
+        <p class="muted">
+          No version yet: <code>zerolab model register-version {name} UUID</code>, or <b>register</b> among the checkpoints of an experiment.
+        </p>
+      ) : (
+        <Table head={VERSION_HEADS.map((head) => <th key={head} aria-label={head || "actions"}>{head}</th>)}>
+          {[...model.versions].reverse().map((version) => (
+            <VersionLine key={version.version} model={name} version={version} done={found.reload} />
+          ))}
+        </Table>
+      )}
+    </>
+  );
+}
+
+function VersionLine({ model, version: v, done }: { model: string; version: ModelVersion; done: () => void }) {
+  const act = () => remove(`/models/${model}/versions/${v.version}`).then(done);
+  return (
+    <tr>
+      <Cell name="version" kind="figure">
+        {v.version}
+      </Cell>
+      <Cell>
+        <details>
+          <summary>
+            <code>{v.checkpoint}</code>
+          </summary>
+          <p class="path">zerolab checkpoint download {v.checkpoint} model/</p>
+        </details>
+      </Cell>
+      <Cell name="trial" kind="figure">
+        <a href={trialAddress(v.trial_id, "checkpoints")}>{v.trial_id}</a> of <a href={address(v.experiment_id)}>experiment {v.experiment_id}</a>
+      </Cell>
+      <Cell name="batch" kind="figure">
+        {number(v.steps_completed)}
+      </Cell>
+      <Cell name="size" kind="figure">
+        {bytes(v.size_bytes)}
+      </Cell>
+      <Cell name="validation" kind="hparams">
+        <Measured metrics={v.metrics} />
+      </Cell>
+      <Cell name="notes">{v.notes}</Cell>
+      <Cell name="registered" kind="figure">
+        {clock(v.created_at)}
+      </Cell>
+      <Cell kind="acts">
+        <Ask act={act} title={`remove version ${v.version} of ${model}?`} ask="Its checkpoint is still there, but is no longer kept for the registry. Its number is not given again.">
+          remove
+        </Ask>
+      </Cell>
+    </tr>
+  );
+}

@@ -1,0 +1,151 @@
+/** The columns that a table of trials may have, and what stands in them. */
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { get } from "../api";
+import { look } from "../chart/looks";
+import { PREFIX, type Seen, type Value } from "../columns";
+import { clock, duration, number, seconds } from "../format";
+import { useLoaded } from "../live";
+import { Badge, ENDED, Labels, Progress, Trouble } from "../parts";
+import { written } from "../plot/axis";
+import type { Experiment, MetricName, MetricNames, Num, Trial, TrialColumns } from "../resources";
+import { trialAddress } from "../route";
+
+/** Between two looks at metrics of trials that go on. */
+const CALM_MS = 3000;
+
+/** Columns that tell a metric. */
+export const METRIC = /^(?:last|min|max)\./;
+
+/** The metrics that a trial has reported. */
+export const reportedBy = (trial: number | null): Promise<MetricName[]> =>
+  trial === null ? Promise.resolve([]) : get<MetricNames>(`/trials/${trial}/metric-names`).then((answer) => answer.names);
+
+export interface Column {
+  /** In the browser's memory, and in the server's words where it sorts by it. */
+  key: string;
+  name: string;
+  /** Whether the server sorts by it. */
+  sorts: boolean;
+  /** The largest comes first when the head is clicked once. */
+  falling?: boolean;
+  kind?: string;
+  cell: (trial: Trial, about: About) => ComponentChildren;
+}
+
+/** What a cell knows besides its trial. */
+interface About {
+  row: Experiment;
+  place: number;
+  virtual: boolean;
+  hparams: Seen["hparams"];
+  /** Metrics of the trial, by their columns. */
+  measured: Record<string, Num>;
+}
+
+const figure = (key: string, name: string, cell: Column["cell"], falling = true): Column => ({ key, name, sorts: true, falling, kind: "figure", cell });
+const time = (key: "created_at" | "started_at" | "ended_at", name: string): Column => ({ key, name, sorts: false, kind: "figure", cell: (trial) => clock(trial[key]) });
+
+export const TRIAL: Column = {
+  key: "id",
+  name: "trial",
+  sorts: true,
+  kind: "figure",
+  cell: (trial, { row, place }) => (
+    <>
+      <i class="swatch" style={{ background: look(place).color }} /> <a href={trialAddress(trial.id)}>{trial.id}</a>{" "}
+      {trial.id === row.best_trial_id && row.num_trials > 1 && <small class="label">best</small>}
+    </>
+  ),
+};
+
+/** All columns that there are: the usual ones first, then those that a reader may ask for. */
+export function columns(row: Experiment, varied: string[], others: string[], metrics: MetricName[]): { known: Column[]; usual: Set<string> } {
+  const falling = !row.smaller_is_better;
+  const hparam = (name: string): Column => ({
+    key: PREFIX + name,
+    name,
+    sorts: true,
+    kind: "figure",
+    cell: (_, { hparams }) => (name in hparams ? <Written value={hparams[name]!} /> : <span class="muted">–</span>),
+  });
+  const usual: Column[] = [
+    TRIAL,
+    { key: "state", name: "state", sorts: true, kind: "state", cell: (trial, { virtual }) => <State trial={trial} virtual={virtual} /> },
+    figure("steps_completed", "batches", (trial) => number(trial.steps_completed)),
+    figure(
+      "best_validation",
+      "best validation",
+      (trial) => (
+        <>
+          {number(trial.best_validation)} {trial.best_steps !== null && <small class="muted">at batch {number(trial.best_steps)}</small>}
+        </>
+      ),
+      falling,
+    ),
+    figure("latest_validation", "latest", (trial) => number(trial.latest_validation), falling),
+    figure("restarts", "restarts", (trial) => (trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : 0)),
+    ...varied.map(hparam),
+    figure("slot_seconds", "slot time", (trial) => seconds(trial.slot_seconds)),
+    { key: "took", name: "took", sorts: false, kind: "figure", cell: (trial) => duration(trial.started_at, trial.ended_at) },
+  ];
+  const more: Column[] = [
+    figure("progress", "progress", (trial) => `${Math.round(100 * trial.progress)} %`),
+    { key: "seed", name: "seed", sorts: false, kind: "figure", cell: (trial) => String(trial.seed) },
+    time("created_at", "created"),
+    time("started_at", "started"),
+    time("ended_at", "ended"),
+    ...others.map(hparam),
+    ...metrics.flatMap(({ group, name }) =>
+      ["last", "min", "max"].map((what) => figure(`${what}.${group}.${name}`, `${what} ${group}: ${name}`, (_, { measured }) => number(measured[`${what}.${group}.${name}`]), what === "max")),
+    ),
+  ];
+  return { known: [...usual, ...more], usual: new Set(usual.map(({ key }) => key)) };
+}
+
+/** Metrics of the trials, by trial and column; what the trials themselves do not tell. */
+export function useMeasured(row: Experiment, names: string[], tick: number): { at: (trial: number) => Record<string, Num>; error: string | null } {
+  const calm = useCalm(tick);
+  const query = ["id", ...names].map((name) => `column=${encodeURIComponent(name)}`).join("&");
+  const load = async () => (names.length === 0 ? null : (await get<TrialColumns>(`/experiments/${row.id}/columns?${query}`)).columns);
+  const { value, error } = useLoaded(`measured ${row.id} ${query}`, load, calm);
+  const places = useMemo(() => new Map((value?.id ?? []).map((id, place) => [id as number, place])), [value]);
+  const at = (trial: number) => {
+    const place = places.get(trial);
+    if (place === undefined || value === null) return {};
+    return Object.fromEntries(names.map((name) => [name, (value[name]?.[place] ?? null) as Num]));
+  };
+  return { at, error };
+}
+
+/** Follows `tick`, but only every few seconds. */
+function useCalm(tick: number): number {
+  const [calm, setCalm] = useState(tick);
+  const latest = useRef(tick);
+  latest.current = tick;
+  useEffect(() => {
+    if (tick === calm) return;
+    const timer = window.setTimeout(() => setCalm(latest.current), CALM_MS);
+    return () => window.clearTimeout(timer);
+  }, [tick === calm, calm]);
+  return calm;
+}
+
+function Written({ value }: { value: Value }) {
+  const short = written(value);
+  return short.endsWith("…") ? <span title={String(value)}>{short}</span> : <>{short}</>;
+}
+
+/** Where a trial stands; why it waits, or what went wrong, in one line. */
+function State({ trial, virtual }: { trial: Trial; virtual: boolean }) {
+  const problem = trial.result_problem ?? trial.error ?? trial.waiting_reason;
+  return (
+    <>
+      <Badge of={trial} /> {!ENDED.includes(trial.state) && <Progress value={trial.progress} />}
+      <Labels labels={trial.labels} />
+      {virtual ? problem && <small class="muted cut" title={problem}>{problem}</small> : <Trouble of={trial} />}
+    </>
+  );
+}

@@ -1,0 +1,119 @@
+"""What was submitted: a model directory, and the configurations that come of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+from sqlalchemy import RowMapping
+from starlette.concurrency import run_in_threadpool
+
+from zerolab.errors import ConfigError, NotFoundError
+from zeroserver.api import queries
+from zeroserver.api.common import IdPath, answer
+from zeroserver.api.resources import (
+    EngineAnswer,
+    EngineEntry,
+    ModelFile,
+    ModelFilePage,
+    SubmittedAnswer,
+)
+from zeroserver.api.rows import respond
+from zeroserver.api.strict import StrictRoute
+from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.store.archives import ArchiveFiles, archive_path
+from zeroserver.store.schema import experiments, trials
+
+__all__ = ["resolved_config", "router"]
+
+router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
+
+
+@router.get("/experiments/{experiment_id}/submitted", responses=answer(SubmittedAnswer))
+def get_submitted(connection: ReadDep, experiment_id: IdPath) -> Response:
+    """Read the configuration as it was submitted, without defaults: what a fork begins with."""
+    row = queries.one(connection, experiments, experiment_id)
+    return respond(SubmittedAnswer(msgspec.json.decode(row["raw_config"])))
+
+
+@router.get("/experiments/{experiment_id}/files", responses=answer(ModelFilePage))
+async def list_files(services: ServicesDep, experiment_id: IdPath) -> Response:
+    """List the files of the model directory."""
+    files = await _files(services, experiment_id)
+    sizes = await run_in_threadpool(files.sizes)
+    return respond(ModelFilePage([ModelFile(*each) for each in sorted(sizes.items())], None))
+
+
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
+}
+
+
+@router.get("/experiments/{experiment_id}/file", response_class=Response, responses=_FILE)
+async def get_file(
+    services: ServicesDep,
+    experiment_id: IdPath,
+    name: Annotated[str, Query(max_length=4096, description="Path inside the model directory.")],
+) -> Response:
+    """Download one file of the model directory."""
+    files = await _files(services, experiment_id)
+    content = await run_in_threadpool(files.read, name)
+    if content is None:
+        raise NotFoundError(f"experiment {experiment_id} has no file {name[:200]!r}")
+    return Response(content, media_type="application/octet-stream")
+
+
+async def _files(services: Services, experiment_id: int) -> ArchiveFiles:
+    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    path = archive_path(services.world.home.archives, row["archive"])
+    return ArchiveFiles(await run_in_threadpool(path.read_bytes))
+
+
+@router.get("/trials/{trial_id}/engine", tags=["trials"], responses=answer(EngineAnswer))
+async def get_engine(services: ServicesDep, trial_id: IdPath) -> Response:
+    """Read the engine's configuration of a trial: every value, and where it came from."""
+    trial = await services.read(lambda found: queries.one(found, trials, trial_id))
+    home = trial["experiment_id"]
+    row = await services.read(lambda found: queries.one(found, experiments, home))
+    path = archive_path(services.world.home.archives, row["archive"])
+    return respond(await run_in_threadpool(_engine_of, row, trial, path))
+
+
+def resolved_config(row: RowMapping) -> dict[str, Any]:
+    """Return an experiment's whole configuration, as it can be read again."""
+    resolved: dict[str, Any] = msgspec.json.decode(row["config"])
+    resolved.pop("log_policies", None)  # old ones may hold patterns that are refused now
+    return resolved
+
+
+def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
+    # They load the engine's configuration, which a server that only starts can do without.
+    from zerolab.config import load_experiment, resolve
+    from zerolab.config.checking import engine_files
+
+    config = load_experiment(resolved_config(row))
+    hparams: Mapping[str, Any] = msgspec.json.decode(trial["hparams"])
+    length = config.searcher.full_length
+    found = next(
+        engine_files(
+            hparams,
+            ArchiveFiles(path.read_bytes()),
+            length.batches if length is not None else None,
+            theirs=config.backend == "deepspeed",
+        ),
+        None,
+    )
+    if found is None:
+        return EngineAnswer(None, [], [], ["hyperparameters.deepspeed_config: is not given"])
+    name, file = found
+    problems, entries = list(file.problems), []
+    if file.config is not None and not problems:
+        try:
+            replicas = file.config.data_parallel_size(config.resources.slots_per_trial)
+            entries = [EngineEntry(*each) for each in resolve(file.config, replicas)]
+        except ConfigError as error:
+            problems += error.problems
+    elif not problems:
+        problems = ["backend: is deepspeed, which reads the file itself"]
+    return EngineAnswer(name or None, entries, list(file.changes), problems)

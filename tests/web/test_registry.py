@@ -1,0 +1,49 @@
+"""The registry in the page: a checkpoint becomes a version of a model, and is taken out again."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.web.conftest import Watched
+from tests.web.stage import Stage
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+
+
+def test_a_checkpoint_is_registered_found_again_and_taken_out(
+    stage: Stage, spectator: Watched
+) -> None:
+    (trial,) = stage.trials(stage.long)
+    uuid = stage.played.trial(trial)["latest_checkpoint"]
+    page = spectator.show(f"#/trials/{trial}/checkpoints")
+    row, dialog = page.get_by_role("row").filter(has_text=uuid), page.get_by_role("dialog")
+    row.get_by_role("button", name="register").click()
+    field = dialog.get_by_label("model")
+    field.fill("a/b")
+    dialog.get_by_role("button", name="register").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("name")
+    field.fill("waves.2")
+    dialog.get_by_label("notes").fill("the <b>first</b>")
+    dialog.get_by_role("button", name="register").click()
+    expect(dialog).to_have_count(0)
+    expect(page.locator(".facts")).to_contain_text("registered as")
+    row.get_by_role("link", name="waves.2 1").click()
+    expect(page.get_by_role("heading")).to_contain_text("waves.2")
+    version = page.get_by_role("row").filter(has_text=uuid)
+    expect(version).to_contain_text("the <b>first</b>")
+    expect(version).to_contain_text("loss 0.2")
+    expect(version.get_by_role("link", name=str(trial), exact=True)).to_have_attribute(
+        "href", f"#/trials/{trial}/checkpoints"
+    )
+    (found,) = stage.played.get("/models")["models"]
+    assert [each["checkpoint"] for each in found["versions"]] == [uuid]
+
+    version.get_by_role("button", name="remove").click()
+    dialog.get_by_role("button", name="remove").click()
+    expect(page.get_by_text("No version yet")).to_be_visible()
+    page.get_by_role("link", name="Models", exact=True).click()
+    page.get_by_role("link", name="waves.2").click()
+    page.get_by_role("button", name="remove").click()
+    dialog.get_by_role("button", name="remove").click()
+    expect(page.get_by_text("No model yet")).to_be_visible()
+    assert stage.played.get("/models")["models"] == []
+    spectator.faults.clear()  # the browser notes the 422
