@@ -283,6 +283,8 @@ def accelerated(path: str) -> bool:
     assert [r["steps_completed"] for r in calm.records("checkpoint")] == [4, 8, 12, 16]
     trial = Trial(Path(path) / "disturbed", ACCELERATED)
     assert trial.run(SIGNAL="SIGTERM", EPOCH="1") == [EXIT_PREEMPTED]
+    told = (trial.run_path / "log0").read_text()
+    assert told.count("and waits for the script's next accelerator.save_state()") == 1, told
     assert trial.latest is not None
     assert trial.latest.steps_completed == 8
     assert trial.run(SIGNAL="SIGKILL", EPOCH="3") == [-9]

@@ -19,8 +19,10 @@ from zerolab.config.experiment.for_runs import variables_of
 from zerolab.config.experiment.hosts import with_hosts
 from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_with
+from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.plain import plain_problems
+from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.hyperparameters import extremes, space_problems
@@ -109,8 +111,12 @@ def _counts_that_divide(found: EngineFile, slots: int | None) -> list[int] | Non
 def _entrypoint_problems(config: ExperimentConfig, model: ModelFiles) -> list[str]:
     variables = variables_of(config)
     environment = variables["cpu"] | variables["cuda"]
-    problem = entrypoint_problem(parse_entrypoint(config.entrypoint), model, environment)
-    return [f"entrypoint: {problem}"] if problem else []
+    entrypoint = parse_entrypoint(config.entrypoint)
+    problem = entrypoint_problem(entrypoint, model, environment)
+    problems = [f"entrypoint: {problem}"] if problem else []
+    if isinstance(entrypoint, Command):
+        problems += training_argument_problems(config.hyperparameters, model)
+    return problems
 
 
 def _refuse_engine_file(content: Mapping[str, Any], source: str) -> None:

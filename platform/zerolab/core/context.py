@@ -280,10 +280,14 @@ class PreemptContext:
         SIGTERM, or when another run has taken over. **Collective**: call it once a batch, or
         less often; it costs the ranks a round trip.
         """
-        wanted = bool(self._sigterm) or (self._poller is not None and self._poller.should_preempt)
-        if any(self._distributed.allgather(wanted)):
+        if any(self._distributed.allgather(self.wanted_here)):
             self.acknowledged = True
         return self.acknowledged
+
+    @property
+    def wanted_here(self) -> bool:
+        """Whether this rank has been asked; others may not have been, and nothing is decided."""
+        return bool(self._sigterm) or (self._poller is not None and self._poller.should_preempt)
 
 
 class Context:

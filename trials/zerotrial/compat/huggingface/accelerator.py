@@ -65,15 +65,27 @@ def _put_back(context: Context, accelerator: Any) -> None:
 
 
 def around_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Count the optimizer's steps."""
+    """Count the optimizer's steps; say what a trial that is asked to leave waits for."""
 
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.gradient_state.sync_gradients:
             STEPS.count(self)
+            if run.experiment() is not None and run.join().preempt.wanted_here:
+                _tell_what_is_waited_for()
         return original(self, *args, **kwargs)
 
     return step
+
+
+@functools.cache
+def _tell_what_is_waited_for() -> None:
+    logger.warning(
+        "the trial is asked to leave in batch %d, and waits for the script's next "
+        "accelerator.save_state(): what is trained until then is kept, and what it saves is where "
+        "it goes on; save more often to leave earlier",
+        STEPS.completed,
+    )
 
 
 def around_save_state(original: Callable[..., Any]) -> Callable[..., Any]:

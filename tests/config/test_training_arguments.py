@@ -1,0 +1,70 @@
+"""Arguments that no Trainer has are refused before anything starts; only where that is certain."""
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+import pytest
+
+from tests.config.memory_files import MemoryFiles
+from zerolab.config import check_experiment
+from zerolab.config.experiment.training_arguments import _installed_names
+from zerolab.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="needs transformers"
+)
+
+SCRIPT = "from transformers import Trainer, TrainingArguments\nTrainingArguments('out')\n"
+
+
+def problems(given: dict[str, Any], script: str = SCRIPT, **more: Any) -> list[str]:
+    content = {
+        "entrypoint": "python train.py",
+        "searcher": {
+            "name": "random",
+            "metric": "eval_loss",
+            "max_trials": 2,
+            "max_length": {"batches": 10},
+        },
+        "hyperparameters": {"training_arguments": given},
+        **more,
+    }
+    try:
+        check_experiment(content, MemoryFiles({"train.py": script.encode()}))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def test_unknown_names_are_refused_together_with_what_was_meant() -> None:
+    rate = {"type": "log", "base": 10, "minval": -5, "maxval": -3}
+    found = problems({"learning_rat": rate, "seed": 1, "no_such_thing_at_all": 1})
+    key = "hyperparameters.training_arguments"
+    assert found == [
+        f"{key}.learning_rat: TrainingArguments has no such argument; "
+        "did you mean 'learning_rate'?",
+        f"{key}.no_such_thing_at_all: TrainingArguments has no such argument",
+    ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import transformers\nclass Mine(transformers.TrainingArguments):\n    more: int = 1\n",
+        "from transformers import Seq2SeqTrainingArguments\n",
+        "from transformers import TrainingArguments\nfrom trl import SFTConfig\n",
+        "from ours import arguments\n",
+        "no python",
+    ],
+)
+def test_scripts_with_arguments_of_their_own_are_left_to_the_trial(script: str) -> None:
+    assert problems({"more": 1}, script) == []
+
+
+def test_the_names_that_are_read_are_those_of_the_class() -> None:
+    from transformers import TrainingArguments
+
+    names = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    assert names <= _installed_names()
+    assert "learning_rate" in names
