@@ -1,7 +1,8 @@
-"""What the trial loop costs: microseconds a batch over a bare torch loop.
+"""What the trial loop costs: microseconds of CPU time a batch over a bare torch loop.
 
 All sides train the same model on the same batches, taking turns; the cost is the median of the
-differences between turns that stand side by side. Run it on an idle machine:
+differences between turns that stand side by side. A busy machine disturbs it, but less than it
+would a clock on the wall:
 
     python benchmarks/controller.py [--batches 200] [--rounds 60]
 
@@ -177,9 +178,9 @@ def main() -> None:
         gc.disable()
         for _ in range(arguments.rounds):
             for name, side in sides.items():
-                started = time.perf_counter()
+                started = time.process_time()
                 side.run(arguments.batches)
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(time.process_time() - started)
         for side in sides.values():
             if isinstance(side, Controlled):
                 side.session.close(None)

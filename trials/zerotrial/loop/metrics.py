@@ -131,7 +131,7 @@ def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[d
 
 def _one_each(entries: Sequence[Entry]) -> bool:
     """Whether there is one entry a batch, in the order of batches: the common case."""
-    return all(one[0] < two[0] for one, two in pairwise(entries))
+    return len(entries) < 2 or all(one[0] < two[0] for one, two in pairwise(entries))
 
 
 def mean(values: Sequence[float]) -> float:
