@@ -1,6 +1,8 @@
 """``backend: deepspeed``: the engine of a real DeepSpeed, under the same trial class."""
 
 import contextlib
+import importlib.util
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -18,10 +20,19 @@ from zerotrial.engine.building.ground import is_pipeline
 
 __all__ = ["engines_of", "initialize"]
 
+logger = logging.getLogger(__name__)
+
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"} | {
     "MASTER_PORT": "0"
 }
 """What DeepSpeed wants to read of a process that is alone; else it looks for MPI."""
+
+_ONE_BIT = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
+_QUANTIZED = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
 
 
 @contextlib.contextmanager
@@ -68,9 +79,12 @@ def initialize(
     problems = list(_problems(model, given, device))
     if named is not None and config is not None:
         problems.append("config: is given twice, by args.deepspeed_config and by config; keep one")
+    content: Mapping[str, Any] = {}
+    if isinstance(given, str | PathLike | Mapping):
+        content, _ = read_source(given)
+        problems += _lacking(deepspeed, content)
     if problems:
         raise ConfigError("initialize() with backend: deepspeed", problems)
-    content, _ = read_source(given)
     if model_parameters is None and optimizer is None and "optimizer" in content:
         model_parameters = [p for p in model.parameters() if p.requires_grad]
     if "WORLD_SIZE" not in os.environ:
@@ -83,7 +97,41 @@ def initialize(
         model_parameters=model_parameters,
         **more,
     )
+    _say_clipping(made[0], content)
     return made
+
+
+def _lacking(deepspeed: Any, content: Mapping[str, Any]) -> Iterator[str]:
+    """Name what this DeepSpeed has not, or not on this machine, where it would not say so."""
+    device = deepspeed.accelerator.get_accelerator().device_name()
+    optimizer = content.get("optimizer")
+    kind = str(optimizer.get("type")) if isinstance(optimizer, Mapping) else ""
+    if kind.lower() in _ONE_BIT:
+        if importlib.util.find_spec("deepspeed.runtime.fp16.onebit") is None:
+            yield (
+                f"optimizer.type: {kind} is not in DeepSpeed {deepspeed.__version__}, which has no "
+                "1-bit optimizers since 0.19.7; pip install 'deepspeed<=0.19.6', or use AdamW"
+            )
+        elif device == "cpu":
+            yield f"optimizer.type: {kind} needs GPUs, and DeepSpeed runs on CPUs here; use AdamW"
+    zero = content.get("zero_optimization")
+    for key in _QUANTIZED if isinstance(zero, Mapping) and device == "cpu" else ():
+        if zero.get(key) is True:
+            yield (
+                f"zero_optimization.{key}: must be false where DeepSpeed runs on CPUs, for which "
+                "it has no such kernel, got true"
+            )
+
+
+def _say_clipping(engine: Any, content: Mapping[str, Any]) -> None:
+    """Say what DeepSpeed takes where the file is silent and the two engines differ."""
+    limit = float(engine.gradient_clipping() or 0)
+    if "gradient_clipping" not in content and limit > 0 and os.environ.get("RANK") == "0":
+        logger.warning(
+            "gradient_clipping: is not in the file; DeepSpeed then clips at %s, and Zerolab's own "
+            "engine does not; set it to have the same training on both",
+            limit,
+        )
 
 
 def _import() -> Any:

@@ -1,6 +1,8 @@
 """The engine under the names that only DeepSpeed's own libraries and Hugging Face's call."""
 
 import inspect
+import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,12 +11,18 @@ from torch import Tensor, nn
 
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reading import load_engine_config
+from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import LEAF, know
 from zerotrial.engine.build import initialize as build
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.seams import StepResult
 
 __all__ = ["DeepSpeedEngine", "initialize"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CLIPPING = 1.0
+"""What DeepSpeed 0.19.8 clips at where the file does not say; our engine does not."""
 
 _SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 
@@ -35,7 +43,7 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
-        self.config: Any = _Config(parts.config)
+        self.config: Any = _Config(_clipped(parts.config, trains=parts.trains))
         self.optimizer.overflow = False  # type: ignore[attr-defined]
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
@@ -88,6 +96,20 @@ class DeepSpeedEngine(Engine):
     def modules(self) -> Iterator[nn.Module]:
         """Those of the model."""
         return self.module.modules()
+
+
+def _clipped(config: EngineConfig, *, trains: bool) -> EngineConfig:
+    """Clip where the file does not say, as the version of DeepSpeed does that is stood in for."""
+    if "gradient_clipping" in config.model_fields_set:
+        return config
+    if trains and os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            "%s: gradient_clipping: is not there; taken for %s, as DeepSpeed %s does; 0 is off",
+            config.source,
+            DEFAULT_CLIPPING,
+            VERSION,
+        )
+    return config.model_copy(update={"gradient_clipping": DEFAULT_CLIPPING})
 
 
 def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:

@@ -1,1 +1,1 @@
-"""DeepSpeed's checkpoints, made into ours."""
+"""DeepSpeed's checkpoints, made into ours, and ours into DeepSpeed's."""

@@ -1,4 +1,4 @@
-"""``python -m zerotrial.engine.checkpoint.deepspeed FROM TO``: make a checkpoint ours."""
+"""``python -m zerotrial.engine.checkpoint.deepspeed [--export] FROM TO``: convert a checkpoint."""
 
 import sys
 

@@ -25,6 +25,7 @@ from zerotrial.engine.checkpoint.deepspeed.stages import (
     read_stage3,
     read_stages_1_and_2,
 )
+from zerotrial.engine.checkpoint.deepspeed.universal import OWN_KEYS, export_deepspeed
 from zerotrial.engine.checkpoint.files import (
     CheckpointError,
     Manifest,
@@ -36,17 +37,6 @@ from zerotrial.engine.checkpoint.save import SaveJob, save_now
 from zerotrial.engine.checkpoint.state import CLIENT_STATE, ENGINE_STATE, to_bytes
 
 __all__ = ["import_deepspeed"]
-
-_OWN_KEYS = frozenset(
-    {
-        *("module", "buffer_names", "optimizer", "lr_scheduler", "data_sampler", "random_ltd"),
-        *("param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"),
-        *("skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size"),
-        *("ds_config", "ds_version", "checkpoint_parallel_dimensions", "num_experts"),
-        "sparse_tensor_module_names",
-    }
-)
-"""Of a model file; everything else is the user's client state."""
 
 
 def import_deepspeed(
@@ -134,7 +124,7 @@ def _scaler_state(scaler: Any) -> dict[str, Any] | None:
 
 
 def _write(destination: Path, tag: str, found: Found, model: Mapping[str, Any]) -> str:
-    client = {key: value for key, value in model.items() if key not in _OWN_KEYS}
+    client = {key: value for key, value in model.items() if key not in OWN_KEYS}
     objects = {
         ENGINE_STATE: to_bytes("engine state", _engine_state(found, model)),
         CLIENT_STATE: to_bytes("client_state", client),
@@ -154,13 +144,19 @@ def _write(destination: Path, tag: str, found: Found, model: Mapping[str, Any]) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make a DeepSpeed checkpoint one of ours.")
-    parser.add_argument("source", help="as it was passed to DeepSpeed's save_checkpoint")
+    parser = argparse.ArgumentParser(
+        description="Make a DeepSpeed checkpoint one of ours, or the other way."
+    )
+    parser.add_argument("source", help="as it was passed to save_checkpoint")
     parser.add_argument("destination", help="directory for the new checkpoint")
-    parser.add_argument("--tag", help="the one that DeepSpeed's `latest` names by default")
+    parser.add_argument("--tag", help="the one that `latest` names by default")
+    parser.add_argument(
+        "--export", action="store_true", help="make one of ours a universal one of DeepSpeed's"
+    )
     given = parser.parse_args()
+    convert = export_deepspeed if given.export else import_deepspeed
     try:
-        path = import_deepspeed(given.source, given.destination, given.tag)
+        path = convert(given.source, given.destination, given.tag)
     except ZerolabError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -15,9 +15,9 @@ from zerotrial.engine.checkpoint.deepspeed.files import Sources
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.shards import key_of
 
-__all__ = ["Found", "read_stage0", "read_stage3", "read_stages_1_and_2"]
+__all__ = ["OPTIONS", "Found", "read_stage0", "read_stage3", "read_stages_1_and_2"]
 
-_OPTIONS = (
+OPTIONS = (
     "lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "nesterov",
 )  # fmt: skip
 """Of a parameter group; how the update is computed is for the engine to decide."""
@@ -49,7 +49,7 @@ class Found:
 
     def take_options(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Take in parameter groups, and the steps that fused optimizers count there."""
-        self.groups = [{k: v for k, v in group.items() if k in _OPTIONS} for group in groups]
+        self.groups = [{k: v for k, v in group.items() if k in OPTIONS} for group in groups]
         for index, group in enumerate(groups):
             if "step" in group:
                 self.scalars[f"group{index}.step"] = float(group["step"])
