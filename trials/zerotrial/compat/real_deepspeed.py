@@ -115,8 +115,8 @@ def _lacking(deepspeed: Any, content: Mapping[str, Any]) -> Iterator[str]:
         elif device == "cpu":
             yield f"optimizer.type: {kind} needs GPUs, and DeepSpeed runs on CPUs here; use AdamW"
     zero = content.get("zero_optimization")
-    for key in _QUANTIZED if isinstance(zero, Mapping) and device == "cpu" else ():
-        if zero.get(key) is True:
+    for key in _QUANTIZED if device == "cpu" else ():
+        if isinstance(zero, Mapping) and zero.get(key) is True:
             yield (
                 f"zero_optimization.{key}: must be false where DeepSpeed runs on CPUs, for which "
                 "it has no such kernel, got true"

@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 
-from zerotrial.engine.checkpoint.files import LATEST, CheckpointError, CheckpointNotFoundError
+from zerotrial.engine.checkpoint.files import (
+    LATEST,
+    MANIFEST,
+    CheckpointError,
+    CheckpointNotFoundError,
+)
 
 __all__ = ["Fragment", "Sources", "find_sources", "read_pickle"]
 
@@ -83,6 +88,9 @@ def find_sources(directory: Path, tag: str | None) -> Sources:
         msg = f"{path}: no such DeepSpeed checkpoint"
         raise CheckpointNotFoundError(msg)
     names = sorted(item.name for item in path.iterdir())
+    if MANIFEST in names:
+        msg = f"{path}: is one of Zerolab's own; export_deepspeed (--export) makes it DeepSpeed's"
+        raise CheckpointError(msg)
     other = [n for n in names if n.startswith(("layer_", "expp_rank_"))]
     parallel = [n for n in names if (m := _MODEL.match(n)) and int(m[2]) > 0]
     if other or parallel:
