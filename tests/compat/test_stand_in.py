@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
+from zerotrial.compat.deepspeed.engine import initialize
 
 pytestmark = pytest.mark.processes
 
@@ -71,3 +73,21 @@ def test_a_script_that_is_not_there_is_named() -> None:
     done = run("nowhere.py")
     assert done.returncode == 2
     assert "nowhere.py: there is no such file; usage:" in done.stderr
+
+
+def test_a_file_that_says_nothing_of_clipping_clips_as_deepspeed_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for file, limit in (({}, 1.0), ({"gradient_clipping": 0}, 0.0), ({"gradient_clipping": 2}, 2)):
+        caplog.clear()
+        model = torch.nn.Linear(1, 1)
+        config = {"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
+        engine = initialize(model=model, config=config | file)[0]
+        before = model.weight.item()
+        engine.backward(1000 * engine(torch.ones(1, 1)).sum())
+        engine.step()
+        moved = before - model.weight.item()
+        assert moved == pytest.approx(limit / 2**0.5 if limit else 1000, rel=1e-3)
+        assert engine.gradient_clipping() == limit
+        assert ("gradient_clipping: is not there" in caplog.text) == (not file)
+        engine.close()

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+from zerotrial.engine import initialize
 from zerotrial.engine.update.norm import squared_norm
 
 
@@ -31,3 +33,33 @@ def test_a_value_that_is_not_finite_shows(place: int, bad: float) -> None:
     values = torch.ones(1000)
     values[place] = bad
     assert not math.isfinite(float(squared_norm(values)))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_in_bf16_the_norm_is_that_of_the_exact_mean_of_what_the_model_gives(stage: int) -> None:
+    """What is left between bf16 and fp32 is the model's own arithmetic, not the engine's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
+    other = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)).bfloat16()
+    other.load_state_dict({k: v.bfloat16() for k, v in model.state_dict().items()})
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "zero_optimization": {"stage": stage},
+    }
+    engine = initialize(model=model, config=config)[0]
+    sums = [torch.zeros(p.shape, dtype=torch.float64) for p in other.parameters()]
+    for _ in range(3):
+        x = torch.randn(4, 16).bfloat16()
+        other.zero_grad()
+        (other(x).square().mean() / 3).backward()
+        for total, parameter in zip(sums, other.parameters(), strict=True):
+            assert parameter.grad is not None
+            total.add_(parameter.grad)
+        engine.backward(engine(x).square().mean())
+        engine.step()
+    exact = math.sqrt(sum(float(total.square().sum()) for total in sums))
+    assert engine.get_global_grad_norm() == pytest.approx(exact, rel=1e-6)
+    engine.close()
