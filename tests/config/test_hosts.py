@@ -8,6 +8,7 @@ import pytest
 from zerolab.config.checking import check_experiment
 from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
 from zerolab.config.experiment.for_runs import sections_of
+from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.contract.spec import HostSlots
 from zerolab.errors import ConfigError
@@ -52,6 +53,13 @@ def test_the_ranks_of_a_trial_are_the_slots_that_the_filters_leave(folder: Path)
     assert sections["hosts"] == (HostSlots("worker-1", (0, 1)), HostSlots("me@worker-2", (1,)))
     assert sections["ssh_config"] == "/etc/ssh/x"
     assert sections_of(check(folder, slots_per_trial=2))["hosts"] == ()
+
+
+def test_a_plan_for_another_number_of_ranks_asks_for_no_machines(folder: Path) -> None:
+    file = {"resources": {"hostfile": "hosts", "include": "worker-1", "priority": 7}, "name": "n"}
+    wanted = {"resources": {"priority": 7, "slots_per_trial": 8}, "name": "n"}
+    assert with_ranks(file, 8) == wanted
+    assert with_ranks({}, 2) == {"resources": {"slots_per_trial": 2}}
 
 
 def test_a_batch_that_the_machines_cannot_share_is_refused(folder: Path) -> None:

@@ -16,7 +16,7 @@ from zerolab.config.experiment.backends import missing_deepspeed, other_engine_f
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
-from zerolab.config.experiment.hosts import with_hosts
+from zerolab.config.experiment.hosts import with_hosts, with_ranks
 from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_with
 from zerolab.config.experiment.training_arguments import training_argument_problems
@@ -282,9 +282,8 @@ def check_file(
 def _check_experiment_file(path: Path, world_size: int | None, *, strict: bool) -> str:
     content = dict(read_yaml(path))
     model = FolderFiles(path.parent)
-    resources = content.get("resources")
-    if world_size is not None and isinstance(resources, Mapping | None):
-        content["resources"] = {**(resources or {}), "slots_per_trial": world_size}
+    if world_size is not None:
+        content = with_ranks(content, world_size)
     config = check_experiment(content, model, str(path), strict=strict)
     parts = [_experiment_report(str(path), content, config)]
     slots = config.resources.slots_per_trial

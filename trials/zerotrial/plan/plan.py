@@ -29,6 +29,7 @@ from zerolab.config.checking import check_experiment
 from zerolab.config.engine.auto import determined_by
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.config.files import read_yaml
 from zerolab.contract.spec import RunSpec
@@ -135,7 +136,7 @@ def make_plan(file: Path, world_size: int | None = None, tokens: int | None = No
     directory = file.resolve().parent
     content = dict(read_yaml(file))
     if world_size is not None:
-        content["resources"] = {**(content.get("resources") or {}), "slots_per_trial": world_size}
+        content = with_ranks(content, world_size)
     experiment = check_experiment(content, FolderFiles(directory), str(file))
     if experiment.backend != "zerolab":
         raise TrialError(

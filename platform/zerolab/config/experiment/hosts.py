@@ -1,13 +1,17 @@
 """The machines that an experiment's hostfile and its filters leave."""
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from zerolab.config.experiment.model_source import ModelFiles
 from zerolab.config.experiment.resources import ResourcesConfig
 from zerolab.config.hostfile import filter_slots, parse_hostfile
 from zerolab.errors import ConfigError
 
-__all__ = ["with_hosts"]
+__all__ = ["with_hosts", "with_ranks"]
+
+_HOST_KEYS = frozenset({"hostfile", "include", "exclude", "ssh_config", "hosts"})
 
 
 def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig:
@@ -45,6 +49,20 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
     if problems:
         raise ConfigError("resources", problems)
     return resources.model_copy(update={"hosts": chosen, "slots_per_trial": ranks})
+
+
+def with_ranks(content: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Return an experiment file as it would be with so many ranks, wherever they are.
+
+    Args:
+        content: The file; its block ``resources`` may be missing.
+        ranks: In place of ``slots_per_trial``, or of what a hostfile says.
+    """
+    resources = content.get("resources") or {}
+    if not isinstance(resources, Mapping):
+        return dict(content)  # which is told when the file is checked
+    kept = {key: value for key, value in resources.items() if key not in _HOST_KEYS}
+    return {**content, "resources": {**kept, "slots_per_trial": ranks}}
 
 
 def _placed(problem: str, file: str) -> str:
