@@ -4,7 +4,7 @@ A weight is the one that the optimizer updates (fp32 in mixed precision). Each r
 it keeps (:class:`~zerotrial.engine.seams.Piece`), so that no stage needs code of its own for it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.state import module_tensors, set_module_tensor
 from zerotrial.engine.comm.attendance import Attendance, collective
 from zerotrial.engine.loss_scale import LossScaler
-from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.mesh import Axis, Mesh, tie_of
 from zerotrial.engine.seams import Piece, Stage
 from zerotrial.engine.tensor.divide import Divided
 
@@ -42,8 +42,11 @@ class WholeCalls:
     def full(self, name: str, kind: str = _WEIGHT) -> Tensor | None:
         """Return one whole tensor on every rank. **Collective**.
 
+        Of pipeline stages every rank calls, whichever stage has the parameter, and gets it.
+
         Args:
-            name: Of a parameter, in ``module.named_parameters()``; any of a tied one's names.
+            name: Of a parameter, in ``module.named_parameters()`` of any pipeline stage; any of a
+                tied one's names.
             kind: ``weight``; ``gradient``, averaged over the ranks as far as they have come, and
                 free of the loss scale; or an optimizer state by its name, such as ``exp_avg``.
 
@@ -52,9 +55,11 @@ class WholeCalls:
             is one. None where there is no such gradient or state.
 
         Raises:
-            EngineError: If no parameter has the name.
+            EngineError: If no parameter has the name; on all ranks alike.
         """
-        first = self._first_name(name)
+        return self._where_it_is(name, lambda first: self._full(first, kind))
+
+    def _full(self, first: str, kind: str) -> Tensor | None:
         found = self._full_part(first, kind)
         return None if found is None else self.divided.whole(first, found)
 
@@ -73,17 +78,22 @@ class WholeCalls:
     def set_full(self, name: str, value: Tensor, kind: str = _WEIGHT) -> None:
         """Write one whole tensor, which is the same on every rank. **Collective**.
 
+        Of pipeline stages every rank calls; of a tied layer all copies are written.
+
         Args:
-            name: Of a parameter, in ``module.named_parameters()``; any of a tied one's names.
+            name: Of a parameter, in ``module.named_parameters()`` of any pipeline stage; any of a
+                tied one's names.
             value: Of the parameter's shape, any type and device.
             kind: See :meth:`full`. A gradient can be written between the last ``backward`` of an
                 accumulation window and its ``step``.
 
         Raises:
             EngineError: If no parameter has the name, the shape is another, or there is nothing of
-                this kind to be written.
+                this kind to be written; on all ranks alike.
         """
-        first = self._first_name(name)
+        self._where_it_is(name, lambda first: self._set_full(name, first, value, kind))
+
+    def _set_full(self, name: str, first: str, value: Tensor, kind: str) -> None:
         shape = self._trained_shapes().get(first)
         if shape is None:
             self._set_frozen(first, value, kind)
@@ -115,15 +125,17 @@ class WholeCalls:
         in generation; a module's attribute is the whole parameter there, in the type in which the
         model computes. At the other stages they are whole at all times.
 
+        Of pipeline stages every rank calls with all names, and has those of its own stage.
+
         Args:
-            names: In ``module.named_parameters()``.
+            names: In ``module.named_parameters()`` of any pipeline stage.
             modifier_rank: The data-parallel rank whose changes all ranks have at the end; None: at
                 stage 3 changes are lost.
 
         Raises:
             EngineError: If no parameter has one of the names.
         """
-        firsts = sorted({self._first_name(name) for name in names})
+        firsts = self._first_names(names)
         with self.attendance.call("gathered"), self.stage.gathered(frozenset(firsts)):
             yield
             values = {}
@@ -139,6 +151,10 @@ class WholeCalls:
         group = self.mesh.data.group
         for value in values.values() if group is not None else ():
             dist.broadcast(value, group=group, group_src=source)
+        for name, value in values.items():
+            tie = tie_of(self.module.get_parameter(name))
+            if tie is not None:  # the copies of other stages are to stay equal
+                dist.broadcast(value, group=tie.owners.group, group_src=0)
         trained = self._trained_shapes()
         for name, value in values.items():
             if name not in trained:
@@ -172,12 +188,57 @@ class WholeCalls:
 
     # -- how ------------------------------------------------------------------------------------
 
-    def _first_name(self, name: str) -> str:
-        for first, names in names_by_first(self.module).items():
-            if name in names:
-                return first
-        known = [known for known, _ in self.module.named_parameters(remove_duplicate=False)]
-        raise EngineError(f"the model has no parameter {name!r}{suggest(name, known)}")
+    @property
+    def _stages(self) -> Axis:
+        """The pipeline stages that have one model between them; an mpu's parts have one each."""
+        return Axis() if self.mesh.whole is None else self.mesh.pipe
+
+    def _first_names(self, names: Iterable[str]) -> list[str]:
+        """The first names, in order, of those that this rank's part has. **Collective**."""
+        wanted = sorted(set(names))
+        known = {
+            name: first for first, all_ in names_by_first(self.module).items() for name in all_
+        }
+        everywhere = set[str]().union(*CheckpointRanks(self._stages.group).allgather(set(known)))
+        for name in wanted:
+            if name not in everywhere:
+                hint = suggest(name, sorted(everywhere))
+                raise EngineError(f"the model has no parameter {name!r}{hint}")
+        return sorted({known[name] for name in wanted if name in known})
+
+    def _where_it_is(self, name: str, call: Callable[[str], Tensor | None]) -> Tensor | None:
+        """Call what works on this rank's part where the parameter is. **Collective**.
+
+        Args:
+            name: Any of the parameter's.
+            call: Gets its first name; collective over the ranks of one pipeline stage.
+
+        Returns:
+            On all ranks what the first pipeline stage that has the parameter returned.
+
+        Raises:
+            EngineError: On all ranks, where no stage has it or one raised it.
+        """
+        first, stages = self._first_names([name]), self._stages
+        if stages.size == 1:
+            return call(first[0])
+        found, problem = None, ""
+        try:
+            found = call(first[0]) if first else None
+        except EngineError as error:
+            problem = str(error)
+        told = (bool(first), problem, None if found is None else (found.shape, found.dtype))
+        answers = CheckpointRanks(stages.group).allgather(told)
+        for _, text, _ in answers:
+            if text:
+                raise EngineError(text)
+        source, like = next((at, like) for at, (has, _, like) in enumerate(answers) if has)
+        if like is None:
+            return None
+        shape, dtype = like
+        whole = found if found is not None else torch.empty(shape, dtype=dtype, device=self.device)
+        dist.broadcast(whole, group=stages.group, group_src=source)
+        return whole
 
     def _trained_shapes(self) -> dict[str, torch.Size]:
         """Shapes of the parameters that are updated, whole, by their names. **Collective**."""

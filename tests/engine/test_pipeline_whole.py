@@ -1,0 +1,103 @@
+"""Whole tensors by name, of a model that pipeline stages and cut matrices divide."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.pipelines import WIDTH, WORDS, batches, engine_of
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import EngineError
+
+pytestmark = pytest.mark.processes
+
+CUT = {"tensor_parallel": {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output"}}}
+LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "2 stages x 2 replicas": (2, 1, {}),
+    "2 stages x 2 cut": (2, 2, CUT),
+    "4 stages": (4, 0, {}),
+}
+"""Pipeline stages, ZeRO stage, and what else the file says."""
+
+TIED, FIRST, LAST = "layers.0.weight", "layers.1.mix.weight", "layers.6.mix.weight"
+
+
+def course(engine: Any) -> dict[str, Any]:
+    """Train, read, write, and train on."""
+    engine.train_batch(batches(0, engine))
+    read = {
+        f"{n}/{k}": engine.full(n, k) for n in (TIED, FIRST, LAST) for k in ("weight", "exp_avg")
+    }
+    nothing = engine.full(LAST, "gradient")
+    generator = torch.Generator().manual_seed(5)
+    for name, shape in {TIED: (WORDS, WIDTH), FIRST: (WIDTH,) * 2, LAST: (WIDTH,) * 2}.items():
+        engine.set_full(name, torch.randn(shape, generator=generator) / 4)
+        engine.set_full(name, torch.rand(shape, generator=generator) / 50, "exp_avg")
+    with engine.gathered([TIED, "layers.1.norm.weight"], modifier_rank=0), torch.no_grad():
+        for name, parameter in engine.module.named_parameters():
+            if name in {TIED, "layers.1.norm.weight"} and engine.mesh.data.rank == 0:
+                parameter.add_(0.125 * (1 + engine.mesh.pipe.rank))  # the first stage's stay
+    again = engine.full(TIED)
+    losses = [float(engine.train_batch(batches(step, engine))) for step in (1, 2)]
+    found = {"read": read, "nothing": nothing, "tied": again, "losses": losses}
+    found["whole"] = engine.full_state_dict()
+    found["problems"] = [problem(engine, *call) for call in WRONG]
+    found["losses"].append(float(engine.train_batch(batches(3, engine))))  # no harm is done
+    engine.close()
+    return found
+
+
+WRONG: list[tuple[Any, ...]] = [
+    ("layers.6.mix.wait",),
+    (LAST, torch.zeros(3)),
+    (FIRST, torch.zeros(WIDTH, WIDTH), "exp_average"),
+    (TIED, torch.zeros(WORDS, WIDTH), "gradient"),
+]
+
+
+def problem(engine: Any, name: str, value: Tensor | None = None, kind: str = "weight") -> str:
+    with pytest.raises(EngineError) as caught:
+        engine.full(name) if value is None else engine.set_full(name, value, kind)
+    return str(caught.value)
+
+
+def every_layout() -> dict[str, Any]:
+    return {
+        name: course(engine_of(stages, stage, **more))
+        for name, (stages, stage, more) in LAYOUTS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def four() -> list[Any]:
+    return run_on_ranks(every_layout, 4)
+
+
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    return course(engine_of(1, 0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_rank_reads_and_writes_what_any_stage_has(
+    four: list[Any], alone: Any, layout: str
+) -> None:
+    for rank, answer in enumerate(four):
+        found = answer[layout]
+        assert found["nothing"] is None
+        torch.testing.assert_close(found["read"], alone["read"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found["tied"], alone["tied"], rtol=0, atol=1e-6)
+        assert found["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+        assert bool(found["whole"]) == (rank == 0)
+    whole = four[0][layout]["whole"]
+    assert whole.keys() == alone["whole"].keys()
+    torch.testing.assert_close(whole, alone["whole"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mistake_is_told_on_every_rank(four: list[Any], alone: Any, layout: str) -> None:
+    for answer in four:
+        assert answer[layout]["problems"] == alone["problems"]
+    assert "'layers.6.mix.wait'; did you mean 'layers.6.mix.weight'?" in alone["problems"][0]
+    assert "must get a tensor (16, 16), got (3,)" in alone["problems"][1]
