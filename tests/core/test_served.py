@@ -33,6 +33,8 @@ with zerolab.core.init() as context:
             with context.checkpoint.store_path(metadata, shard=True) as (path, uuid):
                 (path / f"rank_{rank}").write_text(str(step))
             break
+    while rank == 0 and step == steps and not context._system.sampled:
+        time.sleep(0.01)
     assert "torch" not in sys.modules
 """
 
@@ -71,6 +73,10 @@ def test_a_paused_script_leaves_with_a_sharded_checkpoint_and_goes_on_from_it(
         curves = {c["name"]: c["points"] for c in client.metrics(trial["id"], "training")}
         assert curves["loss"] == [[step, 1 / step] for step in range(1, 101)]
         assert {value for _, value in curves["rank"]} == {0}
+        system = {c["name"]: c["points"] for c in client.metrics(trial["id"], "system")}
+        assert {"cpu_percent", "memory_percent", "process_memory_bytes"} <= system.keys()
+        assert system["process_memory_bytes"][-1][0] == 100
+        assert system["process_memory_bytes"][-1][1] > 1 << 20
         assert ended["best_validation"] == 0.5
         store = CheckpointStore(Path(checkpoint["path"]).parent)
         latest = store.latest()

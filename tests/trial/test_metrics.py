@@ -24,9 +24,9 @@ from tests.trial.helpers import (
 )
 from zerolab.contract.spec import ProfilingSpec
 from zerolab.errors import TrialError
+from zerolab.reports.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 from zerotrial import Batch, Reducer
 from zerotrial.loop.metrics import UnreportedMetrics, average_by_batch, to_numbers
-from zerotrial.loop.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 from zerotrial.process.failures import reason_of
 from zerotrial.reducers import reduce_values
 

@@ -32,6 +32,7 @@ from zerolab.errors import (
 )
 from zerolab.ranks import OneRank, Ranks
 from zerolab.reports.reporter import Reporter, plain_metadata
+from zerolab.reports.system_metrics import SystemMetrics
 from zerolab.storage.store import CheckpointStore, Selector, list_files
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
@@ -42,13 +43,18 @@ logger = logging.getLogger(__name__)
 class TrainContext:
     """Hyperparameters in, metrics out.
 
-    Every rank may report; only what the chief reports counts.
+    Every rank may report; only what the chief reports counts. What its machine does meanwhile is
+    reported with it, where ``system`` measures that.
     """
 
-    def __init__(self, info: RunSpec, reporter: Reporter | None) -> None:
+    def __init__(
+        self, info: RunSpec, reporter: Reporter | None, system: SystemMetrics | None = None
+    ) -> None:
         self.info = info
         """Ids, seed, configuration and directories of this run."""
         self._reporter = reporter
+        self._system = system
+        self._steps: int | None = None
         self.has_reached = False
         """Whether a validation at :attr:`until` has been reported, and more is to come later."""
 
@@ -109,8 +115,23 @@ class TrainContext:
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report named numbers of any group; see :meth:`Reporter.report_metrics`."""
-        if self._reporter is not None:
-            self._reporter.report_metrics(group, steps_completed, metrics)
+        if self._reporter is None:
+            return
+        self._reporter.report_metrics(group, steps_completed, metrics)
+        self._steps = steps_completed
+        self.report_machine()
+
+    def report_machine(self, *, last: bool = False) -> None:
+        """Report what the machine has done, if it is time to, at the batch that was reported last.
+
+        Args:
+            last: Do not wait for the time to pass.
+        """
+        if self._system is None or self._reporter is None or self._steps is None:
+            return
+        sample = self._system.take(now=last)
+        if sample is not None:
+            self._reporter.report_metrics("system", self._steps, sample)
 
     def report_progress(self, progress: float) -> None:
         """Report how far the training is, 0 to 1."""
@@ -318,10 +339,13 @@ class Context:
         self._sigterm = SigtermFlag()
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None
+        self._system: SystemMetrics | None = None
         if distributed.is_chief:
             self._reporter = Reporter(info)
             self._poller = DirectivePoller(info, self._reporter.stale, sigterm=False)
-        self.train = TrainContext(info, self._reporter)
+            if platform and info.master:
+                self._system = SystemMetrics()
+        self.train = TrainContext(info, self._reporter, self._system)
         """Hyperparameters and metrics."""
         self.checkpoint = CheckpointContext(
             store, distributed, self._reporter, info.latest_checkpoint
@@ -376,6 +400,10 @@ class Context:
         self._known.close()
         if self._poller is not None:
             self._poller.close()
+        if self._system is not None:
+            self.train.report_machine(last=True)
+            self._system.close()
+            self._system = None
         if self._reporter is not None:
             self._reporter.close(timeout_s)
         self._sigterm.restore()

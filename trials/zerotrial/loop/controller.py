@@ -18,6 +18,7 @@ from zerolab.core.extending import ask_to_go_on
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
+from zerolab.reports.system_metrics import SystemMetrics
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
@@ -32,7 +33,6 @@ from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
 from zerotrial.loop.settings import FitSettings
 from zerotrial.loop.skipping import SkippedSteps
-from zerotrial.loop.system_metrics import SystemMetrics
 from zerotrial.loop.units import Schedule
 from zerotrial.loop.validation import ValidationInterruptedError, Validator
 from zerotrial.trial import ZeroTrial

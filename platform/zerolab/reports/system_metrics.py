@@ -48,6 +48,12 @@ class SystemMetrics:
             return None
         return {self._prefix + name: total / count for name, (total, count) in sums.items()}
 
+    @property
+    def sampled(self) -> bool:
+        """Whether there is something to take."""
+        with self._lock:
+            return bool(self._sums)
+
     def close(self) -> None:
         """Stop sampling."""
         self._stop.set()
