@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scipy.stats import rankdata, wilcoxon
 
-from benchmarks.searching.suite import CHOSEN_ON, CONFIRMED_ON, UNSEEN
+from benchmarks.searching.suite import CHOSEN_ON, CONFIRMED_ON, TRAPS
 
 TIMES = (1, 2, 5, 10, 20)
 FLOOR = 1e-3
@@ -18,12 +18,12 @@ OURS = "tpe_asha"
 
 PARTS = {
     "chosen on": CHOSEN_ON,
+    "chosen on, traps": TRAPS,
     "confirmed on": CONFIRMED_ON,
-    "unseen": UNSEEN,
-    "chosen and confirmed on": CHOSEN_ON + CONFIRMED_ON,
+    "all": CHOSEN_ON + TRAPS + CONFIRMED_ON,
 }
 
-ALL = CHOSEN_ON + CONFIRMED_ON + UNSEEN
+ALL = PARTS["all"]
 
 Runs = dict[tuple[str, str], dict[int, list[float]]]
 """(method, objective) -> seed -> regret at the times."""

@@ -1,9 +1,9 @@
-"""The objectives: on the first half methods were chosen, on the second they were confirmed.
+"""The objectives: on most of them the method was chosen, on the last ones it was confirmed.
 
-Those in ``UNSEEN`` were written before the method was settled, and run once it was.
+Those in ``CONFIRMED_ON`` were written before the method was settled, and run once it was.
 """
 
-from benchmarks.searching import conditional, functions, table, unseen
+from benchmarks.searching import conditional, functions, kinds, table, traps, unseen
 from benchmarks.searching.objective import Objective
 
 CHOSEN_ON: list[Objective] = [
@@ -15,8 +15,6 @@ CHOSEN_ON: list[Objective] = [
     functions.power_laws(),
     conditional.optimizers(),
     table.measured("digits mlp"),
-]
-CONFIRMED_ON: list[Objective] = [
     functions.hartmann(6, "good", 2.5, 2),
     functions.hartmann(6, "terrible", 4, 5),
     functions.hartmann(3, "linear bad", 3.5, 4, functions.LINEAR),
@@ -25,14 +23,31 @@ CONFIRMED_ON: list[Objective] = [
     functions.rosenbrock(),
     conditional.plateau(),
     table.measured("digits convolution"),
+    kinds.moving(),
+    kinds.noisy(),
+    kinds.decaying(),
+    kinds.sudden(),
+    kinds.cliff(),
+    kinds.wide(),
+    kinds.choices(),
 ]
-UNSEEN: list[Objective] = [
-    unseen.moving(),
-    unseen.noisy(),
-    unseen.decaying(),
-    unseen.sudden(),
-    unseen.cliff(),
-    unseen.wide(),
-    unseen.choices(),
+TRAPS: list[Objective] = [
+    traps.waiting(),
+    traps.reversed_late(),
+    traps.lottery(),
+    traps.diverging(),
+    traps.steps(),
 ]
-OBJECTIVES = {objective.name: objective for objective in CHOSEN_ON + CONFIRMED_ON + UNSEEN}
+"""They had a part in the choice, too."""
+CONFIRMED_ON: list[Objective] = [
+    unseen.staircase(),
+    unseen.families(),
+    unseen.outliers(),
+    unseen.slow_start(),
+    unseen.edge(),
+    unseen.nested(),
+    unseen.overfitting(),
+    unseen.honest(),
+    unseen.elsewhere(),
+]
+OBJECTIVES = {objective.name: objective for objective in CHOSEN_ON + TRAPS + CONFIRMED_ON}

@@ -1,9 +1,8 @@
-"""Objectives that were written before the method was settled, and run once it was.
+"""Objectives that had no part in any choice: written first, and run when the method was settled.
 
-None of them had a part in a choice. They are of kinds that the other sixteen lack: an optimum that
-moves as training goes on, noise that is all there is to see at first, a learning rate that pays
-only once it decays, losses that fall late and at once, a cliff beside the best place, twenty
-dimensions of which four matter, and choices only.
+Of the kinds that had been hard, and of some that had not: falls that come at once and late,
+families that cross late, noise with outliers, long plateaus, divergence, overfitting, nested
+conditions, and short trainings that tell the truth.
 """
 
 import math
@@ -16,126 +15,192 @@ from benchmarks.searching.functions import choice, double, log, steady, unit, wh
 from benchmarks.searching.objective import EPOCHS, Curve, Objective
 
 _T = np.arange(1, EPOCHS + 1, dtype=float)  # (EPOCHS,)
-_LATE = 1 - (_T - 1) / (EPOCHS - 1)  # 1 after one epoch, 0 at full length
 
 
-def moving() -> Objective:
-    """Levy's function in four dimensions, whose optimum wanders as training goes on."""
-
-    def curve(hparams: dict[str, Any]) -> Curve:
-        x = np.array([hparams[f"x{i}"] for i in range(4)])[:, None]  # (4, 1)
-        towards = np.array([1.0, -0.7, 0.5, -1.0])[:, None]
-        w = 1 + (x - 1 + 2.5 * towards * _LATE**2) / 4  # (4, EPOCHS)
-        first = np.sin(math.pi * w[0]) ** 2
-        middle = ((w[:-1] - 1) ** 2 * (1 + 10 * np.sin(math.pi * w[:-1] + 1) ** 2)).sum(axis=0)
-        last = (w[-1] - 1) ** 2 * (1 + np.sin(2 * math.pi * w[-1]) ** 2)
-        value: Curve = np.log1p(first + middle + last)
-        return value
-
-    space = {f"x{i}": double(-8, 8) for i in range(4)}
-    return Objective("moving optimum", space, curve, steady(0.01), True, 0.0)
-
-
-def noisy() -> Objective:
-    """Michalewicz' function in five dimensions; short trainings say the same, but in noise."""
+def staircase() -> Objective:
+    """A loss that falls in up to four steps at once; who will end lowest takes them later."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
-        x = [hparams[f"x{i}"] for i in range(5)]
-        value = -sum(math.sin(a) * math.sin((i + 1) * a**2 / math.pi) ** 4 for i, a in enumerate(x))
-        return np.full(EPOCHS, value)
+        rate, noise = unit(math.log10(hparams["lr"]), -5, -2), hparams["augment"]
+        size = unit(hparams["blocks"], 1, 10)
+        kind = {"plain": 0.0, "gated": 0.35, "mixed": 0.2}[hparams["kind"]]
+        pace = 2.5 + 3.5 * noise + 2 * size + 2.5 * abs(rate - 0.6) - kind
+        height = 0.26 - 0.25 * (rate - 0.6) ** 2 - 0.1 * (size - 0.75) ** 2
+        height -= 0.12 * (noise - 0.55) ** 2 + 0.03 * (0.35 - kind)
+        taken = sum(1 / (1 + np.exp(-(_T - pace * step) / 0.3)) for step in range(1, 5))
+        return np.asarray(1.3 - height * taken - 0.05 * noise, dtype=float)
+
+    space: dict[str, Any] = {"lr": log(-5, -2), "augment": double(0, 1), "blocks": whole(1, 10)}
+    space["kind"] = choice("plain", "gated", "mixed")
+    return Objective("staircase", space, curve, steady(0.01))
+
+
+def families() -> Objective:
+    """Of three families the quick ones lead for most of a training, and the slow one wins."""
+
+    def curve(hparams: dict[str, Any]) -> Curve:
+        family = hparams["family"]
+        rate = unit(math.log10(hparams["lr"]), -5, 0)
+        if family == "linear":
+            end, speed = 0.42 + 0.3 * (rate - 0.7) ** 2, 2.0
+        elif family == "trees":
+            deep = unit(hparams["leaves"], 4, 256)
+            end, speed = 0.3 + 0.3 * (deep - 0.5) ** 2 + 0.1 * (rate - 0.5) ** 2, 6.0
+        else:
+            wide, drop = unit(hparams["width"], 16, 1024), hparams["dropout"]
+            end = 0.08 + 0.5 * (rate - 0.35) ** 2 + 0.2 * (wide - 0.8) ** 2
+            end += 0.2 * (drop - 0.3) ** 2
+            speed = 11 + 6 * wide - 3 * rate
+        return np.asarray(end + (1.1 - end) / (1 + (_T / speed) ** 3), dtype=float)
+
+    space: dict[str, Any] = {
+        "family": choice("linear", "trees", "network"),
+        "lr": log(-5, 0),
+        "leaves": whole(4, 256) | {"when": {"family": "trees"}},
+        "width": whole(16, 1024) | {"when": {"family": "network"}},
+        "dropout": double(0, 0.8) | {"when": {"family": "network"}},
+    }
+    return Objective("families", space, curve, steady(0.01))
+
+
+def outliers() -> Objective:
+    """What is seen is off by far for one value in eight, at any length; six dimensions."""
+
+    def curve(hparams: dict[str, Any]) -> Curve:
+        x = np.array([hparams[f"x{i}"] for i in range(6)])
+        end = float((np.arange(6, 0, -1) * (x - np.linspace(0.15, 0.85, 6)) ** 2).sum()) / 6
+        end += 0.3 * float((x[0] - x[3]) ** 2)
+        return np.asarray(end + 0.8 * _T ** -(0.5 + 0.4 * float(x[1])), dtype=float)
 
     def heard(rng: Random, epoch: int) -> float:
-        return rng.gauss(0, 1) * 1.5 * float(_LATE[epoch - 1]) ** 2
+        del epoch
+        off, kind = rng.gauss(0, 0.02), rng.random()
+        return off + (abs(rng.gauss(0, 0.4)) if kind < 0.125 else 0.0)
 
-    space = {f"x{i}": double(0, math.pi) for i in range(5)}
-    return Objective("all noise at first", space, curve, heard, True, -4.687658)
-
-
-def decaying() -> Objective:
-    """The rate decays after two thirds: until then a high one looks bad, and ends best."""
-
-    def curve(hparams: dict[str, Any]) -> Curve:
-        rate = unit(math.log10(hparams["lr"]), -4, 0)
-        width, decay = unit(hparams["width"], 8, 256), unit(math.log10(hparams["decay"]), -6, -1)
-        smooth = hparams["smoothing"] / 0.3
-        end = 0.15 + 0.7 * (rate - 0.7) ** 2 + 0.08 * (1 - width) + 0.15 * (decay - 0.6) ** 2
-        end += 0.05 * (smooth - 0.4 * rate) ** 2
-        jitter = 0.9 * max(rate - 0.2, 0.0)  # what a high rate costs until it decays
-        drop = 1 / (1 + np.exp((_T - 18) / 0.7))
-        values: Curve = end + jitter * drop + 0.8 * _T ** -(0.4 + 0.5 * rate)
-        return values
-
-    space = {"lr": log(-4, 0), "width": whole(8, 256), "decay": log(-6, -1)}
-    space["smoothing"] = double(0, 0.3)
-    return Objective("decaying rate", space, curve, steady(0.01))
+    return Objective("outliers", {f"x{i}": double(0, 1) for i in range(6)}, curve, heard, True)
 
 
-def sudden() -> Objective:
-    """Nothing happens for some time, and then all at once; what ends best begins late."""
+def slow_start() -> Objective:
+    """A plateau of a third to four fifths of a training; who leaves it first ends lowest."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
-        decay = unit(math.log10(hparams["decay"]), -4, 0)
-        rate = unit(math.log10(hparams["lr"]), -4, -1)
-        part, depth = hparams["data"], unit(hparams["layers"], 1, 6)
-        end = 0.05 + 0.8 * (rate - 0.55) ** 2 + 0.5 * (decay - 0.7) ** 2 + 0.3 * (part - 0.8) ** 2
-        end += 0.15 * (depth - 0.4) ** 2
-        begins = 3 + 12 * decay + 8 * (1 - rate) * (1 - part) + 2 * depth
-        late: Curve = 1 / (1 + np.exp(-(_T - begins) / 0.8))
-        return 1.2 - 0.05 * rate - (1.2 - min(end, 1.1)) * late
+        rate, scale = unit(math.log10(hparams["lr"]), -6, -1), unit(hparams["heads"], 1, 16)
+        init, warm = hparams["init"], hparams["warmup"]
+        off = (rate - 0.65) ** 2 + 0.5 * (init - 0.4) ** 2 + 0.3 * (scale - 0.5) ** 2
+        off += 0.2 * (warm - 0.2 - 0.5 * rate) ** 2
+        left = 1 / (1 + np.exp(-(_T - 9 - 20 * off) / 0.6))
+        return np.asarray(1.5 - (1.4 - min(off, 1.0)) * left, dtype=float)
 
-    space = {"decay": log(-4, 0), "lr": log(-4, -1), "layers": whole(1, 6)}
-    space["data"] = double(0.2, 1)
-    return Objective("sudden", space, curve, steady(0.01))
+    space = {"lr": log(-6, -1), "heads": whole(1, 16), "init": double(0, 1)}
+    space["warmup"] = double(0, 1)
+    return Objective("slow start", space, curve, steady(0.015))
 
 
-def cliff() -> Objective:
-    """The best place lies beside a cliff; more than half of the space diverges, some of it late."""
+def edge() -> Objective:
+    """A third of the space diverges, at any time; what is good lies at three edges at once."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
-        rate = unit(math.log10(hparams["lr"]), -5, 1)
-        momentum, clip = hparams["momentum"], unit(math.log10(hparams["clip"]), -2, 2)
-        batch = {"32": 0.0, "128": 0.1, "512": 0.2}[hparams["batch"]]
-        edge = 0.62 - 0.25 * momentum + batch - 0.15 * clip
-        end = 0.1 + 1.1 * abs(edge - rate) ** 1.5 + 0.1 * (momentum - 0.7) ** 2
-        end += 0.1 * (clip - 0.3) ** 2 + batch * 0.3
-        values: Curve = end + 1.0 * _T ** -(0.3 + 0.7 * rate)
-        if rate > edge:
-            values[int(max(0.0, 24 - 200 * (rate - edge))) :] = math.nan
-        return values
+        rate = unit(math.log10(hparams["lr"]), -6, 0)
+        beta, size = hparams["beta"], unit(math.log2(hparams["batch"]), 3, 10)
+        smooth, precise = hparams["epsilon"], hparams["precision"] == "full"
+        edges = (
+            0.75 + 0.15 * size - rate,
+            0.9 - beta * (1 - 0.2 * size),
+            smooth + (0.3 if precise else 0.1),
+        )
+        slack = min(edges)
+        end = 0.1 + 0.5 * max(edges[0], 0) ** 1.2 + 0.2 * max(edges[1], 0) + 0.1 * smooth
+        end += 0.08 if precise else 0.0
+        values = end + 0.9 * _T ** -(0.25 + 0.5 * rate + 0.2 * beta)
+        if slack < 0.03:
+            values[int(max(0.0, 25 + 150 * (slack - 0.03))) :] = math.nan
+        return np.asarray(values, dtype=float)
 
-    space = {"lr": log(-5, 1), "momentum": double(0, 0.99), "clip": log(-2, 2)}
-    space["batch"] = choice("32", "128", "512")
-    return Objective("cliff", space, curve, steady(0.01))
-
-
-def wide() -> Objective:
-    """Twenty dimensions of which four matter, with power laws for curves."""
-    wanted = [0.2, 0.75, 0.5, 0.9]
-
-    def curve(hparams: dict[str, Any]) -> Curve:
-        x = [hparams[f"x{i}"] for i in range(20)]
-        off = [x[i] - wanted[i] for i in range(4)]
-        end = 0.1 + sum(o**2 for o in off) + 0.8 * off[0] * off[1]
-        end += 0.004 * sum((a - 0.5) ** 2 for a in x[4:])
-        values: Curve = end + 0.7 * _T ** -(0.4 + 0.5 * x[2])
-        return values
-
-    space = {f"x{i}": double(0, 1) for i in range(20)}
-    return Objective("four of twenty", space, curve, steady(0.01))
+    space: dict[str, Any] = {"lr": log(-6, 0), "beta": double(0, 1), "batch": whole(8, 1024)}
+    space |= {"epsilon": double(0, 1), "precision": choice("full", "half")}
+    return Objective("edges", space, curve, steady(0.01))
 
 
-def choices() -> Objective:
-    """Seven choices of four each that go together in pairs; short trainings see half of them."""
-    rng = Random("choices")
-    alone = [[rng.random() for _ in range(4)] for _ in range(7)]
-    pairs = [[[rng.random() for _ in range(4)] for _ in range(4)] for _ in range(6)]
+def nested() -> Objective:
+    """Conditions in two levels, eleven leaves of all kinds."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
-        at = [hparams[f"c{i}"] for i in range(7)]
-        early = sum(alone[i][at[i]] for i in range(7))
-        late = sum(pairs[i][at[i]][at[i + 1]] for i in range(6))
-        values: Curve = 0.3 * early + 0.7 * late * (1 - _LATE) + 0.5 * _T**-0.5
-        return values
+        rate = unit(math.log10(hparams["lr"]), -5, 0)
+        end = 0.15 + 0.4 * (rate - 0.55) ** 2 + 0.01 * abs(hparams["layers"] - 7)
+        speed = 0.4 + 0.4 * rate
+        if hparams["schedule"] == "cosine":
+            end += 0.1 * (hparams["cycle"] - 0.7) ** 2
+            speed -= 0.1
+        elif hparams["schedule"] == "step":
+            end += 0.03 + 0.1 * (unit(math.log10(hparams["gamma"]), -2, 0) - 0.5) ** 2
+        else:
+            end += 0.1
+        if hparams["regular"] == "on":
+            kind = hparams["penalty"]
+            strength = unit(math.log10(hparams["strength"]), -6, 0)
+            wanted = {"l1": 0.3, "l2": 0.5, "path": 0.8}[kind]
+            end += {"l1": 0.02, "l2": 0.0, "path": -0.04}[kind] + 0.5 * (strength - wanted) ** 2
+            if kind == "path":
+                end += 0.1 * (hparams["rate"] - 0.25) ** 2
+                speed -= 0.2
+        else:
+            end += 0.07
+            speed += 0.15
+        return np.asarray(end + 0.9 * _T ** -max(speed, 0.1), dtype=float)
 
-    space = {f"c{i}": choice(0, 1, 2, 3) for i in range(7)}
-    return Objective("choices", space, curve, steady(0.02), True)
+    space: dict[str, Any] = {
+        "lr": log(-5, 0),
+        "layers": whole(1, 12),
+        "schedule": choice("flat", "cosine", "step"),
+        "cycle": double(0, 1) | {"when": {"schedule": "cosine"}},
+        "gamma": log(-2, 0) | {"when": {"schedule": "step"}},
+        "regular": choice("off", "on"),
+        "penalty": choice("l1", "l2", "path") | {"when": {"regular": "on"}},
+        "strength": log(-6, 0) | {"when": {"regular": "on"}},
+        "rate": double(0, 1) | {"when": {"penalty": "path"}},
+    }
+    return Objective("nested conditions", space, curve, steady(0.008))
+
+
+def overfitting() -> Objective:
+    """Who learns fast overfits: the loss falls, and rises again; the end is what counts."""
+
+    def curve(hparams: dict[str, Any]) -> Curve:
+        rate, size = unit(math.log10(hparams["lr"]), -4, -0.5), unit(hparams["units"], 16, 512)
+        drop, decay = hparams["dropout"] / 0.8, unit(math.log10(hparams["decay"]), -6, -1)
+        bias = 0.2 + 0.3 * (1 - size) ** 2 + 0.2 * drop**2 + 0.4 * (rate - 0.6) ** 2
+        bias += 0.2 * decay**2
+        rises = max(0.5 * rate + 0.4 * size - 0.45 * drop - 0.35 * decay, 0.0)
+        speed = 0.5 + 0.8 * rate - 0.3 * drop
+        return np.asarray(bias + 0.9 * _T**-speed + rises * (_T / EPOCHS) ** 1.5, dtype=float)
+
+    space = {"lr": log(-4, -0.5), "units": whole(16, 512), "dropout": double(0, 0.8)}
+    space["decay"] = log(-6, -1)
+    return Objective("overfitting", space, curve, steady(0.01), True)
+
+
+def honest() -> Objective:
+    """Eight dimensions that go together in pairs; short trainings tell the truth."""
+
+    def curve(hparams: dict[str, Any]) -> Curve:
+        x = [hparams[f"x{i}"] for i in range(8)]
+        end = sum((x[i] - 0.2 - 0.1 * i) ** 2 for i in range(6))
+        end += sum(0.8 * (x[i] + x[i + 1] - 0.5 - 0.2 * i) ** 2 for i in range(0, 6, 2))
+        end += 0.2 * abs(x[6] - 0.5) + 0.05 * x[7]
+        return np.asarray(0.1 + end * (1 + 0.4 * _T**-0.5) + 0.5 * _T**-0.8, dtype=float)
+
+    return Objective("honest", {f"x{i}": double(0, 1) for i in range(8)}, curve, steady(0.02))
+
+
+def elsewhere() -> Objective:
+    """The optimum lies elsewhere for all but the last sixth of a training; five dimensions."""
+
+    def curve(hparams: dict[str, Any]) -> Curve:
+        x = np.array([hparams[f"x{i}"] for i in range(4)] + [hparams["n"] / 30])
+        late = 1 / (1 + np.exp(-(_T - 24) / 0.7))  # (EPOCHS,)
+        first = 0.3 + float(((x - np.array([0.75, 0.2, 0.6, 0.3, 0.8])) ** 2).sum())
+        last = float(((x - np.array([0.25, 0.6, 0.8, 0.5, 0.35])) ** 2).sum())
+        return np.asarray(first * (1 - late) + last * late + 0.5 * _T**-0.6, dtype=float)
+
+    space: dict[str, Any] = {f"x{i}": double(0, 1) for i in range(4)} | {"n": whole(0, 30)}
+    return Objective("elsewhere", space, curve, steady(0.01), True)
