@@ -17,7 +17,7 @@ from zerotrial.ranks import Distributed
 pytestmark = pytest.mark.processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-RANKS, BATCHES, STOP = 4, 6, 3
+RANKS, BATCHES, STOP = 4, 7, 3
 
 HPARAMS = {"width": 16, "depth": 4, "heads": 2, "context": 8, "text_bytes": 4000}
 CONFIG = {
@@ -26,6 +26,12 @@ CONFIG = {
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": 1},
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+}
+CUT = {
+    "tensor_parallel": {
+        "size": 2,
+        "plan": {"layers.*.feed_forward.0": "colwise", "layers.*.feed_forward.2": "rowwise"},
+    }
 }
 
 
@@ -42,17 +48,19 @@ def gpt_trial() -> Any:
 
 
 def run_trials(directory: str) -> list[Any]:
-    """Train without a stop; then up to a stop, and on from there in other numbers of stages."""
+    """Train without a stop; then up to a stop, and on from there in other layouts."""
     distributed = Distributed.from_environment(cuda=False)
     kind, root, seen = gpt_trial(), Path(directory), []
-    for name, stages, end in (
-        ("whole", 4, BATCHES),
-        ("cut", 4, STOP),
-        ("cut", 4, STOP + 1),
-        ("cut", 2, STOP + 2),
-        ("cut", 1, BATCHES),
+    for name, stages, end, more in (
+        ("whole", 4, BATCHES, {}),
+        ("cut", 4, STOP, {}),
+        ("cut", 4, STOP + 1, {}),
+        ("cut", 2, STOP + 2, {}),
+        ("cut", 2, STOP + 3, CUT),
+        ("cut", 1, BATCHES, {}),
     ):
-        hparams = {**HPARAMS, "deepspeed_config": CONFIG, "pipeline_stages": stages}
+        config = {**CONFIG, **more}
+        hparams = {**HPARAMS, "deepspeed_config": config, "pipeline_stages": stages}
         done = distributed.is_chief and (root / name / "metrics.jsonl").exists()
         ref = distributed.broadcast(last_checkpoint(root / name) if done else None)
         settings = make_settings(end)
@@ -62,11 +70,11 @@ def run_trials(directory: str) -> list[Any]:
     return seen
 
 
-def test_a_pipeline_stopped_and_resumed_with_other_stages_trains_as_if_nothing_had_been(
+def test_a_pipeline_stopped_and_resumed_in_other_layouts_trains_as_if_nothing_had_been(
     tmp_path: Path,
 ) -> None:
     answers = run_on_ranks(run_trials, RANKS, str(tmp_path))
-    assert answers == [[BATCHES, STOP, STOP + 1, STOP + 2, BATCHES]] * RANKS
+    assert answers == [[BATCHES, STOP, STOP + 1, STOP + 2, STOP + 3, BATCHES]] * RANKS
     for group, name in (("training", "loss"), ("validation", "validation_loss")):
         whole, cut = (metrics(tmp_path / path, group) for path in ("whole", "cut"))
         assert cut[BATCHES][name] == pytest.approx(whole[BATCHES][name], abs=1e-5)
