@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from tests.storage.buckets import S3
 from zerolab.core.context import CheckpointContext
 from zerolab.core.saving import CheckpointSaver
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, StorageError
 from zerolab.storage.progress import Progress
-from zerolab.storage.store import CheckpointStore
+from zerolab.storage.store import CheckpointStore, new_uuid
 
 
 def stores(s3: S3, bucket: str, directory: Path) -> CheckpointStore:
@@ -116,6 +117,118 @@ def test_a_download_goes_on_where_it_stopped(s3_server: S3, tmp_path: Path) -> N
     writer._fetch(stored, ["weights"], tmp_path)
     assert target.read_bytes() == content
     assert counted == [1000]
+
+
+class Faulty:
+    """The calls to S3 of a store, some of which fail, before S3 gets them or after it has."""
+
+    def __init__(self, store: CheckpointStore, fails: list[tuple[str, str]]) -> None:
+        self.sent: list[str] = []
+        self._fails = fails
+        files = store._bucket.objects._files
+        self._call, files.call_s3 = files.call_s3, self.call_s3
+        self._put, files.put_file = files.put_file, self.put_file
+
+    def call_s3(self, method: str, **arguments: Any) -> Any:
+        name = f"{method} {arguments.get('PartNumber', '')}".strip()
+        return self._do(name, lambda: self._call(method, **arguments))
+
+    def put_file(self, *words: Any, **arguments: Any) -> Any:
+        return self._do("put_file", lambda: self._put(*words, **arguments))
+
+    def _do(self, name: str, call: Callable[[], Any]) -> Any:
+        self.sent.append(name)
+        if (name, "before") in self._fails:
+            self._fails.remove((name, "before"))
+            raise ConnectionError("the line is cut")
+        answer = call()
+        if (name, "after") in self._fails:
+            self._fails.remove((name, "after"))
+            raise ConnectionError("the answer is lost")
+        return answer
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is large from 6 MB on, and its parts are as small as S3 takes them."""
+    monkeypatch.setattr("zerolab.storage.objects.LARGE", 6 * 1024**2)
+    monkeypatch.setattr("zerolab.storage.parts._PART", 5 * 1024**2)
+    monkeypatch.setattr("zerolab.storage.objects._PAUSES_S", (0.0, 0.0, 0.0))
+
+
+def bring_up(
+    s3: S3, bucket: str, directory: Path, content: bytes, fails: list[tuple[str, str]]
+) -> tuple[CheckpointStore, str, list[str]]:
+    """Save a checkpoint of one file over a faulty line; return what was sent on the way."""
+    store = stores(s3, bucket, directory)
+    faulty = Faulty(store, fails)
+    name = new_uuid()
+    (store.begin(name) / "weights").write_bytes(content)
+    store.announce(name)
+    records = store.upload(name, ["weights"])
+    sent = list(faulty.sent)
+    store.commit(name, 1, {}, records)
+    return store, name, sent
+
+
+def unfinished(s3: S3, bucket: str) -> list[Any]:
+    client = s3.client()
+    found: list[Any] = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    client.close()
+    return found
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize(
+    ("fails", "parts"),
+    [
+        ([], [1, 1, 1]),
+        ([("upload_part 2", "before")] * 2, [1, 3, 1]),
+        ([("upload_part 2", "before"), ("upload_part 3", "before")], [1, 2, 2]),
+        ([("complete_multipart_upload", "before")], [1, 1, 1]),
+        ([("complete_multipart_upload", "after")], [1, 1, 1]),
+    ],
+    ids=["undisturbed", "one part twice", "two parts", "the end", "the answer to the end"],
+)
+def test_an_upload_in_parts_goes_on_with_those_that_are_missing(
+    s3_server: S3, tmp_path: Path, fails: list[tuple[str, str]], parts: list[int]
+) -> None:
+    bucket, content = s3_server.bucket(), os.urandom(11 * 1024**2)
+    _, name, sent = bring_up(s3_server, bucket, tmp_path / "a", content, fails)
+    assert [sent.count(f"upload_part {number}") for number in (1, 2, 3)] == parts
+    assert sent.count("create_multipart_upload") == 1
+    assert unfinished(s3_server, bucket) == []
+    with stores(s3_server, bucket, tmp_path / "b").restore_path(name) as path:
+        assert (path / "weights").read_bytes() == content
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_upload_that_is_given_up_leaves_no_parts(s3_server: S3, tmp_path: Path) -> None:
+    bucket = s3_server.bucket()
+    store = stores(s3_server, bucket, tmp_path / "a")
+    Faulty(store, [("upload_part 2", "before")] * 4)
+    name = new_uuid()
+    (store.begin(name) / "weights").write_bytes(bytes(6 * 1024**2))
+    store.announce(name)
+    with pytest.raises(StorageError, match="the line is cut"):
+        store.upload(name, ["weights"])
+    assert unfinished(s3_server, bucket) == []
+    store.abort(name)
+    assert s3_server.keys(bucket) == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_file_of_which_only_the_answer_was_lost_is_not_sent_again(
+    s3_server: S3, tmp_path: Path
+) -> None:
+    bucket = s3_server.bucket()
+    fails = [("put_file", "after")]
+    _, name, sent = bring_up(s3_server, bucket, tmp_path / "a", b"w" * 1000, fails)
+    assert sent.count("put_file") == 1
+    with stores(s3_server, bucket, tmp_path / "b").restore_path(name) as path:
+        assert (path / "weights").read_bytes() == b"w" * 1000
+    sent = bring_up(s3_server, bucket, tmp_path / "c", b"w", [("put_file", "before")])[2]
+    assert sent.count("put_file") == 2
 
 
 def test_what_was_not_used_for_longest_leaves_the_cache_and_what_is_read_stays(

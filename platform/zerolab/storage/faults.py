@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import StorageError
 
-__all__ = ["StorageRefusedError", "storage_error"]
+__all__ = ["StorageRefusedError", "opening_error", "storage_error"]
 
 _CHECKPOINTS = "checkpoint_storage"
 _UNREACHABLE = (
@@ -68,6 +68,20 @@ def storage_error(
             f"that the machine reaches it, or mend {key}"
         )
     return StorageError(f"{place}: {doing}: {what}")
+
+
+def opening_error(address: StorageAddress, error: ValueError) -> StorageRefusedError:
+    """Say of an address that a library cannot make sense of what its block says.
+
+    Args:
+        address: Of a checkpoint storage.
+        error: What the library has raised.
+    """
+    what = address.scrub(_first_line(error))
+    remedy = _CHECKPOINT_CREDENTIALS.get(address.scheme, f"mend {_CHECKPOINTS}")
+    return StorageRefusedError(
+        f"checkpoint storage {address.root}: cannot be opened: {what}; {remedy}"
+    )
 
 
 def _refusal(

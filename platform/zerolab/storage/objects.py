@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from zerolab.contract.storage import StorageAddress
-from zerolab.errors import NotFoundError, StorageError
-from zerolab.storage.faults import StorageRefusedError, storage_error
+from zerolab.errors import ConfigError, NotFoundError, StorageError
+from zerolab.storage.faults import StorageRefusedError, opening_error, storage_error
 from zerolab.storage.opening import open_remote
+from zerolab.storage.parts import LARGE, PartsUpload, abort_uploads
 from zerolab.storage.progress import Progress
 
 __all__ = ["FileRecord", "ObjectStore", "file_hash"]
@@ -28,8 +29,6 @@ _PIECE = 8 * 1024**2
 """Bytes of a download that are asked for at a time."""
 _BUCKETS = ("s3", "gs", "az")
 """Know no directories; told to make one, they would make a bucket that is missing."""
-_PARTS_AT_ONCE = 4
-"""Of a large file that goes up in parts, 50 MB each."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -58,7 +57,12 @@ class ObjectStore:
 
     def __init__(self, address: StorageAddress) -> None:
         self.address = address
-        self._files, self._root = open_remote(address)
+        try:
+            self._files, self._root = open_remote(address)
+        except ConfigError:  # its package is missing
+            raise
+        except ValueError as error:  # what the file says makes no sense to the library
+            raise opening_error(address, error) from error
 
     def read(self, name: str) -> bytes:
         """Return the content of a small object.
@@ -115,26 +119,56 @@ class ObjectStore:
         with self._guarded("cannot be deleted from"):
             with contextlib.suppress(FileNotFoundError):
                 self._files.rm(self._path(folder), recursive=True)
-            self._abort_parts(self._path(folder))
+            if self.address.scheme == "s3":
+                abort_uploads(self._files, self._path(folder))
 
     def upload(self, source: Path, name: str, progress: Progress) -> FileRecord:
-        """Bring a file up, and see that it has arrived whole."""
+        """Bring a file up, and see that it has arrived whole.
+
+        What has arrived in an attempt that failed is not sent again: of a large file in S3 its
+        parts, of any in a bucket the whole, where only the answer was lost.
+        """
         record = FileRecord(source.stat().st_size, file_hash(source))
-        at_once = {"max_concurrency": _PARTS_AT_ONCE} if self.address.scheme == "s3" else {}
+        path = self._path(name)
+        is_large = self.address.scheme == "s3" and record.size >= LARGE
+        parts = PartsUpload(self._files, path, source) if is_large else None
+        tried = False
 
         def attempt() -> None:
+            nonlocal tried
+            again, tried = tried and self.address.scheme in _BUCKETS, True
             with self._guarded("cannot be written"), progress.file() as told:
-                path = self._path(name)
-                if self.address.scheme not in _BUCKETS:
-                    self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._files.put_file(str(source), path, callback=_callback(told), **at_once)
-                arrived = int(self._files.info(path)["size"])
+                if again and self._arrived(path) == record.size:  # no object is there in part
+                    told(record.size)
+                    return
+                if parts is not None:
+                    parts.attempt(told)
+                else:
+                    self._put(source, path, told)
+                arrived = self._arrived(path)
                 if arrived != record.size:
-                    msg = f"{path} has {arrived} bytes there instead of {record.size}"
+                    msg = f"{path} has {arrived or 0} bytes there instead of {record.size}"
                     raise StorageError(msg)
 
-        self._again(attempt)
+        try:
+            self._again(attempt)
+        except StorageError:
+            if parts is not None:
+                parts.abort()
+            raise
         return record
+
+    def _put(self, source: Path, path: str, told: Callable[[int], None]) -> None:
+        if self.address.scheme not in _BUCKETS:
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.put_file(str(source), path, callback=_callback(told))
+
+    def _arrived(self, path: str) -> int | None:
+        """Bytes of what is at a path; None where nothing is."""
+        try:
+            return int(self._files.info(path)["size"])
+        except FileNotFoundError:
+            return None
 
     def download(self, name: str, target: Path, record: FileRecord, progress: Progress) -> None:
         """Bring a file down; go on where an earlier download of it has stopped.
@@ -206,20 +240,6 @@ class ObjectStore:
         failure = storage_error(self.address, error, "cannot be read")
         if isinstance(failure, StorageRefusedError):
             raise failure from error
-
-    def _abort_parts(self, prefix: str) -> None:
-        """Have S3 forget the parts of large files that never became whole: they cost money."""
-        if self.address.scheme != "s3":
-            return
-        bucket = prefix.partition("/")[0]
-        for upload in self._files.list_multipart_uploads(bucket) or ():
-            if f"{bucket}/{upload['Key']}".startswith(f"{prefix}/"):
-                self._files.call_s3(
-                    "abort_multipart_upload",
-                    Bucket=bucket,
-                    Key=upload["Key"],
-                    UploadId=upload["UploadId"],
-                )
 
     @contextlib.contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:

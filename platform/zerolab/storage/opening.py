@@ -75,7 +75,13 @@ def _arguments(address: StorageAddress) -> dict[str, Any]:
 def _azure(options: dict[str, str]) -> dict[str, Any]:
     if "connection_string" in options:
         return {"connection_string": options["connection_string"]}
-    host = urlsplit(options.get("account_url", "")).netloc
+    url = options.get("account_url", "")
+    host, account = urlsplit(url).netloc, urlsplit(url).path.strip("/")
+    if account and "credential" in options:  # as emulators and Azure Stack have it
+        secret = options["credential"]
+        kind = "SharedAccessSignature" if "sig=" in secret else "AccountKey"
+        said = f"BlobEndpoint={url};AccountName={account};{kind}={secret}"
+        return {"connection_string": said}
     return {
         "account_name": host.partition(".")[0],
         "account_host": host,
