@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,28 @@ def test_a_disk_that_is_full_is_told_before_and_while_it_fills(
         (disk / "filler").unlink()
         stage(source, disk / "copy")
         assert tree(disk / "copy") == tree(source)
+
+
+@dataclass
+class Store:
+    """An object store that counts whole seconds."""
+
+    content: bytes
+
+    def listing(self) -> dict[str, SourceFile]:
+        return {"one": SourceFile(1, self.content.hex(), 1_700_000_000_000_000_000)}
+
+    def pieces(self, name: str, size: int) -> Iterator[bytes]:
+        assert (name, size) == ("one", 1)
+        yield self.content
+
+
+def test_what_changes_twice_in_a_second_is_told_by_its_hash(tmp_path: Path) -> None:
+    to = tmp_path / "copy"
+    for content in (b"1", b"2"):
+        stage("s3://bucket/set", to, Store(content))
+        assert tree(to) == {"one": content}
+    assert "already" in stage("s3://bucket/set", to, Store(b"2"))
 
 
 def test_objects_of_a_bucket_are_copied_and_known_again_by_their_hashes(

@@ -17,6 +17,7 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -223,8 +224,8 @@ class Copy:
                     told(len(piece))
             if half.stat().st_size != file.size:
                 raise StorageError(f"data.stage.from: {name} has changed while it was copied")
-            if file.mtime_ns is not None:
-                os.utime(half, ns=(file.mtime_ns, file.mtime_ns))
+            if (mark := _mark(file)) is not None:
+                os.utime(half, ns=(mark, mark))
             half.replace(target)
 
         def copy_or_end_all(number: int, name: str, file: SourceFile) -> None:
@@ -284,8 +285,19 @@ def _is_there(path: Path, file: _Copied) -> bool:
 
 def _arrived(path: Path, file: SourceFile) -> bool:
     """Whether an earlier try has brought a file, as it is now."""
-    mtime_ns = file.mtime_ns
-    return mtime_ns is not None and _is_there(path, _Copied(file.size, "", mtime_ns))
+    mark = _mark(file)
+    return mark is not None and _is_there(path, _Copied(file.size, "", mark))
+
+
+def _mark(file: SourceFile) -> int | None:
+    """The time of change that a copy is given, by which it is known again; None: by none.
+
+    Object stores count whole seconds, in which a file may change twice: what is below a millisecond
+    tells the contents apart.
+    """
+    if file.mtime_ns is None or file.stamp == str(file.mtime_ns):
+        return file.mtime_ns
+    return file.mtime_ns - file.mtime_ns % 1_000_000 + zlib.crc32(file.stamp.encode()) % 1_000_000
 
 
 def _remove_others(part: Path, files: Mapping[str, SourceFile]) -> None:
