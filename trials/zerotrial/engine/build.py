@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any, cast
@@ -14,6 +15,7 @@ from torch import nn
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
 from zerotrial.engine.building.arguments import (
+    check_values,
     groups_of,
     make_given,
     make_schedule,
@@ -99,6 +101,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     config_params: Any = None,
     device: "torch.device | str | None" = None,
     *,
+    weights: str | PathLike[str] | None = None,
     engine_class: type[Engine] = Engine,
 ) -> tuple[Engine, torch.optim.Optimizer, Any, Any]:
     """Build an engine; stands where ``deepspeed.initialize`` stood. **Collective**.
@@ -121,6 +124,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         mesh_param: Not supported; pass ``mpu``.
         config_params: Old name of ``config``.
         device: Where to train; the local rank's GPU where there is one, else the CPU.
+        weights: Safetensors, a file or a folder, that a model is filled from unit by unit at
+            stage 3; it may be on the meta device.
         engine_class: Of the engine, unless the model is a pipeline.
 
     Returns:
@@ -131,6 +136,9 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     """
     builder = _builder.get()
     if builder is not None:
+        if weights is not None:
+            problem = "weights: is this engine's own, and another builds here; load them before"
+            raise ConfigError("initialize()", [problem])
         return builder(
             args=args,
             model=model,
@@ -160,6 +168,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         )
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
+    check_values(model, resolved, weights)
     alone = resolved.zero_optimization.stage == 3
     tell = int(os.environ.get("RANK", "0")) == 0
     model_parameters = release(model, optimizer, model_parameters, alone=alone, tell=tell)
@@ -171,6 +180,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         taken.closed_by(divided.undo)
         made = make_given(optimizer, model_parameters, model)
         inputs = _stage_inputs(model, ground, taken, made, model_parameters, observer)
+        inputs = replace(inputs, weights=weights)
         stage = _build_stage(inputs)
         taken.closed_by(partial(_undo, stage, divided))
         _cast_inputs(inputs)
@@ -196,7 +206,8 @@ def _prepare_model(model: nn.Module, ground: Ground, observer: Observer) -> Divi
     divided = divide(
         model, ground.config.tensor_parallel, ground.mesh, ground.device, observer.phase
     )
-    model.to(ground.device)  # only now, when a rank's part is all there is
+    if ground.config.zero_optimization.stage < 3:  # which moves it unit by unit
+        model.to(ground.device)  # only now, when a rank's part is all there is
     compile_blocks(model, ground.config.compile)
     checkpoint_blocks(model, ground.config.activation_checkpointing, divided.line)
     return divided

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.comm.communicator import Traffic
     from zerotrial.engine.mesh import Mesh
@@ -174,7 +176,8 @@ class StageInputs:
     """Everything that a stage may be built from."""
 
     module: nn.Module
-    """On ``device``, still in fp32 (or as the user made it); the stage casts it."""
+    """On ``device``, still in fp32 (or as the user made it); the stage casts it. At stage 3 it is
+    where the user has built it, and may lack values."""
 
     groups: Sequence[ParamGroup]
     """Trainable parameters by optimizer group; each parameter in exactly one."""
@@ -191,6 +194,9 @@ class StageInputs:
     """How the module was, so that it can be given back."""
 
     observer: Observer = field(default_factory=NullObserver)
+
+    weights: "str | PathLike[str] | None" = None
+    """Safetensors that the model is to be filled from; only at stage 3."""
 
 
 class GradientSource(Protocol):

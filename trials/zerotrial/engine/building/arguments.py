@@ -13,7 +13,7 @@ from zerolab.errors import ConfigError
 from zerotrial.engine.lr_schedules import SCHEDULES
 from zerotrial.engine.seams import NamedParameter, ParamGroup
 
-__all__ = ["groups_of", "make_given", "make_schedule", "read_config", "unusable"]
+__all__ = ["check_values", "groups_of", "make_given", "make_schedule", "read_config", "unusable"]
 
 
 def unusable(optimizer: Any, training_data: Any) -> list[str]:
@@ -72,6 +72,36 @@ def read_config(args: Any, model: Any, config: Any, problems: list[str]) -> Engi
         return source
     assert source is not None
     return load_engine_config(source)
+
+
+def check_values(model: nn.Module, config: EngineConfig, weights: Any) -> None:
+    """Refuse a model without values where nothing would give it any.
+
+    Args:
+        model: To be trained.
+        config: Of the engine.
+        weights: Safetensors to fill it from, or None.
+
+    Raises:
+        ConfigError: Names the first parameters that are on the meta device.
+    """
+    stage = config.zero_optimization.stage
+    if stage == 3 and config.tensor_parallel.size == 1:
+        return
+    where = f"zero_optimization.stage is {stage}"
+    if config.tensor_parallel.size > 1:
+        where = f"tensor_parallel.size is {config.tensor_parallel.size}"
+    problems = []
+    if weights is not None:
+        problems.append(f"weights: are read at stage 3 of data-parallel ranks, and {where}; ")
+        problems[0] += "load them into the model before"
+    absent = [name for name, value in model.named_parameters() if value.is_meta]
+    if absent:
+        told = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+        problems.append(f"model: must hold values where {where}, got the meta device: {told}; ")
+        problems[-1] += "build it on a CPU, or use stage 3, which fills it unit by unit"
+    if problems:
+        raise ConfigError("initialize()", problems)
 
 
 def make_given(given: Any, model_parameters: Any, model: nn.Module) -> torch.optim.Optimizer | None:

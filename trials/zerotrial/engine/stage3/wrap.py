@@ -8,7 +8,7 @@ a parameter is therefore one contiguous range of its flattened elements.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -26,7 +26,9 @@ from torch.distributed.tensor import DTensor
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.memory.files import release
 from zerotrial.engine.module.precision import kept_in_full
+from zerotrial.engine.module.swapped import become
 from zerotrial.engine.module.units import Unit, asked_units, plan_units
+from zerotrial.engine.stage3.absent import Absent, WeightFiles
 from zerotrial.engine.stage3.gather import set_gathering
 from zerotrial.engine.stage3.internals import keep_class_name, make_root, parameters_of
 from zerotrial.engine.stage3.paged import to_files
@@ -45,7 +47,7 @@ def shard_module(
     """Shard the model in place, from rank 0's values. **Collective**.
 
     Args:
-        inputs: The stage's; the model is on ``inputs.device``.
+        inputs: The stage's; what the model has no values of is filled unit by unit.
         comm: Between the data-parallel ranks.
         mesh: The same ranks, in one dimension.
         files: Where each unit's shards go as soon as it is cut; None: they stay.
@@ -63,10 +65,14 @@ def shard_module(
     # What is not a float can be neither cast nor trained: it stays whole.
     ignored = {p for p in module.parameters() if not p.is_floating_point()}
     _check_shardable(module)
-    for value in (*module.parameters(), *module.buffers()):
-        comm.broadcast(value.data)
-        release(value.data)
-    _prepare_types(inputs, trained)
+    absent = _what_is_absent(inputs, comm)
+    kept = kept_in_full(module)
+    if absent is None:
+        module.to(inputs.device)
+        for value in (*module.parameters(), *module.buffers()):
+            comm.broadcast(value.data)
+            release(value.data)
+        _prepare_types(inputs, trained, kept, module)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     in_full = _in_full(inputs)
     units = plan_units(
@@ -76,17 +82,43 @@ def shard_module(
         apart=in_full,
         ignored=ignored,
     )
-    for unit in units:
+    order: Iterable[Unit] = units
+    if absent is not None:
+        of = {unit.module: unit for unit in units}
+        order = (of[part] for part in absent.in_order(list(of)))
+    for unit in order:
+        if absent is not None:
+            _prepare_types(inputs, trained, kept, unit.module)
         compute = None if unit.module in in_full else inputs.precision.compute
+        wholes = [p for p in unit.module.parameters() if not isinstance(p, DTensor)]
         if files is None:
             _shard_unit(unit, mesh, inputs, compute, ignored)
         else:
-            wholes = [p.data for p in unit.module.parameters() if not isinstance(p, DTensor)]
+            values = [p.data for p in wholes]
             _shard_unit(unit, mesh, inputs, compute, ignored)
-            to_files(cast("FSDPModule", unit.module), wholes, files)
+            to_files(cast("FSDPModule", unit.module), values, files)
+        if absent is not None:
+            _let_go(set(wholes) - ignored)
     set_gathering(module, units, inputs.config.zero_optimization)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
+
+
+def _what_is_absent(inputs: StageInputs, comm: Communicator) -> Absent | None:
+    """Find what fills the model unit by unit; None where all of it is there. **Collective**."""
+    weights = None
+    if inputs.weights is not None:
+        weights = WeightFiles(inputs.weights)
+        weights.check(inputs.module)
+    if weights is None and not Absent.anywhere(inputs.module, comm, inputs.device):
+        return None
+    return Absent(inputs.module, comm, inputs.device, weights)
+
+
+def _let_go(wholes: set[nn.Parameter]) -> None:
+    """Free what has been cut: groups and optimizers know the whole parameters still."""
+    for whole in wholes:
+        become(whole, torch.empty_like(whole, device="meta"))
 
 
 def _shard_unit(
@@ -157,8 +189,6 @@ def _check_shardable(module: nn.Module) -> None:
             )
         elif parameter.numel() == 0:
             problems.append(f"parameter {name}: must have elements to be cut, got none; {_REMEDY}")
-        if parameter.is_meta:
-            problems.append(f"parameter {name}: must hold values, got the meta device")
     for name, child in module.named_modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
             problems.append(f"module {name}: sparse gradients cannot be sharded; set sparse=False")
@@ -166,13 +196,14 @@ def _check_shardable(module: nn.Module) -> None:
         raise ConfigError("stage 3", problems)
 
 
-def _prepare_types(inputs: StageInputs, trained: set[nn.Parameter]) -> None:
+def _prepare_types(
+    inputs: StageInputs, trained: set[nn.Parameter], kept: set[nn.Parameter], module: nn.Module
+) -> None:
     """Make trained parameters fp32 masters, and the rest what forward computes in."""
     compute = inputs.precision.compute
-    kept = kept_in_full(inputs.module)
     offloaded = inputs.config.zero_optimization.offload_param.device != "none"
-    for parameter in inputs.module.parameters():
-        if not parameter.is_floating_point():
+    for parameter in module.parameters():
+        if not parameter.is_floating_point() or isinstance(parameter, DTensor):
             continue
         kind = parameter.dtype
         if compute is not None and parameter not in kept:

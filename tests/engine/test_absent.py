@@ -1,0 +1,187 @@
+"""Stage 3 of models that no rank holds whole: values come unit by unit, beside plain torch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from tests.engine.stage3_models import Language, make_batches
+from zerolab.errors import ConfigError
+
+pytestmark = pytest.mark.processes
+
+WIDTH, BLOCKS, STEPS = 32, 8, 2
+CONFIG: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    "zero_optimization": {"stage": 3},
+}
+
+
+class Untied(Language):
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__(width, BLOCKS)
+        self.head = nn.Linear(width, self.embed.num_embeddings, bias=False)
+        self.register_buffer("scale", torch.ones(3))
+
+    def reset_parameters(self) -> None:
+        self.scale.fill_(2.0)
+
+
+def reset(part: nn.Module) -> None:
+    make = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+    if make is not None:
+        make()
+
+
+def on_meta(kind: Any) -> Any:
+    with torch.device("meta"):
+        return kind()
+
+
+def plain_losses(model: nn.Module) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for (ranks,) in make_batches(STEPS, 1, 2):
+        loss = sum(model(*batch) for batch in ranks) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def losses_of(engine: Any) -> list[float]:
+    losses = []
+    for (ranks,) in make_batches(STEPS, 1, 2):
+        loss = engine(*ranks[engine.mesh.data.rank])
+        engine.backward(loss)
+        engine.step()
+        every = [None, None]
+        torch.distributed.all_gather_object(every, loss.item())
+        losses.append(sum(every) / 2)  # type: ignore[arg-type]
+    return losses
+
+
+def peak_of(build: Any) -> tuple[Any, int]:
+    """What a call makes, and the most bytes that torch's allocator had given out during it."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        made = build()
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return made, most
+
+
+def build(kind: Any, **more: Any) -> Any:
+    return zerotrial.initialize(model=kind(), config=CONFIG, **more)[0]
+
+
+def everything(root: str) -> dict[str, Any]:
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(5)
+    wanted = Untied().apply(reset)
+    stored = {name: value.clone() for name, value in wanted.state_dict().items()}
+    whole = sum(value.nbytes for value in wanted.state_dict().values())
+    plain = plain_losses(wanted)
+    found: dict[str, Any] = {"whole": whole}
+    if rank == 0:
+        save_file(stored, f"{root}/all.safetensors")
+    torch.distributed.barrier()
+
+    def filled() -> Untied:
+        model = Untied()
+        model.load_state_dict(stored)
+        return model
+
+    ways: dict[str, Any] = {
+        "filled": lambda: build(filled),
+        "own": lambda: build(lambda: on_meta(Untied)),
+        "files": lambda: build(lambda: on_meta(Untied), weights=f"{root}/all.safetensors"),
+        "first": lambda: build(filled if rank == 0 else lambda: on_meta(Untied)),
+    }
+    for name, way in ways.items():
+        torch.manual_seed(5)
+        if name == "own":
+            Untied()  # draws what the plain one drew when it was built
+        engine, found[name] = peak_of(way)
+        assert engine.module.scale.tolist() == [2.0, 2.0, 2.0]
+        mine = losses_of(engine)
+        assert mine == pytest.approx(plain, rel=2e-6), (name, mine, plain)
+        if name == "files":
+            engine.save_checkpoint(f"{root}/checkpoint")
+            saved = engine.full_state_dict()
+        engine.close()
+    # a checkpoint fills a model that was never anywhere whole
+    engine, found["checkpoint"] = peak_of(lambda: build(lambda: on_meta(Untied)))
+    engine.load_checkpoint(f"{root}/checkpoint")
+    for name, value in engine.full_state_dict().items():
+        torch.testing.assert_close(value, saved[name], rtol=0, atol=0)
+    engine.close()
+    return found
+
+
+@pytest.mark.slow
+def test_a_model_on_the_meta_device_trains_as_the_plain_one_and_is_whole_on_no_rank(
+    tmp_path: Path,
+) -> None:
+    first, second = run_on_ranks(everything, 2, str(tmp_path))
+    assert first["filled"] > first["whole"] * 1.4  # the measure sees a whole model, and its shards
+    # Counted whole by torch, but only mapped: what has been read of a file may be given up at once.
+    mapped = (tmp_path / "all.safetensors").stat().st_size
+    for name, less in (("own", 0), ("files", mapped), ("checkpoint", 0)):
+        assert max(first[name], second[name]) - less < 0.8 * first["whole"], name
+    assert second["first"] < 0.8 * first["whole"] < first["whole"] <= first["first"]
+
+
+class Bare(nn.Module):
+    """Has nothing that would make its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.ones(4))
+
+
+class Forgetful(Bare):
+    def reset_parameters(self) -> None:
+        """Leaves its weight as it is."""
+
+
+def refusals(root: str) -> list[str]:
+    save_file({"inner.weight": torch.ones(4, 3), "other": torch.ones(1)}, f"{root}/bad.safetensors")
+    told = []
+    for kind, stage, more in (
+        (Bare, 3, {}),
+        (Forgetful, 3, {}),
+        (Bare, 2, {}),
+        (Bare, 3, {"weights": f"{root}/bad.safetensors"}),
+        (Bare, 3, {"weights": f"{root}/none.safetensors"}),
+        (Bare, 1, {"weights": f"{root}/bad.safetensors"}),
+    ):
+        config = CONFIG | {"zero_optimization": {"stage": stage}}
+        with pytest.raises(ConfigError) as caught:
+            zerotrial.initialize(model=on_meta(kind), config=config, **more)
+        told.append(str(caught.value))
+    return told
+
+
+def test_values_that_nothing_can_give_are_named_with_what_to_do(tmp_path: Path) -> None:
+    (told,) = run_on_ranks(refusals, 1, str(tmp_path))
+    assert "weight (of Bare): must hold values" in told[0]
+    assert "give its module a reset_parameters(), or pass weights=" in told[0]
+    assert "the initialisation of Forgetful must give weight values, gave none" in told[1]
+    assert "where zero_optimization.stage is 2" in told[2]
+    assert "weight, inner.weight, inner.bias" in told[2]
+    assert "inner.weight must have the shape (4, 4), got (4, 3)" in told[3]
+    assert "the model has no other" in told[3]
+    assert "must be safetensors that every rank can read" in told[4]
+    assert "weights: are read at stage 3" in told[5]
