@@ -143,7 +143,9 @@ _E_OVER = _instead(EXPERIMENT_ENDED, _GO_ON) | _instead(
     EXPERIMENT_STOPPING, "wait until it has ended; then " + _GO_ON
 )
 _END_FIRST = "`zerolab experiment cancel {id}` or `kill {id}` first, and wait until it has ended"
-_E_NOT_OVER = _instead(_E_OPEN | EXPERIMENT_STOPPING, _END_FIRST)
+_E_NOT_OVER = _instead(_E_OPEN, _END_FIRST) | _instead(
+    EXPERIMENT_STOPPING, "wait until it has ended, then ask again"
+)
 _T_GO_ON = "`zerolab trial continue {id}` has it go on from its checkpoint"
 _T_OVER = _instead(TRIAL_ENDED, _T_GO_ON) | {
     _T.STOPPING: "wait until it has ended; then " + _T_GO_ON

@@ -212,6 +212,10 @@ def test_kill_does_not_wait(server: Server) -> None:
     server.add_agent()
     spec = server.begin()
     assert server.act("kill")["state"] == "STOPPING_KILLED"
+    refused = server.http.post("/api/v1/experiments/1/archive")
+    assert refused.json()["error"]["message"].endswith(
+        "archived; wait until it has ended, then ask again"
+    )
     assert [(item.run_id, item.action) for item in server.work()] == [(spec.run_id, "kill")]
     server.exit(spec.run_id, -9)
     assert server.experiment()["state"] == "CANCELED"

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
+from s3fs.errors import translate_boto_error
 
 from tests.core.test_socket_ranks import on_ranks
 from tests.storage.buckets import S3
@@ -198,6 +200,30 @@ def test_an_upload_in_parts_goes_on_with_those_that_are_missing(
     assert [sent.count(f"upload_part {number}") for number in (1, 2, 3)] == parts
     assert sent.count("create_multipart_upload") == 1
     assert unfinished(s3_server, bucket) == []
+    with stores(s3_server, bucket, tmp_path / "b").restore_path(name) as path:
+        assert (path / "weights").read_bytes() == content
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_that_s3_has_forgotten_are_sent_again(s3_server: S3, tmp_path: Path) -> None:
+    bucket, content = s3_server.bucket(), os.urandom(6 * 1024**2)
+    store = stores(s3_server, bucket, tmp_path / "a")
+    faulty = Faulty(store, [])
+    name = new_uuid()
+    (store.begin(name) / "weights").write_bytes(content)
+    call = faulty._call
+
+    def forgetful(method: str, **arguments: Any) -> Any:
+        if arguments.get("PartNumber") == 2 and faulty.sent.count("upload_part 2") == 1:
+            # What S3 answers of an upload that it has forgotten; moto answers 500.
+            said = {"Error": {"Code": "NoSuchUpload", "Message": "The upload does not exist"}}
+            error = ClientError(said, "UploadPart")  # type: ignore[arg-type]
+            raise translate_boto_error(error) from error
+        return call(method, **arguments)
+
+    faulty._call = forgetful
+    store.commit(name, 1, {})
+    assert faulty.sent.count("create_multipart_upload") == 2
     with stores(s3_server, bucket, tmp_path / "b").restore_path(name) as path:
         assert (path / "weights").read_bytes() == content
 
