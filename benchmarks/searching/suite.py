@@ -1,6 +1,7 @@
-"""The objectives: on most of them the method was chosen, on the last ones it was confirmed.
+"""The objectives: variants of the method are chosen on most, and confirmed on the last ones.
 
-Those in ``CONFIRMED_ON`` were written before the method was settled, and run once it was.
+Those in ``CONFIRMED_ON`` were written before a choice, and run after it; what was chosen did not
+hold on them (``docs/searchers.md``).
 """
 
 from benchmarks.searching import conditional, functions, kinds, table, traps, unseen

@@ -1,4 +1,4 @@
-"""Objectives that had no part in any choice: written first, and run when the method was settled.
+"""Objectives on which no variant was chosen: written before the choice, and run after it.
 
 Of the kinds that had been hard, and of some that had not: falls that come at once and late,
 families that cross late, noise with outliers, long plateaus, divergence, overfitting, nested

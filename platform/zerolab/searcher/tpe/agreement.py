@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 __all__ = ["Agreement"]
 
-_PRIOR, _STRENGTH = 0.8, 0.5
+_PRIOR, _STRENGTH = 0.85, 0.5
 """Share of pairs that the lowest rung ranks right, before any was seen; weight of a belief."""
-_NOTHING, _FULL = 0.55, 0.75
-"""Shares at which a rung is not trusted at all, hardly better than a coin's toss, and fully."""
+_NOTHING, _FULL = 0.5, 0.7
+"""Shares at which a rung is not trusted at all, as a coin's toss, and fully."""
 _NEWEST = 64
 """So many trials of a rung are compared."""
 

@@ -16,9 +16,9 @@ _DIVISOR = 3
 _RUNGS = 4
 _ENTRIES = (9.0, 4.0, 2.0)
 """Of 15 new trials, so many are first judged at rung 0, 1 and 2."""
-_PROBES = range(3, 25, 3)
+_PROBES = (10, 13, 16)
 """New trials, counted from 1, that train to the whole length at once; then every time their number
-has doubled: 48, 96 and so on."""
+has doubled."""
 
 
 def make_levels(length: int) -> list[int]:
