@@ -24,7 +24,10 @@ with zerolab.core.init() as context:
     latest = context.train.latest_checkpoint
     begun = latest.steps_completed if latest else 0
     (gate / f"begun_{context.train.info.run_id}_at_{begun}_rank_{ranks.rank}").touch()
-    while not (gate / "go").exists() and not context.preempt.should_preempt():
+    leaves = False
+    # One rank looks for all: the others may see the file a moment later.
+    while not ranks.broadcast((gate / "go").exists()) and not leaves:
+        leaves = context.preempt.should_preempt()
         if (gate / f"fail_{ranks.rank}").exists():
             raise ValueError("no such layer")
         if begun == 0:
@@ -32,7 +35,7 @@ with zerolab.core.init() as context:
             with context.checkpoint.store_path({"steps_completed": 1}, shard=True) as (path, _):
                 (path / f"weights_{ranks.rank}").write_text("1")
         time.sleep(0.02)
-    if not context.preempt.should_preempt() and ranks.is_chief:
+    if not leaves and ranks.is_chief:
         context.train.report_validation_metrics(begun, {"loss": 0.5})
 """
 SPREAD = {"slots_per_trial": 3, "max_nodes": 2}
