@@ -11,9 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from zerolab.config.engine.public import read_source
 from zerotrial.engine.engine import Engine
-from zerotrial.engine.module.swapped import become
 
 __all__ = [
     "LEAF",
@@ -33,14 +31,11 @@ __all__ = [
 LEAF = "_zerotrial_leaf"
 """Marks modules that stage 3 is to gather as one."""
 
-_STREAMED = "_zerotrial_streamed"
-"""Marks parameters that rank 0 alone holds until there is an engine."""
-
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 _ranks_differ = False
-"""Whether a model has been built that one rank alone fills; the same on all ranks."""
+"""Whether a model has been built that one rank alone fills."""
 
 
 class ZeroParamStatus(enum.Enum):
@@ -151,33 +146,11 @@ class GatheredParameters:
                 names[engine] = found
         for engine, found in names.items():
             self._open.enter_context(engine.gathered(found, modifier_rank=self._modifier))
-        if not _ranks_differ or names or not dist.is_initialized():
-            return
-        streamed = [p for p in self._parameters if hasattr(p, _STREAMED)]
-        others = [p for p in self._parameters if not hasattr(p, _STREAMED)]
-        if streamed and self._modifier != 0:  # what rank 0 writes it has
-            self._open.enter_context(_read_by_all(streamed, self._modifier))
-        if others and self._modifier is not None:
-            self._open.callback(_spread, others, self._modifier)
+        if _ranks_differ and not names and self._modifier is not None and dist.is_initialized():
+            self._open.callback(_spread, self._parameters, self._modifier)
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
-
-
-@contextlib.contextmanager
-def _read_by_all(parameters: list[Any], modifier: int | None) -> Iterator[None]:
-    """Have what rank 0 holds on every rank, and what one of them changes on rank 0. Collective."""
-    for parameter in parameters:
-        if parameter.is_meta:
-            become(parameter, torch.empty_like(parameter, device="cpu"))
-    _spread(parameters, 0)
-    try:
-        yield
-    finally:
-        if modifier is not None:
-            _spread(parameters, modifier)
-        for parameter in parameters:
-            _drop(parameter)
 
 
 def _spread(parameters: list[Any], source: int) -> None:
@@ -204,55 +177,20 @@ def _many(params: Any) -> bool:
 
 
 @contextlib.contextmanager
-def Init(*unused: Any, enabled: bool = True, **options: Any) -> Iterator[None]:  # noqa: N802 - DeepSpeed's name
-    """Let a model be built that rank 0 holds; ``initialize`` streams it to the others, sharded.
+def Init(*unused: Any, **options: Any) -> Iterator[None]:  # noqa: N802 - DeepSpeed's name
+    """Let a model be built; it is sharded by ``initialize``, from rank 0's values.
 
-    On the other ranks its parameters are on the meta device until then: what is computed with them
-    there is nothing. Within :class:`GatheredParameters` rank 0's values are there for all to read,
-    and what one rank writes reaches rank 0.
+    From now on what one rank does to parameters within :class:`GatheredParameters` reaches all: as
+    libraries load and initialise models where DeepSpeed shards them at once.
 
     Args:
-        unused: DeepSpeed's arguments; where parameters lie until then is rank 0's choice.
-        enabled: False: do nothing.
+        unused: DeepSpeed's arguments; where parameters lie until then is the script's choice.
         options: As above; ``module``, which DeepSpeed would shard at once, stays as it is.
     """
     global _ranks_differ
-    del unused
-    if not enabled:
-        yield
-        return
+    del unused, options
     _ranks_differ = True
-    alone = not dist.is_initialized() or dist.get_world_size() == 1
-    if alone or _stage_of(options.get("config_dict_or_path") or options.get("config")) < 3:
-        yield
-        return
-    register = nn.Module.register_parameter
-
-    def register_streamed(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, param)
-        if param is not None and not hasattr(param, _STREAMED):
-            setattr(param, _STREAMED, True)
-            _drop(param)
-
-    nn.Module.register_parameter = register_streamed  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def _stage_of(config: Any) -> int:
-    """The stage that a file names; 3 where a script names no file."""
-    if config is None:
-        return 3
-    content, _ = read_source(config)
-    return int((content.get("zero_optimization") or {}).get("stage", 0))
-
-
-def _drop(parameter: nn.Parameter) -> None:
-    """Let go of values that rank 0 has."""
-    if dist.get_rank() > 0 and not parameter.is_meta:
-        become(parameter, parameter.detach().to("meta"))
+    yield
 
 
 @contextlib.contextmanager
