@@ -61,8 +61,10 @@ class Network:
             for pid in self.processes(name):  # as slurmstepd, which outlives a node that was cut
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _ip("netns", "del", name)
+            # Its cable by itself: with the namespace it goes later, when the next has begun.
+            for words in (("link", "del", f"{name}v"), ("netns", "del", name)):
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    _ip(*words)
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("link", "del", self._bridge)
 
