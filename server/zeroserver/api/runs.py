@@ -36,12 +36,13 @@ from zerolab.contract.wire import (
 )
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
 from zeroserver.api.common import MAX_ID, id_of
-from zeroserver.orchestrator import ingest as reports
 from zeroserver.orchestrator import runs as running
 from zeroserver.orchestrator import scheduling
 from zeroserver.orchestrator.cluster import agents as agents_room
 from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
 from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.ingest import logs as log_lines
+from zeroserver.orchestrator.ingest import reports
 from zeroserver.orchestrator.nodes import keep_address, kills_others, nodes_of
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
@@ -345,7 +346,7 @@ async def store_logs(request: Request) -> Response:
     lines = [entry.text for entry in batch.entries]
     matches = await run_in_threadpool(services.policies.search, run_id, lines)
     stored = await services.write(
-        lambda world, tx: reports.store_logs(world, tx, run_id, batch, matches)
+        lambda world, tx: log_lines.store_logs(world, tx, run_id, batch, matches)
     )
     return _json(Stored(stored))
 

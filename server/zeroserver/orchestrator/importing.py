@@ -14,7 +14,8 @@ from zerolab.errors import ConfigError
 from zerolab.reports.file import FORMAT, MetricsHeader
 from zeroserver.errors import StorageError
 from zeroserver.orchestrator.desk import World, touch
-from zeroserver.orchestrator.ingest import best_of, check_time, read_points
+from zeroserver.orchestrator.ingest.validations import best_of
+from zeroserver.orchestrator.ingest.values import check_time, read_points
 from zeroserver.states import ExperimentState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.orphans import forget_points

@@ -1,0 +1,86 @@
+"""Checkpoints that a run has saved: checked and noted, and which of them is the best."""
+
+import uuid
+
+import msgspec
+from sqlalchemy import RowMapping, select
+
+from zerolab.contract.wire import CheckpointRecord
+from zerolab.errors import ConfigError
+from zeroserver.orchestrator.cluster.growing import grow
+from zeroserver.orchestrator.desk import World, save, storage_of, touch
+from zeroserver.orchestrator.ingest.sender import Reporting
+from zeroserver.orchestrator.warm_start import settle_sources
+from zeroserver.store.database import Transaction
+from zeroserver.store.points import MAX_STEP
+from zeroserver.store.schema import checkpoints, points, trials
+
+__all__ = ["check_checkpoint", "choose_best_checkpoint", "note_checkpoint"]
+
+
+def check_checkpoint(record: CheckpointRecord) -> None:
+    """Refuse a checkpoint whose name or place cannot be.
+
+    Raises:
+        ConfigError: If its uuid is none, or its steps are not 0 to 2^53.
+    """
+    try:
+        canonical = str(uuid.UUID(record.uuid)) == record.uuid
+    except ValueError:
+        canonical = False
+    if not canonical or not 0 <= record.steps_completed < MAX_STEP:
+        got = f"{record.uuid[:50]!r} and {record.steps_completed}"
+        problem = f"uuid, steps_completed: must be a lower-case uuid and at least 0, got {got}"
+        raise ConfigError("checkpoint", [problem])
+
+
+def note_checkpoint(
+    world: World, transaction: Transaction, run: Reporting, record: CheckpointRecord
+) -> bool:
+    """Note a checkpoint; return whether a trial has waited for it."""
+    known = select(checkpoints.c.id).where(checkpoints.c.uuid == record.uuid)
+    if transaction.connection.scalar(known) is not None:
+        return False
+    address = storage_of(world, transaction, run["experiment_id"])
+    row = {
+        "uuid": record.uuid,
+        "trial_id": run["trial_id"],
+        "experiment_id": run["experiment_id"],
+        "run_id": run["id"],
+        "steps_completed": record.steps_completed,
+        "state": "COMPLETED",
+        "size_bytes": sum(record.resources.values()),
+        "resources": msgspec.json.encode(record.resources).decode(),
+        "metadata": msgspec.json.encode(record.metadata).decode(),
+        "path": address.at(record.uuid),
+        "created_at": record.time,
+    }
+    transaction.connection.execute(checkpoints.insert().values(row))
+    save(transaction, trials, run["trial_id"], latest_checkpoint=record.uuid)
+    touch(transaction, "checkpoint", run["experiment_id"], record.uuid)
+    grow(world, transaction, run["id"], record.steps_completed)
+    return settle_sources(transaction, run["trial_id"])
+
+
+def choose_best_checkpoint(
+    world: World, transaction: Transaction, experiment: RowMapping, trial_id: int
+) -> None:
+    """Name the checkpoint whose validation is the best."""
+    key = world.keys.find(transaction, "validation", experiment["metric"])
+    order = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
+    best = transaction.connection.scalar(
+        select(checkpoints.c.uuid)
+        .select_from(checkpoints)
+        .join(points, points.c.step == checkpoints.c.steps_completed)
+        .where(
+            points.c.trial_id == trial_id,
+            points.c.key_id == key,
+            points.c.value.is_not(None),
+            checkpoints.c.trial_id == trial_id,
+            checkpoints.c.state == "COMPLETED",
+        )
+        .order_by(order, checkpoints.c.id)
+        .limit(1)
+    )
+    if best is not None:
+        save(transaction, trials, trial_id, best_checkpoint=best)

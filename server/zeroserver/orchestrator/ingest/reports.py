@@ -1,0 +1,165 @@
+"""Batches of records: checked, stored once, and told to all whom they concern."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sqlalchemy import update
+
+from zerolab.contract.wire import (
+    CheckpointRecord,
+    MetricsRecord,
+    ProgressRecord,
+    Record,
+    ReportBatch,
+    wire_number,
+)
+from zeroserver.orchestrator.checkpoints.retention import apply_after_report
+from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.ingest.checkpoints import (
+    check_checkpoint,
+    choose_best_checkpoint,
+    note_checkpoint,
+)
+from zeroserver.orchestrator.ingest.sender import Reporting, reporting_run
+from zeroserver.orchestrator.ingest.validations import validated
+from zeroserver.orchestrator.ingest.values import check_time, read_points, stored_number
+from zeroserver.orchestrator.runs import shown_activity
+from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.store.database import Transaction
+from zeroserver.store.points import Point, store_points
+from zeroserver.store.schema import experiments, trials
+
+__all__ = ["store_reports"]
+
+
+def store_reports(world: World, transaction: Transaction, run_id: int, batch: ReportBatch) -> int:
+    """Store the records of a batch that are new; return the number of the last one stored.
+
+    A batch that begins behind a gap is not stored: the sender sees so from the number.
+
+    Raises:
+        NotFoundError: If there is no such run.
+        StaleRunError: If the run has ended, or another run has taken over.
+        ConfigError: If a record holds what cannot be stored.
+    """
+    run = reporting_run(transaction, run_id)
+    stored = run["last_seq"]
+    if batch.first > stored + 1 or batch.first < 1:
+        return stored
+    fresh = batch.records[stored + 1 - batch.first :]
+    if not fresh:
+        return stored
+    told = _read(world, transaction, fresh)
+    store_points(transaction, run["trial_id"], told.points)
+    if told.steps > run["steps_completed"]:
+        statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
+        transaction.run(statement, (told.steps, run["trial_id"]))
+    if told.changes:
+        save(transaction, trials, run["trial_id"], **told.changes)
+    if "progress" in told.changes:
+        _follow_only_trial(world, transaction, run["experiment_id"], told.changes["progress"])
+    last = stored + len(fresh)
+    transaction.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
+    if _consequences(world, transaction, run, told.notable):
+        schedule(world, transaction)
+    _announce(world, transaction, run, fresh)
+    return last
+
+
+@dataclass
+class _Told:
+    """What a batch says."""
+
+    points: list[Point] = field(default_factory=list)
+    steps: int = 0
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Columns of the trial."""
+    notable: list[MetricsRecord | CheckpointRecord] = field(default_factory=list)
+    """Validations and checkpoints, which have effects of their own."""
+
+
+def _read(world: World, transaction: Transaction, fresh: list[Record]) -> _Told:
+    """Check every record of a batch and sort out what it says."""
+    told = _Told()
+    for record in fresh:
+        check_time(record.time)
+        if isinstance(record, MetricsRecord):
+            told.points += read_points(world, transaction, record)
+            if record.steps > told.steps and record.group != "system":
+                told.steps = record.steps
+            if record.group == "validation":
+                told.notable.append(record)
+        elif isinstance(record, ProgressRecord):
+            if math.isfinite(record.value):
+                told.changes["progress"] = min(max(record.value, 0.0), 1.0)
+        elif isinstance(record, CheckpointRecord):
+            check_checkpoint(record)
+            told.notable.append(record)
+        else:
+            told.changes["activity"] = shown_activity(record.state)
+    return told
+
+
+def _follow_only_trial(
+    world: World, transaction: Transaction, experiment_id: int, progress: float
+) -> None:
+    """Let an experiment of one trial be as far as the trial; a restart does not set it back."""
+    if not world.config(transaction, experiment_id).searcher.has_one_trial:
+        return
+    columns = experiments.c
+    transaction.connection.execute(
+        update(experiments)
+        .where(columns.id == experiment_id, columns.progress < progress)
+        .values(progress=progress)
+    )
+
+
+def _consequences(
+    world: World,
+    transaction: Transaction,
+    run: Reporting,
+    notable: list[MetricsRecord | CheckpointRecord],
+) -> bool:
+    """Let validations and checkpoints have their effects, in the order of the records.
+
+    Returns:
+        Whether trials may start now that could not before.
+    """
+    more = False
+    for record in notable:
+        experiment = find(transaction, experiments, run["experiment_id"])
+        if isinstance(record, CheckpointRecord):
+            steps = record.steps_completed
+            more |= note_checkpoint(world, transaction, run, record)
+        else:
+            steps = record.steps
+            more |= validated(world, transaction, run, record)
+        choose_best_checkpoint(world, transaction, experiment, run["trial_id"])
+        apply_after_report(world, transaction, run["trial_id"], steps)
+    return more
+
+
+def _announce(world: World, transaction: Transaction, run: Reporting, fresh: list[Record]) -> None:
+    """Tell the event streams, if anyone reads them."""
+    experiment_id, trial_id = run["experiment_id"], run["trial_id"]
+    if not world.journal.wanted(experiment_id):
+        return
+    touch(transaction, "trial", experiment_id, trial_id)
+    if not world.journal.followed(experiment_id):
+        return
+    curves: dict[tuple[str, str], list[list[Any]]] = {}
+    for record in fresh:
+        if isinstance(record, MetricsRecord):
+            for name, value in record.values.items():
+                number = stored_number(name, value)
+                wire = "NaN" if number is None else wire_number(number)
+                curves.setdefault((record.group, name), []).append([record.steps, wire])
+    if curves:
+        metrics = [
+            {"group": group, "name": name, "points": found}
+            for (group, name), found in curves.items()
+        ]
+        data = {"experiment_id": experiment_id, "trial_id": trial_id, "metrics": metrics}
+        touch(transaction, "metric", experiment_id, msgspec.json.encode(data))  # a tenth of it

@@ -1,0 +1,58 @@
+"""What may be stored of a record: its time, its numbers, its points."""
+
+import math
+
+from zerolab.contract.wire import MetricsRecord, plain_number
+from zerolab.errors import ConfigError
+from zeroserver.orchestrator.desk import World
+from zeroserver.store.database import Transaction
+from zeroserver.store.points import MAX_STEP, Point
+
+__all__ = ["check_time", "read_points", "stored_number"]
+
+_YEAR_10000 = 253_402_300_800
+
+
+def read_points(world: World, transaction: Transaction, record: MetricsRecord) -> list[Point]:
+    """Turn a record into points.
+
+    Raises:
+        ConfigError: If it holds what cannot be stored.
+    """
+    if not 0 <= record.steps < MAX_STEP:
+        raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
+    group, steps, when = record.group, record.steps, record.time
+    find_key = world.keys.find
+    return [
+        (
+            find_key(transaction, group, name),
+            steps,
+            value if type(value) is float and value == value else stored_number(name, value),  # noqa: PLR0124 - false for NaN
+            when,
+        )
+        for name, value in record.values.items()
+    ]
+
+
+def check_time(time: float) -> None:
+    """Refuse a time that is on no calendar.
+
+    Raises:
+        ConfigError: If it is not a finite number of seconds since 1970, before the year 10000.
+    """
+    if not 0 <= time < _YEAR_10000:  # NaN too
+        problem = f"time: must be in seconds since 1970, before the year 10000, got {time}"
+        raise ConfigError("record", [problem])
+
+
+def stored_number(name: str, value: float | str) -> float | None:
+    """Return a value as it is stored; None for NaN.
+
+    Raises:
+        ConfigError: If it is no number.
+    """
+    try:
+        number = plain_number(value)
+    except ValueError as error:
+        raise ConfigError("metrics", [f"{name[:100]}: {error}"]) from None
+    return None if math.isnan(number) else number
