@@ -113,13 +113,14 @@ class Action:
     instead: Mapping[str, str]
     """State to what the user should do there; ``{id}`` stands for the number of the thing."""
 
-    def wanted(self, thing: str, number: int, state: str) -> bool:
+    def wanted(self, thing: str, number: int, state: str, remedy: str | None = None) -> bool:
         """Whether there is something to do.
 
         Args:
             thing: ``experiment`` or ``trial``.
             number: Its id.
             state: Where it stands.
+            remedy: What the user should do, where the state alone does not tell.
 
         Raises:
             ConflictError: If its state does not allow it; the message says what to do.
@@ -128,8 +129,8 @@ class Action:
             return True
         if state in self.done:
             return False
-        remedy = self.instead[state].format(id=number)
-        msg = f"{thing} {number}: is {state} and cannot be {self.participle}; {remedy}"
+        told = remedy or self.instead[state].format(id=number)
+        msg = f"{thing} {number}: is {state} and cannot be {self.participle}; {told}"
         raise ConflictError(msg)
 
 
@@ -147,9 +148,7 @@ _E_NOT_OVER = _instead(_E_OPEN, _END_FIRST) | _instead(
     EXPERIMENT_STOPPING, "wait until it has ended, then ask again"
 )
 _T_GO_ON = "`zerolab trial continue {id}` has it go on from its checkpoint"
-_T_OVER = _instead(TRIAL_ENDED, _T_GO_ON) | {
-    _T.STOPPING: "wait until it has ended; then " + _T_GO_ON
-}
+_T_OVER = _instead(TRIAL_ENDED, _T_GO_ON) | {_T.STOPPING: "wait until it has ended, then ask again"}
 
 EXPERIMENT_ACTIONS: Mapping[str, Action] = {
     "pause": Action(frozenset({_E.ACTIVE}), frozenset({_E.PAUSED}), "paused", _E_OVER),

@@ -331,3 +331,42 @@ def test_a_trial_that_has_ended_says_how_it_goes_on(sqlite_server: Server, actio
     sqlite_server.act("kill")
     told = refusal(trial_act(sqlite_server, action))
     assert told.endswith("`zerolab trial continue 1` has it go on from its checkpoint")
+
+
+def test_what_a_searcher_is_through_with_is_not_said_to_go_on(sqlite_server: Server) -> None:
+    server = sqlite_server
+    asha = {"name": "async_halving", "num_rungs": 2, "divisor": 2}
+    server.submit(hyperparameters=SPACE, searcher=random(2, **asha))
+    server.add_agent(slots=2)
+    killed = server.begin(2)
+    trial_act(server, "kill", 2)
+    server.exit(killed.run_id, -9)
+    trained(server, 1, 20)
+    for trial_id, way in (
+        (1, "; `zerolab trial fork 1` trains on from its checkpoint as an experiment of its own"),
+        (2, ", and no checkpoint of it is left; `zerolab experiment fork 1` begins anew"),
+    ):
+        for action in ("pause", "activate", "continue"):
+            told = refusal(trial_act(server, action, trial_id))
+            assert told.endswith(f"the async_halving searcher is through with it{way}"), told
+
+
+def test_what_would_begin_with_a_deleted_checkpoint_does_not_go_on(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    trained(server, 1, 100)
+    uuid = checkpoint(100, "1").uuid
+    source = {"max_length": 20, "source_checkpoint_uuid": uuid}
+    server.submit(searcher={"name": "single", "metric": "loss", **source})
+    server.act("kill", 2)
+    server.exit(server.work()[0].run_id, -9)
+    assert server.http.delete(f"/api/v1/checkpoints/{uuid}").is_success
+    reason = (
+        f"cannot be continued: checkpoint {uuid}, with whose weights it begins, has been deleted"
+    )
+    way = "`zerolab experiment fork 2` begins anew, with another searcher.source_checkpoint_uuid"
+    told = refusal(trial_act(server, "continue", 2))
+    assert told == f"trial 2: is CANCELED and {reason}, and it has none of its own; {way}"
+    assert refusal(go_on(server, 2)) == f"experiment 2: {reason}; {way}"
+    assert (server.experiment(2)["state"], server.trial(2)["state"]) == ("CANCELED", "CANCELED")

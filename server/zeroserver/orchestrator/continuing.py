@@ -20,7 +20,7 @@ from zeroserver.orchestrator.experiments import move_experiment, resource_column
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.trials import carry_out, reopen_trial, tell_searcher
-from zeroserver.orchestrator.warm_start import newest_checkpoint
+from zeroserver.orchestrator.warm_start import newest_checkpoint, source_problem
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_ENDED,
@@ -36,7 +36,7 @@ from zeroserver.store.schema import checkpoints, experiments, searcher_events, t
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
 
-__all__ = ["Continuation", "continue_experiment", "continue_trial"]
+__all__ = ["Continuation", "continue_experiment", "continue_trial", "why_through"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def continue_experiment(
         wanted = _not_carried_out(transaction, experiment_id, operations)
         if not opened and not any(isinstance(each, Create) for each in wanted):
             raise ConflictError(_nothing_left(experiment, wish.config))
+        _refuse_without_weights(transaction, experiment, opened)
     state = ExperimentState.ACTIVE if wish.activate else ExperimentState.PAUSED
     searches_on = grows or any(isinstance(each, Create) for each in wanted)
     move_experiment(
@@ -154,8 +155,8 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
 
     Raises:
         NotFoundError: If there is no such trial.
-        ConflictError: If it has not ended, has nothing left to do, or its searcher is through
-            with it.
+        ConflictError: If it has not ended, has nothing left to do, its searcher is through with
+            it, or the weights that it would begin with are gone.
     """
     trial = find(transaction, trials, trial_id)
     if not TRIAL_ACTIONS["continue"].wanted("trial", trial_id, trial["state"]):
@@ -168,21 +169,9 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
             "ended, then ask again"
         )
         raise ConflictError(msg)
-    searcher = world.config(transaction, home).searcher
-    through = trial["request_id"] in _told(transaction, home) and not searcher.continues_ended
-    if through or not _is_unfinished(trial, longer=False):
-        why = f"the {searcher.name} searcher is through with it" if through or trial["stop"] else (
-            "it has trained to its length"
-        )  # fmt: skip
-        msg = (
-            f"trial {trial_id}: is {trial['state']} and cannot be continued: {why}; `zerolab trial "
-            f"fork {trial_id}` trains on from its checkpoint as an experiment of its own"
-        )
-        if searcher.has_one_trial:
-            msg += (
-                f", `zerolab experiment continue {home} --set searcher.max_length.batches=...` to "
-                "a greater length"
-            )
+    why = why_through(world, transaction, trial) or _no_weights(transaction, trial)
+    if why is not None:
+        msg = f"trial {trial_id}: is {trial['state']} and cannot be continued: {why}"
         raise ConflictError(msg)
     state = ExperimentState(experiment["state"])
     if state in EXPERIMENT_ENDED:
@@ -194,6 +183,48 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         )  # fmt: skip
     reopen_trial(transaction, trial, state)
     schedule(world, transaction)
+
+
+def why_through(world: World, transaction: Transaction, trial: RowMapping) -> str | None:
+    """Say why a trial that has ended has no training left, and what can be done; None if it has."""
+    number, home = trial["id"], trial["experiment_id"]
+    searcher = world.config(transaction, home).searcher
+    through = trial["request_id"] in _told(transaction, home) and not searcher.continues_ended
+    if not through and _is_unfinished(trial, longer=False):
+        return None
+    why = (
+        f"the {searcher.name} searcher is through with it" if through or trial["stop"] else
+        "it has trained to its length"
+    )  # fmt: skip
+    if newest_checkpoint(transaction, number) is None:
+        return (
+            f"{why}, and no checkpoint of it is left; `zerolab experiment fork {home}` begins anew"
+        )
+    ways = (
+        f"`zerolab trial fork {number}` trains on from its checkpoint as an experiment of its own"
+    )
+    if searcher.has_one_trial:
+        ways += (
+            f", `zerolab experiment continue {home} --set searcher.max_length.batches=...` to "
+            "a greater length"
+        )
+    return f"{why}; {ways}"
+
+
+def _no_weights(transaction: Transaction, trial: RowMapping) -> str | None:
+    """Say that a trial without a checkpoint has lost the one that it began with; None if not."""
+    latest = trial["latest_checkpoint"] or newest_checkpoint(transaction, trial["id"])
+    problem = source_problem(transaction, {**trial, "latest_checkpoint": latest})
+    if problem is None:
+        return None
+    return f"{problem}, and it has none of its own; {_other_weights(trial['experiment_id'])}"
+
+
+def _other_weights(experiment_id: int) -> str:
+    return (
+        f"`zerolab experiment fork {experiment_id}` begins anew, with another "
+        "searcher.source_checkpoint_uuid"
+    )
 
 
 def _settled(wish: Continuation, before: "ExperimentConfig") -> Continuation:
@@ -328,6 +359,17 @@ def _refuse_without_checkpoint(transaction: Transaction, opened: list[RowMapping
             f"trial {', '.join(lost[:8])}: has no checkpoint left to go on from "
             "(checkpoint_storage.save_trial_latest keeps one); fork the experiment instead"
         )
+        raise ConflictError(msg)
+
+
+def _refuse_without_weights(
+    transaction: Transaction, experiment: RowMapping, opened: list[RowMapping]
+) -> None:
+    """Let no experiment go on of which every trial would begin with a checkpoint that is gone."""
+    number = experiment["id"]
+    problem = source_problem(transaction, {**experiment, "latest_checkpoint": None})
+    if problem is not None and all(_no_weights(transaction, trial) for trial in opened):
+        msg = f"experiment {number}: cannot be continued: {problem}; {_other_weights(number)}"
         raise ConflictError(msg)
 
 

@@ -11,6 +11,7 @@ from zerolab.contract.storage import hide_secrets
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
+from zeroserver.orchestrator.continuing import why_through
 from zeroserver.orchestrator.desk import World, find, save, storage_of, touch
 from zeroserver.orchestrator.experiments import (
     move_experiment,
@@ -204,7 +205,10 @@ def act_on_trial(world: World, transaction: Transaction, trial_id: int, action: 
         ConflictError: If its state, or its experiment's, does not allow it.
     """
     trial = find(transaction, trials, trial_id)
-    if TRIAL_ACTIONS[action].wanted("trial", trial_id, trial["state"]):
+    wish, state = TRIAL_ACTIONS[action], trial["state"]
+    over = state in TRIAL_ENDED and state in wish.instead
+    remedy = why_through(world, transaction, trial) if over else None
+    if wish.wanted("trial", trial_id, state, remedy):
         _TRIAL_ACTIONS[action](world, transaction, trial)
         touch(transaction, "trial", trial["experiment_id"], trial_id)
         schedule(world, transaction)
