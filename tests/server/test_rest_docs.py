@@ -1,6 +1,8 @@
 """docs/rest.md, the OpenAPI document and the answers agree."""
 
+import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -54,6 +56,14 @@ def test_the_types_of_the_page_and_the_tables_of_the_documentation_are_those_of_
         assert path.read_text(encoding="utf-8") == text, "run: python -m zeroserver.api.generate"
     for kind in TOLD:
         assert f"<!-- resource {kind.__name__} -->" in PAGE.read_text(encoding="utf-8")
+
+
+def test_every_resource_that_a_file_of_the_room_declares_is_in_the_document() -> None:
+    room = f"{resources.__name__}."
+    for file in pkgutil.iter_modules(resources.__path__, room):
+        importlib.import_module(file.name)
+    declared = {each for each in Resource.__subclasses__() if each.__module__.startswith(room)}
+    assert {each.__name__ for each in declared} == set(resources.__all__)
 
 
 def test_a_new_field_of_a_resource_is_one_line(server: Server) -> None:

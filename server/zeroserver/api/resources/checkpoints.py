@@ -1,0 +1,81 @@
+"""Checkpoints, and what is removed of them."""
+
+from typing import Any, Literal
+
+from zeroserver.api.rows import Num, Resource, Time
+
+__all__ = ["Checkpoint", "CheckpointAnswer", "CheckpointPage", "Removal", "RemovedCheckpoint"]
+
+
+class Checkpoint(Resource, frozen=True):
+    """A saved state of a trial."""
+
+    uuid: str
+    """Its name."""
+    trial_id: int
+    """Whose state it is."""
+    experiment_id: int
+    """Whose trial that is."""
+    run_id: int | None
+    """The run that saved it."""
+    steps_completed: int
+    """Batches that the trial had trained."""
+    state: Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
+    """Whether its files are there; `PARTIAL`: some of them were removed."""
+    size_bytes: int
+    """Of all its files."""
+    resources: dict[str, int]
+    """File to bytes."""
+    metadata: dict[str, Any]
+    """What was saved with it."""
+    metrics: dict[str, Num] | None
+    """Validation metrics at that step."""
+    created_at: Time | None
+    """When it was complete."""
+    path: str
+    """Its directory, or its URL in an object store."""
+
+
+class CheckpointAnswer(Resource, frozen=True):
+    """One checkpoint."""
+
+    checkpoint: Checkpoint
+
+
+class CheckpointPage(Resource, frozen=True):
+    """A page of checkpoints."""
+
+    checkpoints: list[Checkpoint]
+    next_after: str | None
+    count: int
+    """How many are there, on all pages; deleted ones are not counted."""
+    size_bytes: int
+    """Of those."""
+
+
+class RemovedCheckpoint(Resource, frozen=True):
+    """What goes of a checkpoint."""
+
+    uuid: str
+    """Its name."""
+    trial_id: int
+    """Whose state it is."""
+    steps_completed: int
+    """Batches that the trial had trained."""
+    whole: bool
+    """Whether all of it goes."""
+    files: list[str]
+    """The files that go."""
+    size_bytes: int
+    """Of those files."""
+
+
+class Removal(Resource, frozen=True):
+    """What was removed, or would be."""
+
+    dry_run: bool
+    """Nothing was done."""
+    checkpoints: list[RemovedCheckpoint]
+    """What goes of each."""
+    size_bytes: int
+    """Of all that goes."""

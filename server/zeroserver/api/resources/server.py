@@ -1,0 +1,43 @@
+"""The server itself: what it is, that it is up, and the ways in."""
+
+from typing import Literal
+
+from zeroserver.api.rows import Resource, Time
+
+__all__ = ["Cluster", "Health", "Info", "LoginLink", "Token"]
+
+
+class Cluster(Resource, frozen=True):
+    """What there is to run on."""
+
+    agents: int
+    slots: int
+    free_slots: int
+
+
+class Info(Resource, frozen=True):
+    """What this server is."""
+
+    version: str
+    home: str
+    database: Literal["sqlite", "postgresql"]
+    started_at: Time
+    cluster: Cluster
+
+
+class LoginLink(Resource, frozen=True):
+    """A link that opens the page once."""
+
+    url: str
+
+
+class Token(Resource, frozen=True):
+    """The owner's token."""
+
+    token: str
+
+
+class Health(Resource, frozen=True):
+    """The server is up and its database answers."""
+
+    status: Literal["ok"]
