@@ -22,6 +22,7 @@ from tests.cli.model import MODEL, experiment
 from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S, until
 from zerolab.cli.main import main
+from zerolab.cli.output import number
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import MetricsRecord
 from zerolab.reports.file import MetricsFile
@@ -142,6 +143,8 @@ def test_a_checkpoint_becomes_a_version_of_a_model_and_is_kept_until_it_is_taken
     assert version["metrics"] == installation.json("checkpoint", "describe", uuid)["metrics"]
     told = installation.quick("model", "describe", "lines").stdout
     assert all(word in told for word in ("a line", uuid, "the first"))
+    assert version["metrics"]
+    assert all(f"{name}: {number(value)}" in told for name, value in version["metrics"].items())
     assert "lines" in installation.quick("model", "list").stdout
     refused = installation.quick("checkpoint", "delete", uuid, "--yes", expect=2).stderr
     assert "is version 1 of model lines" in refused
@@ -357,6 +360,7 @@ HEEDS_CTRL_C = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from zerolab.cli.main import main
+from zerolab.cli.output import number
 main()
 """
 

@@ -40,6 +40,8 @@ def test_experiments_that_are_ticked_are_drawn_in_one_chart_and_their_settings_c
     table = page.get_by_role("table").first
     expect(table.get_by_role("row").nth(1)).to_contain_text("completed")
     expect(table.get_by_role("row").nth(2)).to_contain_text("completed, no result")
+    raw = table.get_by_role("row").nth(1).get_by_role("link", name="REST")
+    expect(raw).to_have_attribute("href", f"/api/v1/experiments/{stage.sweep}")
     setting = page.get_by_role("row").filter(has_text="searcher.name")
     expect(setting).to_contain_text("grid")
     expect(setting).to_contain_text("single")

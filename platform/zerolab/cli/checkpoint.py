@@ -72,7 +72,6 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    metrics = found["metrics"] or {}
     print_fields(
         {
             "checkpoint": found["uuid"],
@@ -80,7 +79,7 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
             "batch": found["steps_completed"],
             "state": found["state"],
             "size": size_text(found["size_bytes"]),
-            "validation": "\n".join(f"{name}: {number(metrics[name])}" for name in metrics),
+            "validation": _metrics(found),
             "metadata": "\n".join(f"{key}: {value}" for key, value in found["metadata"].items()),
             "path": found["path"],
             "files": "\n".join(
@@ -89,6 +88,12 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
             "created": found["created_at"],
         }
     )
+
+
+def _metrics(found: "Json") -> str:
+    """The validation metrics of a checkpoint, one a line; empty without any."""
+    metrics = found["metrics"] or {}
+    return "\n".join(f"{name}: {number(metrics[name])}" for name in metrics)
 
 
 @group.command()
@@ -263,11 +268,13 @@ def describe_model(name: ModelName, as_json: AsJson = False) -> None:
             one["trial_id"],
             one["steps_completed"],
             size_text(one["size_bytes"]),
+            _metrics(one),
             one["notes"],
         )
         for one in found["versions"]
     ]
-    print_table(["version", "checkpoint", "experiment", "trial", "batch", "size", "notes"], rows)
+    columns = ["version", "checkpoint", "experiment", "trial", "batch", "size", "validation"]
+    print_table([*columns, "notes"], rows)
 
 
 @models.command("register-version")

@@ -7,7 +7,7 @@ import { look, PLAIN_LOOKS } from "../chart/looks";
 import { leavesOf, type Value, seenTrial } from "../columns";
 import { clock, duration, number } from "../format";
 import { useEvents, useLoaded } from "../live";
-import { Badge, Cell, ENDED, Problem, Select, Table, Trouble } from "../parts";
+import { Badge, Cell, ENDED, Problem, Raw, Select, Table, Trouble } from "../parts";
 import { written } from "../plot/axis";
 import type { Experiment, Trial, TrialPage } from "../resources";
 import { address, compareAddress, trialAddress, useChoice } from "../route";
@@ -175,7 +175,8 @@ function Standing({ found, ids }: { found: One[]; ids: number[] }) {
           <Cell kind="acts">
             <a href={compareAddress(ids.filter((id) => id !== row.id))} aria-label={`leave out experiment ${row.id}`}>
               leave out
-            </a>
+            </a>{" "}
+            <Raw path={`/experiments/${row.id}`} />
           </Cell>
         </tr>
       ))}
