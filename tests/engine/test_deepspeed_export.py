@@ -3,7 +3,10 @@
 That DeepSpeed reads them and trains on: ``tests/trial/test_deepspeed.py``.
 """
 
+import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +88,28 @@ def test_the_command_converts_in_the_direction_that_is_asked_for(
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "ours"), str(tmp_path / "c"), "--export"])
     assert main() == 2
     assert f"{damaged}: damaged" in capsys.readouterr().err
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk that is full: a write beyond it fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_export_that_fails_midway_leaves_what_was_there_before(tmp_path: Path) -> None:
+    engine = make_engine(1)
+    train(engine, 1)
+    engine.save_checkpoint(tmp_path / "ours")
+    first = Path(export_deepspeed(tmp_path / "ours", tmp_path / "theirs"))
+    before = {p: p.read_bytes() for p in sorted((tmp_path / "theirs").rglob("*")) if p.is_file()}
+    assert first / "mp_rank_00_model_states.pt" in before
+    size = (first / "zero" / "optimizer_state.pt").stat().st_size  # written after the weights
+    with files_of_at_most(size - 1), pytest.raises(CheckpointError, match="could not be written"):
+        export_deepspeed(tmp_path / "ours", tmp_path / "theirs")
+    after = {p: p.read_bytes() for p in sorted((tmp_path / "theirs").rglob("*")) if p.is_file()}
+    assert after == before

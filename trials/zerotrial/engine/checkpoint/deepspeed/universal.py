@@ -17,6 +17,7 @@ DeepSpeed reads one at stages 1 to 3 and any number of ranks, when its file says
 tensors, numbers and strings, and no class of DeepSpeed's: a dynamic loss scale begins anew.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -71,7 +72,8 @@ def export_deepspeed(
 
     Raises:
         CheckpointNotFoundError: If there is no such checkpoint.
-        CheckpointError: If a file is damaged or missing, or holds what DeepSpeed has no place for.
+        CheckpointError: If a file is damaged or missing, or holds what DeepSpeed has no place for;
+            if the new one cannot be written, of which nothing is left then.
     """
     path = find(Path(source), tag)
     manifest = Manifest.read(path)
@@ -83,7 +85,29 @@ def export_deepspeed(
     if problems:
         msg = f"{path}: cannot be exported to DeepSpeed:\n  "
         raise CheckpointError(msg + "\n  ".join(problems))
-    out = create_temporary(Path(destination), path.name)
+    final = Path(destination) / path.name
+    temporary = create_temporary(final.parent, final.name)
+    try:
+        _write(path, manifest, engine_state, client, temporary)
+        publish_directory(temporary, final)
+    except (OSError, RuntimeError) as error:  # the latter is what torch.save says of a full disk
+        msg = f"{final}: could not be written: {error}"
+        raise CheckpointError(msg) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # moved away unless something failed
+    for latest in (LATEST, f"{LATEST}_universal"):
+        replace_text(final.parent / latest, f"{final.name}\n")
+    return str(final)
+
+
+def _write(
+    path: Path,
+    manifest: Manifest,
+    engine_state: Mapping[str, Any],
+    client: dict[str, Any],
+    out: Path,
+) -> None:
+    """Fill a folder with the files that DeepSpeed reads."""
     whole = read_tensors(path / name for name in manifest.files if name.startswith("module-"))
     shards = [path / name for name in manifest.files if name.startswith("rank-")]
     weights: dict[str, Tensor] = {}
@@ -97,11 +121,6 @@ def export_deepspeed(
     model = _model(manifest, engine_state) | client
     torch.save(model | {"module": whole | weights}, out / "mp_rank_00_model_states.pt")
     torch.save(model | {"module": whole}, out / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    final = Path(destination) / path.name
-    publish_directory(out, final)
-    for latest in (LATEST, f"{LATEST}_universal"):
-        replace_text(final.parent / latest, f"{final.name}\n")
-    return str(final)
 
 
 def _problems(
