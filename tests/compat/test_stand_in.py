@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerotrial.compat.deepspeed.engine import initialize
+from zerotrial.engine.pipeline import PipelineModule
 
 pytestmark = pytest.mark.processes
 
@@ -75,19 +78,44 @@ def test_a_script_that_is_not_there_is_named() -> None:
     assert "nowhere.py: there is no such file; usage:" in done.stderr
 
 
+def moved(model: nn.Module, file: dict[str, Any], stage: int = 0, *, bf16: bool = False) -> Any:
+    """The engine, and how far one step of SGD with a gradient of norm 1000 moves its weight."""
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    config = {
+        "train_batch_size": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+        "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": bf16},
+    }
+    engine = initialize(model=model, config=config | file)[0]
+    one = torch.ones(1, 1)
+    if isinstance(model, PipelineModule):
+        engine.train_batch(iter([(one, one)]))
+    else:
+        engine.backward(1000 * engine(one).sum())
+        engine.step()
+    weight = engine.full(next(iter(engine.full_state_dict())))
+    engine.close()
+    return engine, -weight.item()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("bf16", [False, True])
 def test_a_file_that_says_nothing_of_clipping_clips_as_deepspeed_does(
-    caplog: pytest.LogCaptureFixture,
+    stage: int, bf16: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for file, limit in (({}, 1.0), ({"gradient_clipping": 0}, 0.0), ({"gradient_clipping": 2}, 2)):
         caplog.clear()
-        model = torch.nn.Linear(1, 1)
-        config = {"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
-        engine = initialize(model=model, config=config | file)[0]
-        before = model.weight.item()
-        engine.backward(1000 * engine(torch.ones(1, 1)).sum())
-        engine.step()
-        moved = before - model.weight.item()
-        assert moved == pytest.approx(limit / 2**0.5 if limit else 1000, rel=1e-3)
+        engine, distance = moved(nn.Linear(1, 1, bias=False), file, stage, bf16=bf16)
+        assert distance == pytest.approx(limit or 1000, rel=1e-2)
         assert engine.gradient_clipping() == limit
         assert ("gradient_clipping: is not there" in caplog.text) == (not file)
-        engine.close()
+
+
+def test_a_pipeline_of_ours_clips_there_too() -> None:
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return 1000 * (output * label).sum()
+
+    _, distance = moved(PipelineModule([nn.Linear(1, 1, bias=False)], 1, loss_fn=loss), {})
+    assert distance == pytest.approx(1, rel=1e-2)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.reading import load_engine_config
 from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import LEAF, know
 from zerotrial.engine.build import initialize as build
+from zerotrial.engine.building.arguments import read_config, unusable
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.seams import StepResult
 
@@ -43,7 +43,7 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
-        self.config: Any = _Config(_clipped(parts.config, trains=parts.trains))
+        self.config: Any = _Config(parts.config)
         self.optimizer.overflow = False  # type: ignore[attr-defined]
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
@@ -99,7 +99,7 @@ class DeepSpeedEngine(Engine):
 
 
 def _clipped(config: EngineConfig, *, trains: bool) -> EngineConfig:
-    """Clip where the file does not say, as the version of DeepSpeed does that is stood in for."""
+    """Clip where the file does not say, as the version of DeepSpeed that is stood in for does."""
     if "gradient_clipping" in config.model_fields_set:
         return config
     if trains and os.environ.get("RANK", "0") == "0":
@@ -122,24 +122,38 @@ def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
     unknown = sorted(given.keys() - set(names))
     if unknown:
         raise TypeError(f"initialize() got an unexpected keyword argument {unknown[0]!r}")
-    _mark_leaves(given)
-    made = build(**given, engine_class=DeepSpeedEngine)
+    made = build(**given | _read(**given), engine_class=DeepSpeedEngine)
     know(made[0])
     return made
 
 
-def _mark_leaves(given: dict[str, Any]) -> None:
+def _read(
+    *,
+    args: Any = None,
+    model: Any = None,
+    config: Any = None,
+    config_params: Any = None,
+    optimizer: Any = None,
+    training_data: Any = None,
+    **others: Any,
+) -> dict[str, Any]:
+    """Read the configuration as the engine would, with DeepSpeed's default and what is marked."""
+    del others
+    problems = unusable(optimizer, training_data)
+    given = config if config is not None else config_params
+    read = read_config(args, model, given, problems)
+    trains = optimizer is not None or read.optimizer is not None
+    read = _with_leaves(model, _clipped(read, trains=trains))
+    return {"args": None, "config": read, "config_params": None}
+
+
+def _with_leaves(model: nn.Module, config: EngineConfig) -> EngineConfig:
     """Put what ``set_z3_leaf_modules`` has marked where the engine reads it."""
-    model, config = given.get("model"), given.get("config") or given.get("config_params")
-    if not isinstance(model, nn.Module) or config is None:
-        return
     marked = sorted({type(part).__name__ for part in model.modules() if LEAF in vars(part)})
     if not marked:
-        return
-    resolved = config if isinstance(config, EngineConfig) else load_engine_config(config)
-    zero = resolved.zero_optimization
+        return config
+    zero = config.zero_optimization
     classes = [*zero.leaf_module.classes, *marked]
     leaf = zero.leaf_module.model_copy(update={"classes": classes})
     zero = zero.model_copy(update={"leaf_module": leaf})
-    given.pop("config_params", None)
-    given["config"] = resolved.model_copy(update={"zero_optimization": zero})
+    return config.model_copy(update={"zero_optimization": zero})
