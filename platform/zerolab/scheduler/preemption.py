@@ -73,7 +73,8 @@ def victims(
 
     None are needed where it fits as soon as those have left that were asked before.
 
-    The newest of the least important are asked, and no more than needed.
+    The newest of the least important are asked, and no more than needed: where some of those may
+    stay after all, the most important and oldest do.
 
     Args:
         job: Whose trial goes first.
@@ -97,7 +98,8 @@ def victims(
             break
     else:
         return None
-    return [run.run_id for run in asked if not _spared(run, room)]
+    spared = {run.run_id for run in reversed(asked) if _spared(run, room)}
+    return [run.run_id for run in asked if run.run_id not in spared]
 
 
 def _spared(run: Allocation, room: _Room) -> bool:
