@@ -22,17 +22,18 @@ from zerolab.reports.system_metrics import SystemMetrics
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
-from zerotrial.data.feeds import EmptyFeed, Feed, make_feed
+from zerotrial.data.feeds import EmptyFeed
 from zerotrial.data.samplers import derive_seed
 from zerotrial.loop.batch_checks import BatchChecks
 from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
 from zerotrial.loop.console import Console
-from zerotrial.loop.ending import Ending
+from zerotrial.loop.ending import Ending, Wishes
 from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
 from zerotrial.loop.settings import FitSettings
 from zerotrial.loop.skipping import SkippedSteps
+from zerotrial.loop.training_data import agree_on_epoch_length, make_training_feed
 from zerotrial.loop.units import Schedule
 from zerotrial.loop.validation import ValidationInterruptedError, Validator
 from zerotrial.trial import ZeroTrial
@@ -77,21 +78,22 @@ class Controller:
         self._trial = trial
         self._context = context
         self._settings = settings
-        self._poller = poller
+        self._wishes = Wishes(context, poller)
         self._reporter = reporter
         self._distributed = context.distributed
         self._callbacks = CallbackList(trial.build_callbacks())
 
         # Data
-        self._feed = self._make_feed()
-        self._schedule: Schedule = settings.schedule(self._agree_on_epoch_length())
+        self._feed = make_training_feed(trial, context)
+        epoch_length = agree_on_epoch_length(self._feed, settings, context)
+        self._schedule: Schedule = settings.schedule(epoch_length)
         context.begin_training(self._schedule.epoch_length)
         self._validator = Validator(
             trial,
             context,
             self._callbacks,
             one_batch=settings.test_mode,
-            wish=self._wish_to_interrupt,
+            wish=self._wishes.to_interrupt,
         )
         self._keeper = CheckpointKeeper(trial, context, self._callbacks, reporter)
 
@@ -242,7 +244,7 @@ class Controller:
         if ending is Ending.STALE:
             logger.warning("another run has taken this trial over: this one stops")
             return ending
-        left = self._poller.seconds_left if isinstance(self._poller, DirectivePoller) else None
+        left = self._wishes.seconds_left
         within = f", within {left:.0f} s" if left is not None else ""
         logger.info("told to end after batch %d (%s)%s", self.steps, ending.name.lower(), within)
         if self._checkpointed_at != self.steps:
@@ -262,7 +264,7 @@ class Controller:
             self._keeper.finish()
         self._recorder.speed(self.steps, self._schedule.max_steps)
         system = self._system.take(now=last) if self._system is not None else None
-        mine = (int(self._wish()), self._recorder.batch_s, system, self._keeper.ready)
+        mine = (int(self._wishes.now()), self._recorder.batch_s, system, self._keeper.ready)
         operation = f"agreeing to go on after batch {self.steps}"
         told = self._distributed.allgather(mine, operation)
         wishes, seconds, samples, ready = zip(*told, strict=True)
@@ -272,22 +274,6 @@ class Controller:
         pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
         self._agree_at = self.steps + min(max(1, pause), _MOST_BATCHES_BETWEEN)
         return Ending(max(wishes))
-
-    def _wish(self) -> Ending:
-        poller = self._poller
-        if isinstance(poller, DirectivePoller):
-            if poller.stale.is_set():
-                return Ending.STALE
-            if poller.should_preempt:
-                return Ending.PREEMPTED
-        elif poller:
-            return Ending.PREEMPTED
-        return Ending.STOP_REQUESTED if self._context.get_stop_requested() else Ending.FINISHED
-
-    def _wish_to_interrupt(self) -> Ending:
-        """What ends a validation at once; what the trial itself asks for waits until it is over."""
-        wish = self._wish()
-        return wish if wish >= Ending.PREEMPTED else Ending.FINISHED
 
     # What is due
 
@@ -388,33 +374,6 @@ class Controller:
         random_state.seed_everything(derive_seed(self._context.get_trial_seed(), rank, self.steps))
 
     # Helpers
-
-    def _make_feed(self) -> Feed:
-        context = self._context
-        if not context.mpu.should_build_data_loader:
-            return EmptyFeed()
-        loader = self._trial.build_training_data_loader()
-        if loader is None:
-            return EmptyFeed()
-        return make_feed(
-            loader,
-            seed=context.get_trial_seed(),
-            rank=context.mpu.data_parallel_rank,
-            replicas=context.mpu.data_parallel_world_size,
-            accumulation=context.get_num_micro_batches_per_slot(),
-            checked=context.dataset_checks,
-            micro_batch=context.get_train_micro_batch_size_per_gpu(),
-        )
-
-    def _agree_on_epoch_length(self) -> int | None:
-        lengths: list[int | None] = self._distributed.allgather(
-            self._feed.batches_per_epoch, "agreeing on the length of an epoch"
-        )
-        known = [length for length in lengths if length is not None]
-        if known:
-            return min(known)
-        records = self._settings.records_per_epoch
-        return max(1, records // self._context.get_global_batch_size()) if records else None
 
     def _batches(self) -> Iterator[Any] | None:
         if isinstance(self._feed, EmptyFeed):
