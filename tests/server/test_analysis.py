@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from tests.server.helpers import PREFIX, Server, metrics, validation
+from tests.server.helpers import (
+    PREFIX,
+    Server,
+    experiment_config,
+    metrics,
+    training,
+    validation,
+)
 from zerolab.contract.leaves import leaves
 from zeroserver.analysis.columns import Row
 from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
@@ -190,6 +197,31 @@ def test_a_page_of_trials_takes_the_same_few_queries_however_many_there_are(
         sqlite_server.get("/experiments/1/trials", limit=limit, sort="hparams.word")
         counts.add(len(statements))
     assert len(counts) == 1
+
+
+def test_a_trial_on_the_machines_of_a_hostfile_costs_their_slots(server: Server) -> None:
+    folder = server.directory / "model"
+    folder.mkdir(parents=True)
+    (folder / "hosts").write_text("one slots=2\ntwo slots=3\n")
+    resources = {"hostfile": "hosts", "exclude": "two:0"}
+    server.submit(resources=resources)
+    (job,) = server.get("/jobs")["jobs"]
+    assert (job["slots_per_trial"], job["host_slots"]) == (1, 4)
+    server.add_agent(slots=1)
+    first = server.begin()
+    server.report(first.run_id, training(50, 0.5))
+    server.clock.now += 100
+    assert server.trial()["slot_seconds"] == 400
+    server.exit(first.run_id, 0)
+
+    def preview(**resources: str) -> tuple[Any, ...]:
+        body = {"config": experiment_config(resources=resources)}
+        answer = server.http.post("/api/v1/experiments/preview", json=body)
+        found = answer.json()["preview"]
+        return found["like"], found["slots_per_trial"], found["slot_hours"]
+
+    assert preview(**resources) == (1, 4, pytest.approx(100 * 2 * 4 / 3600))
+    assert preview() == (None, 1, None)  # what ran on other machines tells nothing
 
 
 def test_a_trial_costs_its_slots_for_as_long_as_its_runs_have_them(server: Server) -> None:

@@ -286,13 +286,15 @@ export interface Job {
   queue_time: number | null;
   /** Its labels; a quota may name one. */
   labels: Array<string>;
-  /** What one trial of it needs. */
+  /** What one trial of it needs in the pool. */
   slots_per_trial: number;
+  /** Slots of its hostfile's machines on which a trial has its ranks, started from the pool's; 0 without a hostfile. */
+  host_slots: number;
   /** Those that hold slots. */
   running_trials: number;
   /** Those that wait for slots. */
   queued_trials: number;
-  /** Slots that its runs hold. */
+  /** Slots of the pool that its runs hold. */
   held_slots: number;
   /** Why its next trial waits, whether or not others run; null when none waits. */
   waiting_reason: string | null;

@@ -1,11 +1,14 @@
 """``zerolab job``: the queue, and who goes first in it."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerolab.cli.connection import ExperimentId, id_of
 from zerolab.cli.output import AsJson, print_json, print_table, result
+
+if TYPE_CHECKING:
+    from zerolab.client.http import Json
 
 __all__ = ["group"]
 
@@ -43,7 +46,7 @@ def list_jobs(
             one["place"],
             one["priority"],
             one["state"],
-            one["slots_per_trial"],
+            _slots(one),
             one["running_trials"],
             one["queued_trials"],
             one["held_slots"],
@@ -57,6 +60,12 @@ def list_jobs(
             result(f"experiment {one['experiment_id']} waits: {one['waiting_reason']}")
         if one["fewer_reason"]:
             result(f"experiment {one['experiment_id']}: {one['fewer_reason']}")
+
+
+def _slots(job: "Json") -> str:
+    """What a trial takes of the pool, and of the machines of its hostfile."""
+    on_hosts = f" + {job['host_slots']} on hosts" if job["host_slots"] else ""
+    return f"{job['slots_per_trial']}{on_hosts}"
 
 
 @group.command()

@@ -152,7 +152,8 @@ function Line({ job, above, below, first, act }: LineProps) {
         {number(job.running_trials)} running, {number(job.queued_trials)} waiting
       </Cell>
       <Cell name="slots" kind="figure">
-        {number(job.held_slots)} held, {number(job.slots_per_trial)} a trial{most}
+        {number(job.held_slots)} held, {number(job.slots_per_trial)}
+        {job.host_slots > 0 && ` + ${number(job.host_slots)} on hosts`} a trial{most}
       </Cell>
       <Cell name="priority">
         <Figure name={`priority of ${job.name}`} value={job.priority} least={1} most={99} step="1" set={(priority) => act(patch(path, { priority }))} />

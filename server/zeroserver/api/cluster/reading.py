@@ -7,6 +7,7 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, func, select
 
 from zerolab.scheduler import DEFAULT_POOL, Policy
+from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api.resources import Agent, Job, Pool, Quota, Slot
 from zeroserver.orchestrator.cluster.reading import OPEN_RUNS, why_closed
 from zeroserver.orchestrator.desk import World
@@ -63,7 +64,7 @@ def job_list(world: World, connection: Connection) -> list[Job]:
     query = select(
         columns.id, columns.name, columns.state, columns.pool, columns.priority, columns.weight,
         columns.max_slots, columns.queue_time, columns.labels, columns.slots, columns.position,
-        columns.created_at,
+        columns.host_slots, columns.created_at,
     ).where(columns.state.not_in(EXPERIMENT_ENDED))  # fmt: skip
     rows = list(connection.execute(query).mappings())
 
@@ -88,6 +89,7 @@ def job_list(world: World, connection: Connection) -> list[Job]:
             experiment_id=row["id"],
             place=places[row["pool"]],
             slots_per_trial=row["slots"],
+            host_slots=count_host_slots(row["host_slots"]),
             running_trials=counts.get((row["id"], "RUNNING"), 0),
             queued_trials=counts.get((row["id"], "QUEUED"), 0),
             held_slots=held[row["id"]],

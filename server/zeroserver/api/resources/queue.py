@@ -42,13 +42,16 @@ class Job(Resource, frozen=True):
     labels: list[str]
     """Its labels; a quota may name one."""
     slots_per_trial: int
-    """What one trial of it needs."""
+    """What one trial of it needs in the pool."""
+    host_slots: int
+    """Slots of its hostfile's machines on which a trial has its ranks, started from the pool's; 0
+    without a hostfile."""
     running_trials: int
     """Those that hold slots."""
     queued_trials: int
     """Those that wait for slots."""
     held_slots: int
-    """Slots that its runs hold."""
+    """Slots of the pool that its runs hold."""
     waiting_reason: str | None
     """Why its next trial waits, whether or not others run; null when none waits."""
     fewer_reason: str | None

@@ -1,6 +1,7 @@
 """What a search would cost, from its file and from what others like it took."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Response
@@ -8,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, RowMapping, func, select
 
 from zerolab.errors import ConfigError
+from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, answer
 from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
@@ -15,6 +17,9 @@ from zeroserver.api.rows import respond
 from zeroserver.api.strict import StrictRoute
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
+
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
 
 __all__ = ["router"]
 
@@ -52,8 +57,7 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
     config = load_experiment(wanted.config)
     like, seconds = None, None
     if wanted.seconds_per_batch is None and wanted.seconds_per_epoch is None:
-        entrypoint, slots = config.to_dict()["entrypoint"], config.resources.slots_per_trial
-        like = _alike(connection, wanted.like, entrypoint, slots)
+        like = _alike(connection, wanted.like, config)
         if like is not None:
             now = services.world.clock()
             seconds = _seconds(connection, like["id"], config.searcher.unit, now)
@@ -67,6 +71,10 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
     if like is not None and seconds is not None:
         is_epochs = config.searcher.unit == "epochs"
         times = {"seconds_per_epoch" if is_epochs else "seconds_per_batch": seconds}
+        if config.resources.hostfile and like["host_slots"] != "[]":  # which no file shows here
+            slots = count_host_slots(like["host_slots"])
+            resources = config.resources.model_copy(update={"slots_per_trial": slots})
+            config = config.model_copy(update={"resources": resources})
     found = preview_of(config, **times, like=like["id"] if like is not None and seconds else None)
     lengths = [PreviewLength(length, number) for length, number in sorted(found.lengths.items())]
     return respond(
@@ -80,11 +88,13 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
 
 
 def _alike(
-    connection: Connection, like: int | None, entrypoint: Any, slots: int
+    connection: Connection, like: int | None, config: "ExperimentConfig"
 ) -> RowMapping | None:
     """The experiment that was named, else the newest that has the same entrypoint and slots."""
     if like is not None:
         return queries.one(connection, experiments, like)
+    wanted = config.to_dict()
+    slots = 1 if config.resources.hostfile else config.resources.slots_per_trial
     query = (
         select(experiments)
         .where(experiments.c.slots == slots, experiments.c.started_at.is_not(None))
@@ -92,9 +102,17 @@ def _alike(
         .limit(_LOOKED_AT)
     )
     for row in connection.execute(query).mappings():
-        if msgspec.json.decode(row["config"]).get("entrypoint") == entrypoint:
+        stored = msgspec.json.decode(row["config"])
+        same_entry = stored.get("entrypoint") == wanted["entrypoint"]
+        if same_entry and _hosts(stored) == _hosts(wanted):
             return row
     return None
+
+
+def _hosts(config: Mapping[str, Any]) -> list[Any]:
+    """What says the machines of a hostfile, as it was written."""
+    resources = config.get("resources", {})
+    return [resources.get(key) or None for key in ("hostfile", "include", "exclude")]
 
 
 def _seconds(
