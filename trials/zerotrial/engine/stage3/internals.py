@@ -163,6 +163,11 @@ class UnitParameters:
         return cast("Sequence[nn.Module]", self._owner.modules)
 
     @property
+    def gathered(self) -> bool:
+        """Whether modules have whole parameters now."""
+        return bool(self._owner.is_unsharded)
+
+    @property
     def frees_after_forward(self) -> Any:
         """Where and whether they are freed after a forward; opaque, to be put back."""
         return self._owner.post_forward_mesh_info
