@@ -275,8 +275,10 @@ def train_and_save(stage: int, directory: str) -> Engine:
 def save_and_die(directory: str) -> None:
     for stage in STAGES:
         micro(train_and_save(stage, directory), 2)  # lost
-    dist.barrier()
-    os._exit(9)
+    try:
+        dist.barrier()
+    finally:  # one that is through ends the connections of one that is not yet
+        os._exit(9)
 
 
 def ended(engine: Engine) -> dict[str, Any]:
