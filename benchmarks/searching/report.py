@@ -173,7 +173,9 @@ def plot(runs: Runs, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.5), sharey=True)
+    colours = mpl.color_sequences["tab20"]  # as many methods are told apart
     for axis, (title, objectives) in zip(axes, PARTS.items(), strict=False):
+        axis.set_prop_cycle(color=colours[::2] + colours[1::2])
         for method in dict.fromkeys(method for method, _ in runs):
             values = [mean([ratio(runs, method, o.name, i) for o in objectives]) for i in range(5)]
             known = [(t, v) for t, v in zip(TIMES, values, strict=True) if v is not None]
@@ -189,6 +191,6 @@ def plot(runs: Runs, path: Path) -> None:
         [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5], ["0.1", "0.2", "0.3", "0.5", "0.7", "1", "1.5"]
     )
     axes[0].minorticks_off()
-    axes[2].legend(fontsize=7)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0, 0.87, 1))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="center right", fontsize=8)
     figure.savefig(path, dpi=110)
