@@ -168,7 +168,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         )
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
-    check_values(model, resolved, weights)
+    check_values(model, resolved, weights, device)
     alone = resolved.zero_optimization.stage == 3
     tell = int(os.environ.get("RANK", "0")) == 0
     model_parameters = release(model, optimizer, model_parameters, alone=alone, tell=tell)

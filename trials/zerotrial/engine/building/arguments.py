@@ -74,13 +74,16 @@ def read_config(args: Any, model: Any, config: Any, problems: list[str]) -> Engi
     return load_engine_config(source)
 
 
-def check_values(model: nn.Module, config: EngineConfig, weights: Any) -> None:
+def check_values(
+    model: nn.Module, config: EngineConfig, weights: Any, device: torch.device | str | None
+) -> None:
     """Refuse a model without values where nothing would give it any.
 
     Args:
         model: To be trained.
         config: Of the engine.
         weights: Safetensors to fill it from, or None.
+        device: Of the engine; on the meta device nothing has values.
 
     Raises:
         ConfigError: Names the first parameters that are on the meta device.
@@ -96,7 +99,7 @@ def check_values(model: nn.Module, config: EngineConfig, weights: Any) -> None:
         problems.append(f"weights: are read at stage 3 of data-parallel ranks, and {where}; ")
         problems[0] += "load them into the model before"
     absent = [name for name, value in model.named_parameters() if value.is_meta]
-    if absent:
+    if absent and (device is None or torch.device(device).type != "meta"):
         told = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
         problems.append(f"model: must hold values where {where}, got the meta device: {told}; ")
         problems[-1] += "build it on a CPU, or use stage 3, which fills it unit by unit"
