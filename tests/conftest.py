@@ -29,3 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than cores: tests that start processes and machines wait more than they compute."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that wait the longest, for machines, one after the other."""
+    items.sort(key=lambda item: item.get_closest_marker("machines") is None)
