@@ -77,6 +77,10 @@ def test_a_batch_that_the_machines_cannot_share_is_refused(folder: Path) -> None
             "resources.hostfile: bad: line 1: must look like `HOST slots=N`",
             "resources.hostfile: bad: line 3: b stands here a second time",
         ]),
+        ({"hostfile": "none", "include": "a", "exclude": "b"}, [
+            "resources.hostfile: must name a file in the model directory",
+            "resources.include and exclude: only one of them may be given",
+        ]),
         ({"hostfile": "hosts", "include": "worker-9@worker-1:7"}, [
             "resources.include: 'worker-9' is not in the hostfile (worker-1, me@worker-2)",
             "resources.include: worker-1 has slots 0 to 1, got 7",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from zerolab.errors import ConfigError
 
-__all__ = ["filter_slots", "parse_hostfile"]
+__all__ = ["combination_problems", "filter_slots", "parse_hostfile"]
 
 _ENTRY = re.compile(r"(\S+)\s+slots=(\d+)(?:\s.*)?")
 
@@ -76,7 +76,7 @@ def filter_slots(
         ConfigError: If filters and counts are combined, or name what the hostfile does not have,
             or if nothing is left; all problems at once.
     """
-    problems = _combined(include, exclude, num_nodes, num_gpus)
+    problems = combination_problems(include, exclude, num_nodes, num_gpus)
     available = {host: list(range(count)) for host, count in hosts.items()}
     if include and not problems:
         chosen = _parse_filter("include", include, available, problems)
@@ -97,7 +97,10 @@ def filter_slots(
     return available
 
 
-def _combined(include: str, exclude: str, num_nodes: int | None, num_gpus: int | None) -> list[str]:
+def combination_problems(
+    include: str, exclude: str, num_nodes: int | None = None, num_gpus: int | None = None
+) -> list[str]:
+    """Say which filters and counts cannot be given together, whatever the hostfile holds."""
     problems = []
     if include and exclude:
         problems.append("include and exclude: only one of them may be given")

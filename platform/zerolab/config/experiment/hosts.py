@@ -6,7 +6,7 @@ from typing import Any
 
 from zerolab.config.experiment.model_source import ModelFiles
 from zerolab.config.experiment.resources import ResourcesConfig
-from zerolab.config.hostfile import filter_slots, parse_hostfile
+from zerolab.config.hostfile import combination_problems, filter_slots, parse_hostfile
 from zerolab.errors import ConfigError
 
 __all__ = ["with_hosts", "with_ranks"]
@@ -32,6 +32,7 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
         return resources
     problems = _ssh_problems(resources, model)
     chosen: dict[str, list[int]] = {}
+    hosts: dict[str, int] = {}
     try:
         hosts = parse_hostfile(_read("hostfile", resources.hostfile, model).decode())
         chosen = filter_slots(hosts, resources.include, resources.exclude)
@@ -39,6 +40,9 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
         problems.append(f"resources.hostfile: {resources.hostfile} must be text in UTF-8")
     except ConfigError as error:
         problems += [_placed(problem, resources.hostfile) for problem in error.problems]
+    if not hosts:  # which the filters are not held against, only against each other
+        told = combination_problems(resources.include, resources.exclude)
+        problems += [f"resources.{problem}" for problem in told]
     ranks = sum(map(len, chosen.values()))
     said = resources.slots_per_trial
     if ranks and said != ranks and "slots_per_trial" in resources.model_fields_set:
