@@ -1,9 +1,10 @@
-"""What the kernel does for us: processes that die with their parent, and whole trees killed."""
+"""What the kernel does for us: processes that die with their parent, trees killed, free ports."""
 
 import contextlib
 import ctypes
 import os
 import signal
+import socket
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 __all__ = [
     "PARENT_DIED",
     "die_with_parent",
+    "free_port",
     "head_a_family",
     "kill_all",
     "kill_descendants",
@@ -104,6 +106,13 @@ def reap_adopted(own: Collection[int]) -> None:
         with contextlib.suppress(psutil.Error, ChildProcessError):
             if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on now; another may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def usable_cores() -> int:

@@ -8,6 +8,7 @@ import msgspec
 
 from zerolab.contract.spec import Nodes
 from zerolab.contract.wire import Meeting
+from zerolab.linux import free_port
 
 __all__ = ["as_seen_from_here", "offer_place"]
 
@@ -18,10 +19,7 @@ def offer_place(server: str) -> Meeting:
     Args:
         server: Address of the server.
     """
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = int(probe.getsockname()[1])
-    return Meeting(_own_address(server), port)
+    return Meeting(_own_address(server), free_port())
 
 
 def _own_address(server: str) -> str:

@@ -43,7 +43,7 @@ from zerolab.launcher.nodes.messages import (
 )
 from zerolab.launcher.nodes.tailing import Tails
 from zerolab.launcher.process import start_launcher
-from zerolab.linux import head_a_family, kill_descendants, kill_tree, usable_cores
+from zerolab.linux import free_port, head_a_family, kill_descendants, kill_tree, usable_cores
 
 __all__ = ["main"]
 
@@ -106,7 +106,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the head decides, and its end is ours
     channel = _Channel()
     hello = Hello(
-        socket.gethostname(), __version__, _free_port(), os.environ.get("SSH_CONNECTION", "")
+        socket.gethostname(), __version__, free_port(), os.environ.get("SSH_CONNECTION", "")
     )
     try:
         channel.send(hello)
@@ -117,12 +117,6 @@ def main() -> int:
         kill_descendants()
         return EXIT_INFRASTRUCTURE
     return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _job(channel: _Channel) -> Job:

@@ -20,7 +20,7 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import Nodes, RunSpec, read_run_spec, write_run_spec
 from zerolab.files import read_json, write_json
 from zerolab.launcher.process import kill_leftovers, start_launcher
-from zerolab.linux import head_a_family, kill_descendants, usable_cores
+from zerolab.linux import free_port, head_a_family, kill_descendants, usable_cores
 
 __all__ = ["main", "node_folder", "sizes_of"]
 
@@ -103,10 +103,7 @@ def _meet(folder: RunFolder, nodes: Nodes, rank: int) -> Nodes | None:
     """Say where the ranks meet, or wait until the first node has said so."""
     file = folder.path / "meeting.json"
     if rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
-        write_json(file, {"address": _own_address(), "port": port})
+        write_json(file, {"address": _own_address(), "port": free_port()})
     deadline = time.monotonic() + _MEET_S
     while time.monotonic() < deadline:
         found = read_json(file)
