@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Response
@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from zeroserver.api import queries
-from zeroserver.api.common import After, IdPath, Limit, answer
+from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit, answer
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
     CheckpointAnswer,
@@ -89,12 +89,7 @@ def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
     return respond(CheckpointAnswer(found))
 
 
-_FILE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
-}
-
-
-@router.get("/checkpoints/{uuid}/file", response_class=StreamingResponse, responses=_FILE)
+@router.get("/checkpoints/{uuid}/file", response_class=StreamingResponse, responses=FILE_ANSWER)
 async def get_checkpoint_file(
     services: ServicesDep,
     uuid: str,

@@ -11,6 +11,7 @@ from zeroserver.api import resources
 from zeroserver.api.rows import Resource
 
 __all__ = [
+    "FILE_ANSWER",
     "RESOURCES",
     "After",
     "IdPath",
@@ -85,6 +86,11 @@ RESOURCES: tuple[type[Resource], ...] = tuple(
     getattr(resources, name) for name in resources.__all__
 )
 """All that a route may answer."""
+
+FILE_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
+}
+"""For the ``responses`` of a route that answers with a file."""
 
 _REFERENCE = "#/components/schemas/{name}"
 

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.api import queries
-from zeroserver.api.common import IdPath, answer
+from zeroserver.api.common import FILE_ANSWER, IdPath, answer
 from zeroserver.api.resources import (
     EngineAnswer,
     EngineEntry,
@@ -45,12 +45,7 @@ async def list_files(services: ServicesDep, experiment_id: IdPath) -> Response:
     return respond(ModelFilePage([ModelFile(*each) for each in sorted(sizes.items())], None))
 
 
-_FILE: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
-}
-
-
-@router.get("/experiments/{experiment_id}/file", response_class=Response, responses=_FILE)
+@router.get("/experiments/{experiment_id}/file", response_class=Response, responses=FILE_ANSWER)
 async def get_file(
     services: ServicesDep,
     experiment_id: IdPath,
