@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-_HERE = re.compile(r"--localhost:(.*)")
+_HERE = re.compile(r"^--localhost:")
 
 
 class _Launch(TyperCommand):
@@ -25,8 +25,11 @@ class _Launch(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take ``--localhost:0,2`` apart before the options are read."""
         ctx.allow_interspersed_args = False
-        taken = [_HERE.sub(r"--localhost=\1", word) for word in args]
-        return super().parse_args(ctx, taken)
+        taken = [_HERE.sub("--localhost=", word) for word in args]
+        rest = super().parse_args(ctx, taken)
+        own = ctx.params.get("arguments") or []
+        ctx.params["arguments"] = args[len(args) - len(own) :]  # as they were: the script's own
+        return rest
 
 
 def add_to(app: typer.Typer) -> None:
@@ -52,8 +55,8 @@ def launch(
         str, typer.Option("--exclude", "-e", help='All but these: "worker-2:0@worker-3:0,1".')
     ] = "",
     localhost: Annotated[
-        str, typer.Option(help="Slots of this machine alone; also --localhost:0,2.")
-    ] = "",
+        str | None, typer.Option(help="Slots of this machine alone; also --localhost:0,2.")
+    ] = None,
     num_nodes: Annotated[
         int | None, typer.Option("--num_nodes", "--num-nodes", help="The first so many hosts.")
     ] = None,
@@ -167,10 +170,11 @@ def launch(
     from zerolab.launcher.nodes.options import LaunchOptions, make_plan
     from zerolab.launcher.nodes.places import Wanted
 
+    here = "" if localhost is None else localhost or ","  # nothing at all is no list of slots
     options = LaunchOptions(
         script=script,
         arguments=arguments or (),
-        wanted=Wanted(hostfile, include, exclude, num_nodes, num_gpus, localhost),
+        wanted=Wanted(hostfile, include, exclude, _count(num_nodes), _count(num_gpus), here),
         address=master_addr,
         port=master_port,
         module=module,
@@ -200,6 +204,11 @@ def launch(
     else:
         bounds = None
     raise typer.Exit(shell_code(_run(plan, bounds, log_dir)))
+
+
+def _count(given: int | None) -> int | None:
+    """DeepSpeed's default, which scripts hand on, is -1: all of them."""
+    return None if given == -1 else given
 
 
 def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int:

@@ -3,6 +3,7 @@
 ```
 worker-0 slots=4
 worker-1 slots=8    # comments and empty lines do not count
+worker-2 slots=0    # out of use
 ```
 
 Filters are ``NODE[:slot[,slot...]][@NODE...]``: ``worker-0@worker-1:0,2`` is all of ``worker-0``
@@ -10,13 +11,18 @@ and two slots of ``worker-1``.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from zerolab.errors import ConfigError
 
 __all__ = ["combination_problems", "filter_slots", "parse_hostfile"]
 
-_ENTRY = re.compile(r"(\S+)\s+slots=(\d+)(?:\s.*)?")
+_ENTRY = re.compile(r"(\S+)\s+slots=0*([0-9]+)(?:[\s#](.*))?")
+_BYTE_ORDER_MARK = "\ufeff"
+_AGAIN = re.compile(r"\bslots=")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_MOST_SLOTS = 4096
+"""Of one machine: a slip of the finger shall not become a list of a thousand million slots."""
 
 
 def parse_hostfile(text: str) -> dict[str, int]:
@@ -33,7 +39,7 @@ def parse_hostfile(text: str) -> dict[str, int]:
     """
     hosts: dict[str, int] = {}
     problems = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).splitlines(), start=1):
         content = line.strip()
         if not content or content.startswith("#"):
             continue
@@ -42,6 +48,11 @@ def parse_hostfile(text: str) -> dict[str, int]:
             problems.append(f"line {number}: must look like `HOST slots=N`, got {content!r}")
         elif entry[1] in hosts:
             problems.append(f"line {number}: {entry[1]} stands here a second time; keep one line")
+        elif _AGAIN.search((entry[3] or "").partition("#")[0]):
+            problems.append(f"line {number}: {entry[1]} has slots= twice; keep one of them")
+        elif len(entry[2]) > len(str(_MOST_SLOTS)) or int(entry[2]) > _MOST_SLOTS:
+            told = f"must be at most {_MOST_SLOTS}, got {entry[2][:20]}"
+            problems.append(f"line {number}: slots of {entry[1]}: {told}")
         else:
             hosts[entry[1]] = int(entry[2])
     if not hosts and not problems:
@@ -61,7 +72,7 @@ def filter_slots(
     """Choose hosts and slots.
 
     Args:
-        hosts: From :func:`parse_hostfile`.
+        hosts: From :func:`parse_hostfile`; those with 0 slots are out of use, and not counted.
         include: Only these; a host without slots means all of its slots, unless the same host
             stands there with slots too.
         exclude: All but these.
@@ -77,12 +88,13 @@ def filter_slots(
             or if nothing is left; all problems at once.
     """
     problems = combination_problems(include, exclude, num_nodes, num_gpus)
-    available = {host: list(range(count)) for host, count in hosts.items()}
+    available = {host: list(range(count)) for host, count in hosts.items() if count}
+    without = [host for host, count in hosts.items() if not count]
     if include and not problems:
-        chosen = _parse_filter("include", include, available, problems)
+        chosen = _parse_filter("include", include, available, without, problems)
         available = {host: chosen[host] for host in available if host in chosen}
     elif exclude and not problems:
-        removed = _parse_filter("exclude", exclude, available, problems)
+        removed = _parse_filter("exclude", exclude, available, without, problems)
         available = {
             host: [slot for slot in slots if slot not in removed.get(host, ())]
             for host, slots in available.items()
@@ -91,7 +103,8 @@ def filter_slots(
         available = _first(available, num_nodes, num_gpus, problems)
     available = {host: slots for host, slots in available.items() if slots}
     if not available and not problems:
-        problems.append("no slot is left; include more, or exclude less")
+        told = "no slot is left; include more, or exclude less"
+        problems.append(told if include or exclude else "every host of the hostfile has slots=0")
     if problems:
         raise ConfigError("hosts and slots", problems)
     return available
@@ -116,7 +129,7 @@ def _first(
     problems: list[str],
 ) -> dict[str, list[int]]:
     if num_nodes is not None and not 1 <= num_nodes <= len(available):
-        has = f"must be 1 to {len(available)}, the hosts of the hostfile"
+        has = f"must be 1 to {len(available)}, the hosts of the hostfile that have slots"
         problems.append(f"num_nodes: {has}, got {num_nodes}")
     chosen = dict(list(available.items())[:num_nodes])
     if num_gpus is None:
@@ -129,21 +142,30 @@ def _first(
 
 
 def _parse_filter(
-    key: str, text: str, available: Mapping[str, list[int]], problems: list[str]
+    key: str,
+    text: str,
+    available: Mapping[str, list[int]],
+    without: Sequence[str],
+    problems: list[str],
 ) -> dict[str, list[int]]:
     whole: set[str] = set()
     chosen: dict[str, set[int]] = {}
-    for part in _split_nodes(text, available):
-        host, colon, numbers = part.partition(":")
-        if host not in available:
+    for part in _split_nodes(text, {*available, *without}):
+        host, colon, numbers = (word.strip() for word in part.partition(":"))
+        if not host:
+            problems.append(f"{key}: must name a host before and after each @, got {text!r}")
+        elif host in without:
+            problems.append(f"{key}: {host} has no slots: the hostfile says slots=0")
+        elif host not in available:
             problems.append(f"{key}: {host!r} is not in the hostfile ({', '.join(available)})")
         elif not colon:
             whole.add(host)
         else:
             slots = chosen.setdefault(host, set())
             for number in numbers.split(","):
-                if not number.strip().isdecimal():
-                    problems.append(f"{key}: {part!r}: slots must be numbers, got {number!r}")
+                if not _NUMBER.fullmatch(number.strip()):
+                    told = f"{part.strip()!r}: slots must be numbers with commas between them"
+                    problems.append(f"{key}: {told}, got {number!r}")
                 elif int(number) not in available[host]:
                     has = f"has slots 0 to {len(available[host]) - 1}"
                     problems.append(f"{key}: {host} {has}, got {number.strip()}")
@@ -156,11 +178,11 @@ def _parse_filter(
     }
 
 
-def _split_nodes(text: str, available: Mapping[str, list[int]]) -> list[str]:
+def _split_nodes(text: str, hosts: Collection[str]) -> list[str]:
     """Split at ``@``, but not inside the ``user@host`` of the hostfile."""
     parts: list[str] = []
     for piece in text.strip().split("@"):
-        if parts and f"{parts[-1]}@{piece.partition(':')[0]}" in available:
+        if parts and f"{parts[-1]}@{piece.partition(':')[0]}".strip() in hosts:
             parts[-1] = f"{parts[-1]}@{piece}"
         else:
             parts.append(piece)

@@ -1,5 +1,5 @@
 """Which machines and slots a multi-node run uses: see :mod:`zerolab.config.hostfile`."""
 
-from zerolab.config.hostfile import filter_slots, parse_hostfile
+from zerolab.config.hostfile import combination_problems, filter_slots, parse_hostfile
 
-__all__ = ["filter_slots", "parse_hostfile"]
+__all__ = ["combination_problems", "filter_slots", "parse_hostfile"]

@@ -1,6 +1,8 @@
 """Options and files of ``zerolab launch`` mean what they mean to DeepSpeed and accelerate."""
 
 import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,11 +80,15 @@ def test_without_a_hostfile_the_slots_of_this_machine_are_chosen() -> None:
     ("wanted", "problem"),
     [
         (Wanted(localhost="0,7"), "this machine has the slots 0, 1, got 7"),
-        (Wanted(localhost="a"), "slots must be numbers, got 'a'"),
+        (Wanted(localhost="a"), "slots must be numbers with commas between them, got 'a'"),
         (Wanted(localhost="0", num_gpus=2), "num_gpus: cannot be combined with --localhost"),
         (Wanted(num_nodes=2), "num_nodes: must be 1 without a hostfile, got 2"),
         (Wanted(num_gpus=0), "num_gpus: must be at least 1, got 0"),
         (Wanted(include="nohost"), "'nohost' is not in the hostfile"),
+        (Wanted(include="worker-1:0"), "no hostfile was given or found"),
+        (Wanted(include="localhost:0", num_gpus=2), "cannot be combined with include or exclude"),
+        (Wanted(localhost=","), "must be numbers with commas between them, got ''"),
+        (Wanted(localhost="0-1"), "must be numbers with commas between them, got '0-1'"),
         (Wanted(hostfile=Path("/nowhere/hosts")), "hostfile: must be readable"),
     ],
 )
@@ -112,9 +118,16 @@ def test_an_environment_file_may_have_comments_and_blank_lines_and_says_which_li
 ):
     text = "# ours\n\nA=1\n B = two words \nexport C='x=y'\nD=\n"
     assert parse_environment(text, "f") == {"A": "1", "B": "two words", "C": "x=y", "D": ""}
+    text = 'export\tA=1\r\nB==x==\r\nC=it\'s\nD="two words"\nE=\'# no comment\'\nF=1 # one\nG=""\n'
+    assert parse_environment(text, "f") == {
+        "A": "1", "B": "=x==", "C": "it's", "D": "two words", "E": "# no comment", "F": "1 # one",
+        "G": "",
+    }  # fmt: skip
     with pytest.raises(ConfigError) as refused:
-        parse_environment("A=1\nB\n2=3\n", "f")
-    assert [problem[:6] for problem in refused.value.problems] == ["line 2", "line 3"]
+        parse_environment("A=1\nB\n2=3\nC='open\nexport =1\nD=\0\nE-F=1\n", "f")
+    assert [problem[:6] for problem in refused.value.problems] == [
+        f"line {number}" for number in range(2, 8)
+    ]
 
 
 def test_the_environment_file_beside_the_script_wins_over_the_one_at_home(
@@ -126,7 +139,11 @@ def test_the_environment_file_beside_the_script_wins_over_the_one_at_home(
     (tmp_path / ".deepspeed_env").write_text("A=home\nB=home\n")
     (beside / ".deepspeed_env").write_text("A=here\n")
     assert sent_variables(beside) == {"A": "here", "B": "home"}
-    (tmp_path / "named").write_text("C=named\n")
+    (tmp_path / "named").write_bytes("C=caf\u00e9\n".encode("latin-1"))
+    monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "named"))
+    with pytest.raises(ConfigError, match="it is no text in UTF-8"):
+        sent_variables(beside)
+    (tmp_path / "named").write_text("\ufeffC=named\n")
     monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "named"))
     assert sent_variables(beside) == {"C": "named"}
     mine = {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO", "SECRET": "no"}
@@ -221,6 +238,50 @@ def test_an_unknown_way_to_shard_in_accelerates_file_is_refused(tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("gpu_ids: 0\n", [0]),
+        ("gpu_ids: '0'\n", [0]),
+        ("gpu_ids: 1,3\n", [1, 3]),
+        ("gpu_ids: [1, 3]\nnum_processes: 2\n", [1, 3]),
+        ("gpu_ids: 1,2,3\nnum_processes: 2\n", [1, 2]),
+        ("gpu_ids: all\nnum_processes: 2\n", [0, 1]),
+        ("use_cpu: 'false'\nnum_processes: 1\n", [0]),
+    ],
+)
+def test_the_gpus_that_accelerates_file_names_are_taken(
+    text: str, slots: list[int], tmp_path: Path
+) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(text)
+    assert [list(place.slots) for place in plan({"config_file": file}).places] == [slots]
+
+
+def test_odd_keys_of_accelerates_file_are_refused_or_named(tmp_path: Path) -> None:
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(
+        "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: MEGATRON_LM\n"
+        "main_training_function: train\nrdzv_backend: etcd\ndebug: true\nodd: 1\n"
+        "deepspeed_config: {odd: 2}\ntpu_env: []\ndowncast_bf16: 'no'\n"
+    )
+    options = LaunchOptions(script="t.py", wanted=Wanted(), config_file=file)
+    _, (note,) = make_plan(options, slots_of_this_machine)
+    assert note == (
+        f"{file}: without effect here: compute_environment: AMAZON_SAGEMAKER, debug: True, "
+        "deepspeed_config.odd, distributed_type: MEGATRON_LM, main_training_function: train, "
+        "odd, rdzv_backend: etcd"
+    )
+    file.write_text("gpu_ids: 0,1\nnum_processes: 4\nuse_cpu: maybe\nmain_process_port: 70000\n")
+    with pytest.raises(ConfigError) as refused:
+        plan({"config_file": file})
+    assert refused.value.problems == [
+        "main_process_port: must be at most 65535, got 70000",
+        "use_cpu: must be true or false, got 'maybe'",
+        "gpu_ids: must name at least as many as there are processes on a machine (4), got 0, 1",
+    ]
+
+
 def test_accelerates_file_without_a_hostfile_starts_this_one_of_several_machines(
     tmp_path: Path,
 ) -> None:
@@ -313,3 +374,23 @@ def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: P
     alone = plan({"no_ssh": True, "node_rank": 0, "address": "10.0.0.1"}, num_nodes=2)
     with pytest.raises(ConfigError, match="elastic: needs ssh to all machines"):
         NodeBounds.of(alone, None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--num_gpus", "-1", "--num_nodes", "-1", "--localhost:0", "t.py", "--localhost:3", "a:b"],
+         0, "['--local_rank=0', '--localhost:3', 'a:b']"),
+        (["--localhost", "", "t.py"], 2, "must be numbers with commas between them, got ''"),
+    ],
+)  # fmt: skip
+def test_slots_of_this_machine_are_an_option_before_the_script_and_an_argument_behind_it(
+    words: list[str], code: int, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text("import sys; print(sys.argv[1:])\n")
+    command = [str(Path(sys.executable).with_name("zerolab")), "launch", "--cpu", "--log-dir", "k"]
+    done = subprocess.run(
+        [*command, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert told in (done.stdout if code == 0 else done.stderr)

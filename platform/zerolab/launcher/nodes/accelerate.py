@@ -15,6 +15,17 @@ _ABOUT_PLACES = {
     "main_training_function", "same_network", "rdzv_backend", "debug", "enable_cpu_affinity",
     "deepspeed_config",
 }  # fmt: skip
+_AS_IT_IS: dict[str, tuple[Any, ...]] = {
+    "compute_environment": ("LOCAL_MACHINE",),
+    "distributed_type": ("NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"),
+    "main_training_function": ("main",),
+    "rdzv_backend": ("static", "c10d"),
+    "same_network": (True,),
+    "debug": (),
+    "enable_cpu_affinity": (),
+}
+"""Keys of :data:`_ABOUT_PLACES` to what they say that holds here, too; with anything else they have
+no effect."""
 _ABOUT_HOSTS = {
     "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
     "deepspeed_multinode_launcher",
@@ -39,6 +50,8 @@ _STAGES = {
 """What FSDP shards, in its words, to the stage that shards as much."""
 _FSDP = {"fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward"}
 _FSDP |= {"fsdp_offload_params", "fsdp_state_dict_type"}
+_LAST_PORT = 65535
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _OFF: tuple[Any, ...] = (None, False, "", "no", "NO", "none", {}, [])
 
 
@@ -84,6 +97,9 @@ def read_accelerate(path: Path) -> Accelerate:
         problems.append(
             f"num_processes: must be a multiple of num_machines ({machines}), got {ranks}"
         )
+    port = _number(content, "main_process_port", problems, least=0)
+    if port is not None and port > _LAST_PORT:
+        problems.append(f"main_process_port: must be at most {_LAST_PORT}, got {port}")
     found = Accelerate(
         hostfile=str(deepspeed.get("deepspeed_hostfile") or ""),
         include=str(deepspeed.get("deepspeed_inclusion_filter") or ""),
@@ -92,12 +108,10 @@ def read_accelerate(path: Path) -> Accelerate:
         per_node=None if ranks is None else ranks // machines,
         node_rank=_number(content, "machine_rank", problems, least=0),
         address=str(content.get("main_process_ip") or ""),
-        port=_number(content, "main_process_port", problems, least=0),
-        cpu=bool(content.get("use_cpu")),
+        port=port,
+        cpu=_is_on(content, "use_cpu", problems),
     )
-    gpus = content.get("gpu_ids")
-    if gpus not in (*_OFF, "all"):
-        found.slots = str(gpus)
+    found.slots = _slots(content.get("gpu_ids"), found.per_node, problems)
     if content.get("mixed_precision") not in _OFF:
         found.environment["ACCELERATE_MIXED_PRECISION"] = str(content["mixed_precision"])
     found.engine, found.about_engine = _engine(content, deepspeed, problems)
@@ -105,6 +119,25 @@ def read_accelerate(path: Path) -> Accelerate:
     if problems:
         raise ConfigError(str(path), problems)
     return found
+
+
+def _is_on(content: dict[str, Any], key: str, problems: list[str]) -> bool:
+    value = content.get(key)
+    word = str(value).lower()
+    if value not in (None, "") and word not in _BOOLEANS:
+        problems.append(f"{key}: must be true or false, got {value!r}")
+    return _BOOLEANS.get(word, False)
+
+
+def _slots(ids: Any, ranks: int | None, problems: list[str]) -> str:
+    """The slots of this machine that ``gpu_ids`` names, as many as there are processes on it."""
+    if ids is None or ids in ("", "all", []):
+        return ""
+    words = [str(one) for one in ids] if isinstance(ids, list) else str(ids).split(",")
+    if ranks is not None and ranks > len(words):
+        told = f"must name at least as many as there are processes on a machine ({ranks})"
+        problems.append(f"gpu_ids: {told}, got {', '.join(words)}")
+    return ",".join(words[:ranks])
 
 
 def _number(content: dict[str, Any], key: str, problems: list[str], least: int) -> int | None:
@@ -124,6 +157,11 @@ def _unused(content: dict[str, Any], deepspeed: dict[str, Any]) -> list[str]:
         sections["fsdp_config"] = fsdp
     known = _ABOUT_PLACES | sections.keys()
     others = [key for key in content if key not in known and content[key] not in _OFF]
+    others += [
+        f"{key}: {content[key]}"
+        for key, same in _AS_IT_IS.items()
+        if content.get(key) not in (*_OFF, *same)
+    ]
     return others + [
         f"{name}.{key}"
         for name, section in sections.items()

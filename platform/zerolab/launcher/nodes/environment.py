@@ -15,6 +15,8 @@ ENV_FILE = "DS_ENV_FILE"
 
 _FILE = ".deepspeed_env"
 _PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "GLOO", "OMP_")
+_QUOTES = frozenset("\"'")
+_EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -43,12 +45,23 @@ def sent_variables(directory: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for file in dict.fromkeys(files):
         if file.is_file():
-            found |= parse_environment(file.read_text(encoding="utf-8"), str(file))
+            found |= parse_environment(_text_of(file), str(file))
     return found
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise ConfigError(str(file), [f"must be readable, got {why}"]) from None
 
 
 def parse_environment(text: str, source: str) -> dict[str, str]:
     """Read lines of ``NAME=VALUE``; empty ones, and those that begin with ``#``, do not count.
+
+    ``export`` before a name and quotes around a whole value are taken off; what follows a value,
+    ``#`` too, belongs to it, as under DeepSpeed.
 
     Raises:
         ConfigError: With every line that is none.
@@ -58,11 +71,14 @@ def parse_environment(text: str, source: str) -> dict[str, str]:
         content = line.strip()
         if not content or content.startswith("#"):
             continue
-        name, equals, value = content.removeprefix("export ").partition("=")
+        name, equals, value = _EXPORT.sub("", content).partition("=")
         name, value = name.strip(), value.strip()
-        if not equals or not _NAME.fullmatch(name):
+        if not equals or not _NAME.fullmatch(name) or "\0" in value:
             problems.append(f"line {number}: must look like `NAME=VALUE`, got {content!r}")
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        elif value[:1] in _QUOTES and value.count(value[0]) == 1:
+            told = f"the quote {value[0]} must be closed on the same line"
+            problems.append(f"line {number}: {told}, got {content!r}")
+        if len(value) > 1 and value[0] == value[-1] and value[0] in _QUOTES:
             value = value[1:-1]
         found[name] = value
     if problems:

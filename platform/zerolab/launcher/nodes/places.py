@@ -1,12 +1,13 @@
 """From a hostfile and the options of ``zerolab launch`` to the machines and slots of a run."""
 
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerolab.errors import ConfigError
-from zerolab.launcher.hostfile import filter_slots, parse_hostfile
+from zerolab.launcher.hostfile import combination_problems, filter_slots, parse_hostfile
 from zerolab.launcher.nodes.head import Place
 
 __all__ = ["DEFAULT_HOSTFILE", "Wanted", "choose_places", "is_here", "parse_slots"]
@@ -71,6 +72,11 @@ def is_here(host: str) -> bool:
 
 def _here(wanted: Wanted, own_slots: Sequence[int]) -> Place:
     """All that is asked of a run on this machine alone."""
+    problems = combination_problems(
+        wanted.include, wanted.exclude, wanted.num_nodes, wanted.num_gpus
+    )
+    if problems:
+        raise ConfigError("hosts and slots", problems)
     if wanted.num_nodes is not None and wanted.num_nodes != 1:
         problem = f"num_nodes: must be 1 without a hostfile, got {wanted.num_nodes}"
         raise ConfigError("hosts and slots", [f"{problem}; name one with --hostfile"])
@@ -79,7 +85,11 @@ def _here(wanted: Wanted, own_slots: Sequence[int]) -> Place:
             "hosts and slots", [f"num_gpus: must be at least 1, got {wanted.num_gpus}"]
         )
     count = max(own_slots, default=0) + 1
-    chosen = filter_slots({"localhost": count}, wanted.include, wanted.exclude)
+    try:
+        chosen = filter_slots({"localhost": count}, wanted.include, wanted.exclude)
+    except ConfigError as error:
+        told = [f"{problem}; no hostfile was given or found" for problem in error.problems]
+        raise ConfigError(error.source, told) from None
     slots = [slot for slot in chosen["localhost"] if slot in own_slots]
     return Place("localhost", slots[: wanted.num_gpus], local=True)
 
@@ -104,8 +114,8 @@ def parse_slots(key: str, text: str, own_slots: Sequence[int], problems: list[st
     """Read ``0,2``; what is no slot of this machine goes to ``problems``."""
     found = set()
     for word in text.split(","):
-        if not word.strip().isdecimal():
-            problems.append(f"{key}: slots must be numbers, got {word!r}")
+        if not re.fullmatch(r"[0-9]{1,9}", word.strip()):
+            problems.append(f"{key}: slots must be numbers with commas between them, got {word!r}")
         elif int(word) not in own_slots:
             has = ", ".join(map(str, own_slots))
             problems.append(f"{key}: this machine has the slots {has}, got {word.strip()}")
