@@ -1,5 +1,6 @@
 """Stage 3 of models that no rank holds whole: values come unit by unit, beside plain torch."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,51 @@ def test_values_that_nothing_can_give_are_named_with_what_to_do(tmp_path: Path) 
     assert "the model has no other" in told[3]
     assert "must be safetensors that every rank can read" in told[4]
     assert "weights: are read at stage 3" in told[5]
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "weights" in record.getMessage():
+            self.told.append(record.getMessage())
+
+
+def warnings_of(root: str) -> list[list[str]]:
+    def tied() -> Language:  # its head is its embedding: files have one name of the two
+        return Language(4, 1)
+
+    stored = {name: value.clone() for name, value in tied().state_dict().items()}
+    del stored["embed.weight"]
+    ways = [
+        (tied, stored),
+        (
+            lambda: on_meta(tied),
+            {n: v for n, v in stored.items() if n not in {"blocks.0.down.bias", "head.weight"}},
+        ),
+        # a buffer that the files lack is nothing to tell
+        (lambda: Untied(4), {n: v for n, v in Untied(4).state_dict().items() if n != "scale"}),
+        (lambda: nn.Sequential(*[nn.Linear(1, 1) for _ in range(12)]), {"0.bias": torch.ones(1)}),
+    ]
+    told = []
+    for at, (kind, values) in enumerate(ways):
+        file = f"{root}/{at}-{torch.distributed.get_rank()}.safetensors"
+        save_file(values, file)
+        heard = Heard()
+        logging.getLogger("zerotrial").addHandler(heard)
+        build(kind, weights=file).close()
+        logging.getLogger("zerotrial").removeHandler(heard)
+        told.append(heard.told)
+    return told
+
+
+def test_parameters_that_the_files_lack_are_named_once_on_rank_0(tmp_path: Path) -> None:
+    first, second = run_on_ranks(warnings_of, 2, str(tmp_path))
+    assert first[0] == first[2] == []
+    assert "do not have embed.weight, blocks.0.down.bias; they keep" in first[1][0]
+    assert "have 0.weight, 1.weight, 1.bias" in first[3][0]
+    assert "5.weight, ... (23 in all); they keep" in first[3][0]
+    assert [len(told) for told in first] == [0, 1, 0, 1]
+    assert second == [[]] * 4

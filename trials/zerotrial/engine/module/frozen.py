@@ -1,11 +1,11 @@
 """Parameters that are unfrozen too late: an engine trains what it found to require a gradient."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from torch import nn
 
-__all__ = ["FrozenParameters"]
+__all__ = ["FrozenParameters", "some_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,13 @@ class FrozenParameters:
         names = [name for name, parameter in found if parameter not in elsewhere]
         if names:
             logger.warning(
-                "not trained: %s%s: frozen when the engine was built, and unfrozen since; unfreeze "
+                "not trained: %s: frozen when the engine was built, and unfrozen since; unfreeze "
                 "before initialize(), or give the model to initialize() again",
-                ", ".join(names[:10]),
-                f", ... ({len(names)} in all)" if len(names) > 10 else "",
+                some_of(names),
             )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Name parameters in one line of a log: all, or of many the first ten and their number."""
+    more = f", ... ({len(names)} in all)" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more

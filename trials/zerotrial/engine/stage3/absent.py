@@ -8,6 +8,7 @@ holds its shards and the units that wait for a module inside them: in most model
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,12 +19,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
+from zerotrial.engine.module.frozen import some_of
 from zerotrial.engine.module.swapped import become
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
 
 __all__ = ["Absent", "WeightFiles"]
+
+logger = logging.getLogger(__name__)
 
 
 class WeightFiles:
@@ -106,6 +110,8 @@ class Absent:
         flags = zip(self._names, on_first.tolist(), strict=True)
         self._unmade = {value for value, absent in flags if absent and not self._stored(value)}
         self._check_can_be_made()
+        if files is not None and comm.rank == 0:
+            self._tell_what_files_lack()
         self._parts = _from_the_inside(module, set())
         self._filled: set[Tensor] = set()
 
@@ -130,6 +136,21 @@ class Absent:
     def _stored(self, value: Tensor) -> str | None:
         names = self._names[value] if self._files is not None else []
         return next((name for name in names if name in (self._files or ())), None)
+
+    def _tell_what_files_lack(self) -> None:
+        """Warn of parameters only: many buffers are made by the model, and in no file."""
+        parameters = set(self._module.parameters())
+        lacking = [
+            names[0]
+            for value, names in self._names.items()
+            if value in parameters and not self._stored(value)
+        ]
+        if lacking:
+            logger.warning(
+                "weights: the files do not have %s; they keep the values that the model or its own "
+                "initialisation gives them",
+                some_of(lacking),
+            )
 
     def _check_can_be_made(self) -> None:
         if _init_of_model(self._module) is not None:
