@@ -459,3 +459,31 @@ def test_importance_is_told_with_its_method_and_its_limits(server: Server) -> No
     assert found["shares"][0]["name"] == "optimizer.lr"
     assert "Permutation importance" in found["method"]
     assert "cannot tell" in found["method"]
+
+
+def test_metrics_of_all_experiments_are_those_of_their_best_trials(server: Server) -> None:
+    searched(server)
+    server.submit()  # has reported nothing
+    found = server.get("/experiments/columns", column=["id", "last.validation.loss"])
+    assert found["columns"] == {"id": [1, 2], "last.validation.loss": [0.001, None]}
+    assert {"group": "validation", "name": "loss"} in found["names"]
+    server.execute(
+        "UPDATE experiments SET best_trial_id = NULL"
+    )  # then the first one stands for it
+    found = server.get("/experiments/columns", column="min.validation.loss")["columns"]
+    first = server.trials()[0]["hparams"]["optimizer"]["lr"]
+    assert first != 0.001
+    assert found["min.validation.loss"] == [first, None]
+
+
+def test_a_metric_of_all_experiments_that_nobody_reported_is_refused(server: Server) -> None:
+    searched(server)
+    assert server.get("/experiments/columns")["columns"] == {"id": [1]}
+    wrong = ["state", "last.validation.los", "last.validation.loss"]
+    answer = server.http.get(f"{PREFIX}/experiments/columns", params={"column": wrong})
+    assert answer.status_code == 422
+    told = answer.json()["error"]["problems"]
+    assert len(told) == 2, told
+    assert all("must be a metric that was reported" in each for each in told)
+    assert "'state'" in told[0]
+    assert "'last.validation.los'" in told[1]

@@ -194,15 +194,20 @@ def test_the_model_directory_and_the_engine_of_a_trial_are_read_and_downloaded(
 def test_the_columns_of_both_tables_are_chosen_and_remembered(
     stage: Stage, spectator: Watched
 ) -> None:
+    last = stage.played.get("/experiments/columns", column="last.training.loss")["columns"]
+    told = f"{last['last.training.loss'][last['id'].index(stage.sweep)]:.4g}"  # of its best trial
     page = spectator.show("#/")
     page.get_by_text("columns", exact=True).click()
     choice = page.get_by_role("group", name="columns")
     choice.get_by_label("column rate", exact=True).check()
     choice.get_by_label("column progress", exact=True).uncheck()
+    choice.get_by_label("column last training: loss", exact=True).check()
     page.get_by_role("button", name="rate", exact=True).click()
     for _ in range(2):
         expect(page.locator("td[data-name=rate]").first).to_have_text("1.00e-7")
         expect(page.locator("td[data-name=progress]")).to_have_count(0)
+        row = page.locator("tr", has=page.locator(f"a[href='#/experiments/{stage.sweep}']"))
+        expect(row.locator("[data-name='last training: loss']")).to_have_text(told)
         page.reload()
 
     spectator.show(f"#/experiments/{stage.sweep}/trials")

@@ -205,6 +205,14 @@ export interface ExperimentAnswer {
   experiment: Experiment;
 }
 
+/** Metrics of every experiment's best trial, the oldest experiment first. */
+export interface ExperimentColumns {
+  /** All metrics that were ever reported. */
+  names: Array<MetricName>;
+  /** `id` of the experiment, and the metrics that were asked for; null where the trial has none. While no trial is the best one, the first one counts. */
+  columns: Record<string, Array<Num | null>>;
+}
+
 /** A page of experiments. */
 export interface ExperimentPage {
   experiments: Array<Experiment>;

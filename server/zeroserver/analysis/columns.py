@@ -32,7 +32,9 @@ __all__ = [
     "check_column",
     "is_column",
     "leaves_of",
+    "measured_of_best",
     "names",
+    "no_metric",
     "read_rows",
     "refuse",
 ]
@@ -127,17 +129,41 @@ def _measured(
     connection: Connection, experiment_id: int, column: str
 ) -> dict[int, float | None] | None:
     """Return a metric of each trial; None if the column is no metric that was ever reported."""
+    return _metric(
+        connection, column, "SELECT id, {} FROM trials t WHERE experiment_id = ?", (experiment_id,)
+    )
+
+
+def measured_of_best(connection: Connection, column: str) -> dict[int, float | None] | None:
+    """Return a metric of each experiment's best trial; of its first one while none is best.
+
+    Returns:
+        Values by the experiments' ids; None if the column is no metric that was ever reported.
+    """
+    return _metric(connection, column, _OF_BEST, ())
+
+
+_OF_BEST = (
+    "SELECT e.id, {} FROM experiments e JOIN trials t ON t.id = coalesce(e.best_trial_id, "
+    "(SELECT min(id) FROM trials first WHERE first.experiment_id = e.id))"
+)
+
+
+def _metric(
+    connection: Connection, column: str, query: str, values: tuple[int, ...]
+) -> dict[int, float | None] | None:
+    """Ask for a metric of the trials ``t`` of a query, beside what they go by."""
     what, _, metric = column.partition(".")
     group, _, name = metric.partition(".")
     if what not in METRICS or "\0" in column:
         return None
-    query = "SELECT id FROM metric_keys WHERE group_name = ? AND name = ?"
-    keys = raw_rows(connection, query, (group, name))
+    keys = raw_rows(
+        connection, "SELECT id FROM metric_keys WHERE group_name = ? AND name = ?", (group, name)
+    )
     if not keys:
         return None
     value = METRICS[what].format(top=SHIFTS[-1])
-    query = f"SELECT id, {value} FROM trials t WHERE experiment_id = ?"  # noqa: S608 - our own text
-    return dict(raw_rows(connection, query, (keys[0][0], experiment_id)))
+    return dict(raw_rows(connection, query.format(value), (keys[0][0], *values)))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -173,13 +199,18 @@ def check_column(column: str, known: Iterable[str], what: str) -> str | None:
     if column in there:
         return None
     if column.partition(".")[0] in METRICS:
-        form = "last, min or max, a group and a name, as in max.validation.accuracy"
-        return f"{what}: must be a metric that was reported ({form}), got {column[:200]!r}"
+        return no_metric(column, what)
     ending = f".{column.removeprefix(PREFIX)}"
     close = [name for name in there if name.endswith(ending)]
     close = close or difflib.get_close_matches(column, there, 1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(there)}"
     return f"{what}: must be a column, got {column[:200]!r}{hint}"[:2000]
+
+
+def no_metric(column: str, what: str) -> str:
+    """Say that a column, given by the parameter ``what``, is no metric that there is."""
+    form = "last, min or max, a group and a name, as in max.validation.accuracy"
+    return f"{what}: must be a metric that was reported ({form}), got {column[:200]!r}"
 
 
 def refuse(problems: Sequence[str | None]) -> None:

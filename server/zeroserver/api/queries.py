@@ -245,6 +245,13 @@ def metric_names(
     return [(each.id, each.group_name, each.name) for each in connection.execute(query)]
 
 
+def all_metric_names(connection: Connection) -> list[tuple[str, str]]:
+    """Return group and name of every metric that was ever reported."""
+    columns = metric_keys.c
+    query = select(columns.group_name, columns.name).order_by(columns.group_name, columns.name)
+    return [(each.group_name, each.name) for each in connection.execute(query)]
+
+
 def log_page(
     connection: Connection,
     where: ColumnElement[bool],

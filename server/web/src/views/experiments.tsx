@@ -9,8 +9,9 @@ import { Chooser, useColumns } from "../chooser";
 import { constants, PREFIX, type Value } from "../columns";
 import { clock, duration, number } from "../format";
 import { merge, useEvents, useLoaded } from "../live";
+import { metricColumns, useCalm, useMeasured } from "../measured";
 import { Badge, Cell, ENDED, Labels, Problem, Progress, Raw, Select, Table, Trouble } from "../parts";
-import type { Experiment, Info } from "../resources";
+import type { Experiment, ExperimentColumns, Info, MetricName } from "../resources";
 import { address, compareAddress, useChoice } from "../route";
 import { type Column, Heads, measured, sorted, useOrder } from "../sorting";
 
@@ -113,6 +114,15 @@ function own(list: Experiment[]): Shown[] {
   ];
 }
 
+/** Metrics of the best trials, by the columns' names; those that are not shown are not read. */
+function useMetrics(names: MetricName[], wanted: (name: string) => boolean, tick: number): { columns: Shown[]; error: string | null } {
+  const there = metricColumns(names);
+  const keys = there.filter(({ name }) => wanted(name)).map(({ key }) => key);
+  const { at, error } = useMeasured("/experiments/columns", keys, tick);
+  const columns = there.map(({ key, name, falling }): Shown => ({ ...plain(name, (e) => measured(at(e.id)[key] ?? null)), falling }));
+  return { columns, error };
+}
+
 const DEEDS: Deed[] = [
   { name: "pause", ask: "Their runs checkpoint and give their slots back." },
   { name: "activate", ask: "They go on as soon as there are slots." },
@@ -138,10 +148,13 @@ export function Experiments() {
   const [state, setState] = useChoice("state");
   const [archived, setArchived] = useChoice("archived");
   const list = useLoaded("experiments", () => all<Experiment>("/experiments", "experiments"));
-  const more = useMemo(() => [...MORE, ...own(list.value ?? [])], [list.value]);
-  const known = [...COLUMNS, ...more];
-  const [order, sort] = useOrder(known, { name: "id", falling: true });
+  const [tick, setTick] = useState(0);
+  const names = useLoaded("metrics", () => get<ExperimentColumns>("/experiments/columns").then((answer) => answer.names), useCalm(tick));
   const columns = useColumns("experiments", (name) => USUAL.includes(name));
+  const metrics = useMetrics(names.value ?? [], columns.shown, tick);
+  const more = useMemo(() => [...MORE, ...own(list.value ?? [])], [list.value]);
+  const known = [...COLUMNS, ...more, ...metrics.columns];
+  const [order, sort] = useOrder(known, { name: "id", falling: true });
   const heads = known.filter(({ name }) => name === NAME || columns.shown(name));
   const [ticked, setTicked] = useState(new Set<number>());
   const toggle = (id: number) => {
@@ -153,6 +166,7 @@ export function Experiments() {
   useEvents("/events", (changes) => {
     list.update((old) => merge(old, changes.experiments));
     if (changes.reload) list.reload();
+    setTick(tick + 1);
     info.reload();
   });
   if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
@@ -173,7 +187,7 @@ export function Experiments() {
   const allTicked = shown.length > 0 && shown.every((e) => ticked.has(e.id));
   return (
     <>
-      {list.error && <Problem text={list.error} />}
+      {(list.error ?? metrics.error) && <Problem text={(list.error ?? metrics.error)!} />}
       <header class="title">
         <h1>Experiments</h1>
         <span>

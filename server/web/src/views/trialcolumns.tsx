@@ -1,23 +1,16 @@
 /** The columns that a table of trials may have, and what stands in them. */
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { get } from "../api";
 import { look } from "../chart/looks";
 import { PREFIX, type Seen, type Value } from "../columns";
 import { clock, duration, number, seconds } from "../format";
-import { useLoaded } from "../live";
+import { metricColumns } from "../measured";
 import { Badge, ENDED, Labels, Progress, Trouble } from "../parts";
 import { written } from "../plot/axis";
-import type { Experiment, MetricName, MetricNames, Num, Trial, TrialColumns } from "../resources";
+import type { Experiment, MetricName, MetricNames, Num, Trial } from "../resources";
 import { trialAddress } from "../route";
-
-/** Between two looks at metrics of trials that go on. */
-const CALM_MS = 3000;
-
-/** Columns that tell a metric. */
-export const METRIC = /^(?:last|min|max)\./;
 
 /** The metrics that a trial has reported. */
 export const reportedBy = (trial: number | null): Promise<MetricName[]> =>
@@ -98,39 +91,9 @@ export function columns(row: Experiment, varied: string[], others: string[], met
     time("started_at", "started"),
     time("ended_at", "ended"),
     ...others.map(hparam),
-    ...metrics.flatMap(({ group, name }) =>
-      ["last", "min", "max"].map((what) => figure(`${what}.${group}.${name}`, `${what} ${group}: ${name}`, (_, { measured }) => number(measured[`${what}.${group}.${name}`]), what === "max")),
-    ),
+    ...metricColumns(metrics).map(({ key, name, falling }) => figure(key, name, (_, { measured }) => number(measured[key]), falling)),
   ];
   return { known: [...usual, ...more], usual: new Set(usual.map(({ key }) => key)) };
-}
-
-/** Metrics of the trials, by trial and column; what the trials themselves do not tell. */
-export function useMeasured(row: Experiment, names: string[], tick: number): { at: (trial: number) => Record<string, Num>; error: string | null } {
-  const calm = useCalm(tick);
-  const query = ["id", ...names].map((name) => `column=${encodeURIComponent(name)}`).join("&");
-  const load = async () => (names.length === 0 ? null : (await get<TrialColumns>(`/experiments/${row.id}/columns?${query}`)).columns);
-  const { value, error } = useLoaded(`measured ${row.id} ${query}`, load, calm);
-  const places = useMemo(() => new Map((value?.id ?? []).map((id, place) => [id as number, place])), [value]);
-  const at = (trial: number) => {
-    const place = places.get(trial);
-    if (place === undefined || value === null) return {};
-    return Object.fromEntries(names.map((name) => [name, (value[name]?.[place] ?? null) as Num]));
-  };
-  return { at, error };
-}
-
-/** Follows `tick`, but only every few seconds. */
-function useCalm(tick: number): number {
-  const [calm, setCalm] = useState(tick);
-  const latest = useRef(tick);
-  latest.current = tick;
-  useEffect(() => {
-    if (tick === calm) return;
-    const timer = window.setTimeout(() => setCalm(latest.current), CALM_MS);
-    return () => window.clearTimeout(timer);
-  }, [tick === calm, calm]);
-  return calm;
 }
 
 function Written({ value }: { value: Value }) {

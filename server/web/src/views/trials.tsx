@@ -7,6 +7,7 @@ import { Chooser, useColumns } from "../chooser";
 import { type Condition, type Seen, seenTrial, varying } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
+import { METRIC, useMeasured } from "../measured";
 import { Cell, ENDED, Problem, Select } from "../parts";
 import { written } from "../plot/axis";
 import type { Experiment, Num, Trial } from "../resources";
@@ -15,7 +16,7 @@ import { MOST_TRIALS } from "../chart/drawn";
 import { Filters, useConditions } from "./filters";
 import { Fork } from "./trial";
 import { usePages } from "./pages";
-import { type Column, columns, METRIC, reportedBy, TRIAL, useMeasured } from "./trialcolumns";
+import { type Column, columns, reportedBy, TRIAL } from "./trialcolumns";
 
 /** Rows that are drawn all at once; of more, those that are in sight. */
 const ALL_ROWS = 150;
@@ -65,7 +66,7 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   const choice = useColumns("trials", (key) => usual.has(key));
   const heads = known.filter(({ key }) => key === TRIAL.key || choice.shown(key));
   const metrics = heads.map(({ key }) => key).filter((key) => METRIC.test(key));
-  const measured = useMeasured(row, metrics, tick);
+  const measured = useMeasured(`/experiments/${row.id}/columns`, metrics, tick);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
   const several = trials.length > 1;
   const tickAll = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));

@@ -7,6 +7,7 @@ latter two. A field that is named like a column is read from it.
 
 from zeroserver.api.resources.agents import Agent, AgentAnswer, AgentPage, Slot
 from zeroserver.api.resources.analysis import (
+    ExperimentColumns,
     HparamShare,
     Importance,
     Improvement,
@@ -75,6 +76,7 @@ __all__ = [
     "ErrorBody",
     "Experiment",
     "ExperimentAnswer",
+    "ExperimentColumns",
     "ExperimentPage",
     "Health",
     "HparamShare",

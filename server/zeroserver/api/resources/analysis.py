@@ -1,8 +1,16 @@
 """What the trials of an experiment tell together."""
 
+from zeroserver.api.resources.metrics import MetricName
 from zeroserver.api.rows import Num, Resource, Time
 
-__all__ = ["HparamShare", "Importance", "Improvement", "SearchProgress", "TrialColumns"]
+__all__ = [
+    "ExperimentColumns",
+    "HparamShare",
+    "Importance",
+    "Improvement",
+    "SearchProgress",
+    "TrialColumns",
+]
 
 
 class TrialColumns(Resource, frozen=True):
@@ -12,6 +20,16 @@ class TrialColumns(Resource, frozen=True):
     """`id`, `state` and other fields of a trial by their names, and each hyperparameter as
     `hparams.` and its dotted name; null where a trial has none. Numbers that are not finite are
     text, as everywhere."""
+
+
+class ExperimentColumns(Resource, frozen=True):
+    """Metrics of every experiment's best trial, the oldest experiment first."""
+
+    names: list[MetricName]
+    """All metrics that were ever reported."""
+    columns: dict[str, list[Num | None]]
+    """`id` of the experiment, and the metrics that were asked for; null where the trial has none.
+    While no trial is the best one, the first one counts."""
 
 
 class Improvement(Resource, frozen=True):

@@ -1,22 +1,36 @@
 """What the trials of an experiment tell together."""
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
+from sqlalchemy import select
 
 from zerolab.contract.wire import wire_number
 from zeroserver.analysis.best import best_so_far
 from zeroserver.analysis.choice import check_columns, conditions, kept
-from zeroserver.analysis.columns import COLUMNS, PREFIX, Row, names, read_rows
+from zeroserver.analysis.columns import (
+    COLUMNS,
+    PREFIX,
+    Row,
+    Value,
+    measured_of_best,
+    names,
+    no_metric,
+    read_rows,
+    refuse,
+)
 from zeroserver.analysis.importance import METHOD
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath, Where, answer
 from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import (
+    ExperimentColumns,
     HparamShare,
     Importance,
     Improvement,
+    MetricName,
     SearchProgress,
     TrialColumns,
 )
@@ -27,6 +41,26 @@ from zeroserver.store.schema import experiments
 __all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=ReadingRoute)
+
+
+@router.get("/columns", responses=answer(ExperimentColumns))
+def get_experiment_columns(
+    connection: ReadDep,
+    column: Annotated[
+        list[str] | None,
+        Query(
+            max_length=100,
+            description="`id` (is always there), and metrics as `max.validation.accuracy`.",
+        ),
+    ] = None,
+) -> Response:
+    """Read metrics of all experiments, each one's best trial standing for it."""
+    measures = {name: measured_of_best(connection, name) for name in column or () if name != "id"}
+    refuse([no_metric(name, "column") for name, found in measures.items() if found is None])
+    ids = connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
+    cells = {name: _told(map((found or {}).get, ids)) for name, found in measures.items()}
+    named = [MetricName(*each) for each in queries.all_metric_names(connection)]
+    return respond(ExperimentColumns(named, {"id": list(ids), **cells}))
 
 
 @router.get("/{experiment_id}/columns", responses=answer(TrialColumns))
@@ -51,9 +85,13 @@ def get_columns(
 
 
 def _cells(rows: list[Row], column: str) -> list[Any]:
+    return _told(row.get(column) for row in rows)
+
+
+def _told(values: Iterable[Value]) -> list[Any]:
     return [
         wire_number(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for value in (row.get(column) for row in rows)
+        for value in values
     ]
 
 
