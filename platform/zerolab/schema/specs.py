@@ -8,7 +8,7 @@ coordinates: powers are taken in decimal arithmetic, for the C library's differ 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from decimal import Context
+from decimal import Context, Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -219,7 +219,8 @@ class LogSpec(RangeSpec):
         if number <= 0:
             msg = f"must be above 0, got {value!r}"
             raise ValueError(msg)
-        power = math.log(number) / math.log(self.base)
+        # In decimals, which are the same on every machine; `math.log` differs in its last digit.
+        power = float(_DECIMAL.divide(_ln(number), _ln(self.base)))
         return _inside((power - self.minval) / (self.maxval - self.minval))
 
     def points(self) -> list[float]:
@@ -299,6 +300,10 @@ SPECS: dict[str, type[Spec]] = {
 """Spec classes by the name that stands in ``type``."""
 
 _MARKS = frozenset({"val", "minval", "maxval", "vals"})
+
+
+def _ln(number: float) -> Decimal:
+    return _DECIMAL.ln(_DECIMAL.create_decimal(number))
 
 
 def is_spec(value: object) -> bool:

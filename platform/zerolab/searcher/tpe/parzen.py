@@ -25,6 +25,8 @@ Points = NDArray[np.float64]
 
 _WIDTH = 0.1
 """Width of a kernel around a single point, in the unit interval."""
+_DIGITS = 9
+"""Decimals of a coordinate: logarithms and cosines of machines differ in the sixteenth."""
 
 
 class Mixture:
@@ -60,7 +62,8 @@ class Mixture:
             elif math.isnan(at):
                 drawn.append(rng.random())
             else:
-                drawn.append(_reflect(at + float(self._widths[index]) * _normal(rng)))
+                moved = _reflect(at + float(self._widths[index]) * _normal(rng))
+                drawn.append(round(moved, _DIGITS))
         return drawn
 
     def _draw_choice(self, rng: Random, at: float, size: int) -> float:
