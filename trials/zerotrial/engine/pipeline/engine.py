@@ -15,6 +15,7 @@ from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
+from zerotrial.engine.pipeline.failure import Failures
 from zerotrial.engine.pipeline.grid import Grid
 from zerotrial.engine.pipeline.module import PipelineModule
 from zerotrial.engine.pipeline.schedule import schedule_problems
@@ -99,32 +100,35 @@ class PipelineEngine(Engine):
             Mean loss over the whole batch, the same on all ranks.
 
         Raises:
-            StopIteration: On all ranks of a pipeline, if the data ends before the batch is full.
+            StopIteration: On all ranks, if the data ends before the batch is full.
             EngineError: If the data is not as it must be.
+            Exception: Of this rank's layers, loss or data. The other ranks raise an EngineError
+                that names it. The batch is dropped: weights are as before, and training may go on.
         """
         if data_iter is None and self.training_dataloader is not None and self.reads_data:
             data_iter = self._own_batches()
         with self.attendance.call("train_batch"):
             self.recover()
             steps = self.batch.accumulation_steps
+            failures = Failures(self.mesh, "train_batch")
             with self.observer.phase("input"):
-                window = self._draw(data_iter, steps - self.progress.ended)
+                window = self._draw(data_iter, steps - self.progress.ended, failures)
             if self._runner is None:
-                loss = self._train_alone(window)
+                loss = self._train_alone(window, failures)
             else:
-                loss = self._train_together(self._runner, window)
+                loss = self._train_together(self._runner, window, failures)
             self._frozen.look()
             return loss
 
-    def _train_alone(self, window: Window) -> Tensor:
+    def _train_alone(self, window: Window, failures: Failures) -> Tensor:
         total = torch.zeros((), device=self.device)
         for inputs, labels in zip(window.inputs, window.labels, strict=True):
             loss = self._loss(Engine.__call__(self, *inputs), labels)
             total += Engine.backward(self, loss).float()
             Engine.step(self)
-        return self._mean(total)
+        return self._mean(total, failures)
 
-    def _train_together(self, runner: Runner, window: Window) -> Tensor:
+    def _train_together(self, runner: Runner, window: Window, failures: Failures) -> Tensor:
         assert isinstance(self.stage, FlatStage)
         count = self.batch.accumulation_steps - self.progress.ended
         share = 1.0 / self.batch.accumulation_steps
@@ -136,13 +140,18 @@ class PipelineEngine(Engine):
             self.observer,
             self._loss,
             self.scaler.scale * share,
+            failures,
         )
+        with self.observer.phase(COMMUNICATION):
+            loss, failed = self._average(self._sum(losses) * share, failures)
+        if failed:
+            runner.forget_batch()
+            self.recover()
+            failures.raise_everywhere()
         self.progress.broken = False
         for _ in range(count):
             self.progress.backwards = 1
             self.progress.end_micro_batch()
-        with self.observer.phase(COMMUNICATION):
-            loss = self._mean(self._sum(losses) * share)
         self.observer.add_loss(loss)
         self._last = self._update({})
         return loss
@@ -167,34 +176,45 @@ class PipelineEngine(Engine):
             Mean loss over the micro-batches and ranks, the same on all; or what was asked for.
 
         Raises:
-            StopIteration: On all ranks of a pipeline, if the data ends before.
+            StopIteration: On all ranks, if the data ends before.
             EngineError: If the data is not as it must be.
+            Exception: As :meth:`train_batch`.
         """
         count = num_micro_batches or self.batch.accumulation_steps
         training = self.module.training
         self.module.eval()
         try:
             with self.attendance.call("eval_batch"), torch.no_grad():
-                window = self._draw(data_iter, count, ragged=True)
-                outputs = self._outputs(window, count)
+                failures = Failures(self.mesh, "eval_batch")
+                window = self._draw(data_iter, count, failures, ragged=True)
+                outputs = self._outputs(window, count, failures)
                 found: list[Tensor] = []
                 if outputs is not None and compute_loss:
-                    pairs = zip(outputs, window.labels, strict=True)
-                    found = [self._loss(output, labels).float() for output, labels in pairs]
+                    pairs = zip(outputs, window.labels, strict=False)  # fewer after a failure
+                    for index, (output, labels) in enumerate(pairs):
+                        with failures.noting(index):
+                            found.append(self._loss(output, labels).float())
+                loss = self._mean(self._sum(found) / count, failures)
                 if not compute_loss:
                     return outputs
-                loss = self._mean(self._sum(found) / count)
                 return (loss, outputs) if return_logits else loss
         finally:
             self.module.train(training)
 
-    def _outputs(self, window: Window, count: int) -> list[Any] | None:
+    def _outputs(self, window: Window, count: int, failures: Failures) -> list[Any] | None:
         if self._runner is not None:
-            return self._runner.evaluate(window, count)
-        return [Engine.__call__(self, *inputs) for inputs in window.inputs]
+            return self._runner.evaluate(window, count, failures)
+        found = []
+        for index, inputs in enumerate(window.inputs):
+            with failures.noting(index):
+                found.append(Engine.__call__(self, *inputs))
+        return found
 
-    def _draw(self, data: Iterator[Any] | None, count: int, *, ragged: bool = False) -> Window:
-        return draw(data, count, self.mesh.pipe, self.device, self._prepare, ragged=ragged)
+    def _draw(
+        self, data: Iterator[Any] | None, count: int, failures: Failures, *, ragged: bool = False
+    ) -> Window:
+        mesh, device, prepare = self.mesh, self.device, self._prepare
+        return draw(data, count, mesh, device, prepare, failures=failures, ragged=ragged)
 
     def _prepare(self, value: Any) -> Any:
         placed = to_device(value, self.device)
@@ -215,13 +235,25 @@ class PipelineEngine(Engine):
             total += loss
         return total
 
-    def _mean(self, total: Tensor) -> Tensor:
-        """Average over the replicas what the last stages have. **Collective**."""
+    def _mean(self, total: Tensor, failures: Failures) -> Tensor:
+        """Average over the replicas what the last stages have. **Collective**.
+
+        Raises:
+            Exception: On all ranks, if any has failed.
+        """
+        mean, failed = self._average(total, failures)
+        if failed:
+            failures.raise_everywhere()
+        return mean
+
+    def _average(self, total: Tensor, failures: Failures) -> tuple[Tensor, bool]:
+        """Return the mean over the replicas, and whether any rank has failed. **Collective**."""
         whole = self.mesh.whole
+        told = torch.stack([total, torch.full_like(total, float(bool(failures)))])
         if whole is not None and whole.size > 1:
-            dist.all_reduce(total, group=whole.group)
-            total /= self.mesh.data.size * self.mesh.tensor.size
-        return total
+            dist.all_reduce(told, group=whole.group)
+            told[0] /= self.mesh.data.size * self.mesh.tensor.size
+        return told[0], bool(told[1])
 
     # -- what there is not ----------------------------------------------------------------------
 

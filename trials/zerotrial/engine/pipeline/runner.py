@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from zerotrial.engine.pipeline.observed import observed_transfers
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from zerolab.config.engine.parallel import ScheduleName
     from zerotrial.engine.flat.stages import FlatStage
     from zerotrial.engine.mesh import Axis
+    from zerotrial.engine.pipeline.failure import Failures
     from zerotrial.engine.pipeline.module import PipelineModule
     from zerotrial.engine.pipeline.window import Window
     from zerotrial.engine.seams import Observer
@@ -44,6 +46,9 @@ class _Plan:
     stages: list[ZeroStage]
     sends: int
     """Elements that this rank sends for one micro-batch, forward and backward."""
+
+    moving: list[Tensor]
+    """Buffers that a forward changes."""
 
 
 class Runner:
@@ -71,6 +76,8 @@ class Runner:
         self._losses: list[Tensor] = []
         self._loss: Loss | None = None
         self._factor = 1.0
+        self._failures: Failures | None = None
+        self._before: list[tuple[Tensor, Tensor]] = []
         self.sent = 0
         """Elements that were sent to other stages while training."""
 
@@ -82,8 +89,11 @@ class Runner:
         observer: Observer,
         loss: Loss,
         factor: float,
+        failures: Failures,
     ) -> list[Tensor]:
         """Run a schedule, forward and backward. **Collective** over the pipeline.
+
+        After a failure on any rank, :meth:`forget_batch` must follow on all.
 
         Args:
             window: The micro-batches.
@@ -92,15 +102,20 @@ class Runner:
             observer: Of the engine.
             loss: Of an output and its labels.
             factor: What losses are multiplied by before backward.
+            failures: Of the batch.
 
         Returns:
             The losses, on the last stage.
         """
         key = count, window.shape
-        plan = self._plans.pop(key, None) or self._make(window, count)
+        passes = Passes(stage, observer, failures, count * len(self._chunks))
+        plan = self._plans.pop(key, None) or self._make(window, count, failures)
+        if plan is None:
+            passes.skip_all()
+            return []
         self._labels, self._losses = window.labels, []
-        self._loss, self._factor = loss, factor
-        passes = Passes(stage, observer, count * len(plan.stages))
+        self._loss, self._factor, self._failures = loss, factor, failures
+        self._before = [(value, value.clone()) for value in plan.moving]
         for each in plan.stages:
             each.passes = passes
         if self._feed is not None:
@@ -120,17 +135,35 @@ class Runner:
         found, self._losses, self._labels, self._loss = self._losses, [], [], None
         return found
 
+    def forget_batch(self) -> None:
+        """Leave no trace of a batch that failed on some rank; to be called on all."""
+        self._plans.clear()  # one that broke off is in the middle; all ranks make a new one
+        for value, before in self._before:
+            value.copy_(before)
+
     def _scaled_loss(self, output: Any, number: Tensor) -> Tensor:
         assert self._loss is not None
-        loss = self._loss(output, self._labels[int(number)])
-        self._losses.append(loss.detach().float())
-        return loss * self._factor
+        assert self._failures is not None
+        if not self._failures:
+            with self._failures.noting(int(number)):
+                loss = self._loss(output, self._labels[int(number)])
+                self._losses.append(loss.detach().float())
+                return loss * self._factor
+        return torch.zeros(())  # no backward follows
 
-    def _make(self, window: Window, count: int) -> _Plan:
+    def _make(self, window: Window, count: int, failures: Failures) -> _Plan | None:
+        """Find out what chunks pass on; None if that fails on any rank of the pipeline."""
         signatures: dict[int, tuple[Signature, Signature]] = {}
-        with self._no_trace(), torch.enable_grad():
-            for place, received, given in self._straight(window.inputs[:1], 1):
-                signatures[place] = _signature(received), _signature(parts_of(given))
+        moving: list[Tensor] = []
+        self._before = []
+        with self._no_trace(moving), torch.enable_grad():
+            for place, received, given in self._straight(window.inputs[:1], 1, failures):
+                with failures.noting(0):
+                    signatures[place] = _signature(received), _signature(parts_of(given))
+        failed = torch.tensor(float(bool(failures)), device=self._device)
+        dist.all_reduce(failed, group=self._pipe.group)
+        if failed:
+            return None
         stages = [
             ZeroStage(
                 chunk if place or self._feed is None else self._feed,
@@ -147,47 +180,64 @@ class Runner:
         for place, (received, given) in signatures.items():
             sends += 0 if place == 0 else _numel(received, flowing=True)
             sends += 0 if place == self._total - 1 else _numel(given)
-        return _Plan(make_schedule(self._name, stages, count, self._scaled_loss), stages, sends)
+        schedule = make_schedule(self._name, stages, count, self._scaled_loss)
+        return _Plan(schedule, stages, sends, moving)
 
-    def evaluate(self, window: Window, count: int) -> list[Any] | None:
+    def evaluate(self, window: Window, count: int, failures: Failures) -> list[Any] | None:
         """Run micro-batches forward. **Collective** over the pipeline.
 
         Args:
             window: The micro-batches.
             count: How many.
+            failures: Of the batch.
 
         Returns:
             The outputs, on the last stage.
         """
         last = self._total - 1
-        found = [out for at, _, out in self._straight(window.inputs, count) if at == last]
+        found = [out for at, _, out in self._straight(window.inputs, count, failures) if at == last]
         return found if last in self._chunks else None
 
     def _straight(
-        self, inputs: list[tuple[Any, ...]], count: int
+        self, inputs: list[tuple[Any, ...]], count: int, failures: Failures
     ) -> Iterator[tuple[int, tuple[Any, ...], Any]]:
-        """Run chunk after chunk, each on all micro-batches; sends do not wait for receivers."""
+        """Run chunk after chunk, each on all micro-batches; sends do not wait for receivers.
+
+        After a failure nothing more is run or yielded, here and on the ranks behind.
+        """
         transfer = Transfer(self._pipe, self._device)
         for place, chunk in self._chunks.items():
             for index in range(count):
                 origin = (self._pipe.rank - 1) % self._pipe.size
                 received = inputs[index] if place == 0 else transfer.receive(origin)
-                output = chunk(*received)
+                to = (self._pipe.rank + 1) % self._pipe.size
+                if received is not None and not failures:
+                    with failures.noting(index):
+                        output = chunk(*received)
+                        if place < self._total - 1:
+                            transfer.send(output, to)
+                        yield place, received, output
+                        continue
                 if place < self._total - 1:
-                    transfer.send(output, (self._pipe.rank + 1) % self._pipe.size)
-                yield place, received, output
+                    transfer.send_nothing(to)
         transfer.finish()
 
     @contextmanager
-    def _no_trace(self) -> Iterator[None]:
-        """Put random generators and buffers back as they were."""
+    def _no_trace(self, moving: list[Tensor]) -> Iterator[None]:
+        """Put random generators and buffers back as they were.
+
+        Args:
+            moving: Gets the buffers that were changed.
+        """
         buffers = [value for chunk in self._chunks.values() for value in chunk.buffers()]
         before = [value.clone() for value in buffers]
         cuda = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda):
             yield
         for value, old in zip(buffers, before, strict=True):
-            value.copy_(old)
+            if not torch.equal(value, old):
+                value.copy_(old)
+                moving.append(value)
 
 
 def _signature(parts: tuple[Any, ...]) -> Signature:

@@ -3,13 +3,13 @@
 torch.distributed.pipelining says what runs when, and moves activations. Gradients are this
 engine's: each backward pass that makes gradients of weights is announced to the ZeRO stage and
 ended there. A schedule that splits backward writes ``.grad`` without telling anyone, so that what
-lies there is swept up after each pass.
+lies there is swept up after each pass. After an exception chunks compute no more, and give zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from zerotrial.engine.seams import Observer
 
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
+    from zerotrial.engine.pipeline.failure import Failures
 
 __all__ = ["Feed", "Passes", "Signature", "ZeroStage"]
 
@@ -52,23 +53,34 @@ class Passes:
     Args:
         stage: Gathers the gradients.
         observer: Of the engine.
+        failures: Of the batch.
         expected: Passes that make gradients of weights; the last one is the boundary.
     """
 
-    def __init__(self, stage: FlatStage, observer: Observer, expected: int) -> None:
+    def __init__(
+        self, stage: FlatStage, observer: Observer, failures: Failures, expected: int
+    ) -> None:
         self.observer = observer
+        self.failures = failures
         self._stage = stage
         self._left = expected
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Gather what one backward pass makes."""
+    def one(self, micro_batch: int) -> Iterator[None]:
+        """Gather what one backward pass makes; of one that fails, nothing is kept."""
         self._left -= 1
         boundary = self._left == 0
         self._stage.before_backward(boundary=boundary)
         yield
-        self._stage.sweep_gradients()
-        self._stage.after_backward(boundary=boundary)
+        with self.failures.noting(micro_batch):  # a parameter without a gradient may be refused
+            self._stage.sweep_gradients()
+            self._stage.after_backward(boundary=boundary)
+
+    def skip_all(self) -> None:
+        """Let the other replicas, which wait for this one's gradients, come to their end."""
+        while self._left:
+            with self.one(0):
+                pass
 
 
 class ZeroStage(PipelineStage):
@@ -107,12 +119,20 @@ class ZeroStage(PipelineStage):
         )
         self.passes: Passes | None = None
         """Of the batch that runs; set before each."""
+        self._received = received
+        self._given = given
 
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run one micro-batch forward."""
         assert self.passes is not None
         with self.passes.observer.phase("forward"):
-            return super().forward_one_chunk(*args, **kwargs)
+            if not self.passes.failures:
+                with self.passes.failures.noting(fwd_chunk_id):
+                    return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            self.fwd_cache.clear()  # activations that nobody needs now
+            zeros = tuple(part.detach().zero_() for part in _examples(self._given, self.device))
+            self.fwd_cache[fwd_chunk_id] = zeros, []
+            return zeros
 
     def backward_one_chunk(
         self,
@@ -123,12 +143,13 @@ class ZeroStage(PipelineStage):
     ) -> None:
         """Run one micro-batch backward; for the inputs' gradients alone if not ``full``."""
         assert self.passes is not None
-        with self.passes.observer.phase("backward"):
-            if not full_backward:
-                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-                return
-            with self.passes.one():
-                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        gathering = self.passes.one(bwd_chunk_id) if full_backward else nullcontext()
+        with self.passes.observer.phase("backward"), gathering:
+            if not self.passes.failures:
+                with self.passes.failures.noting(bwd_chunk_id):
+                    super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+                    return
+            self.bwd_cache[bwd_chunk_id] = (None,) * len(self._received)  # sent as zeros
 
     def backward_weight_one_chunk(
         self,
@@ -137,8 +158,10 @@ class ZeroStage(PipelineStage):
     ) -> None:
         """Make the weights' gradients of a micro-batch whose inputs' are made."""
         assert self.passes is not None
-        with self.passes.observer.phase("backward"), self.passes.one():
-            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        with self.passes.observer.phase("backward"), self.passes.one(bwd_chunk_id):
+            if not self.passes.failures:
+                with self.passes.failures.noting(bwd_chunk_id):
+                    super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
 def _examples(signature: Signature, device: torch.device) -> tuple[Tensor, ...]:

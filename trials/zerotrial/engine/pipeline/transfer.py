@@ -3,6 +3,8 @@
 Each value is led by a header of fixed size, so that the other side need not know what comes::
 
     parts | type, gradient, dimensions, d0, d1, ... of the first | ... of the second | 0 0 0
+
+A rank that has failed sends a header of no parts.
 """
 
 from __future__ import annotations
@@ -88,12 +90,20 @@ class Transfer:
         for part in parts:
             self._put(part.detach().contiguous(), to)
 
+    def send_nothing(self, to: int) -> None:
+        """Tell that there is no value, since something has failed.
+
+        Args:
+            to: Place among the ranks.
+        """
+        self._put(torch.zeros(_HEADER, dtype=torch.long, device=self._device), to)
+
     def _put(self, tensor: Tensor, to: int) -> None:
         self._kept.append(tensor)
         self._works.append(dist.isend(tensor, group=self._pipe.group, group_dst=to))
 
-    def receive(self, origin: int) -> tuple[Tensor, ...]:
-        """Wait for a value.
+    def receive(self, origin: int) -> tuple[Tensor, ...] | None:
+        """Wait for a value; None if there is none, since something has failed.
 
         Args:
             origin: Place among the ranks.
@@ -102,6 +112,8 @@ class Transfer:
         dist.recv(box, group=self._pipe.group, group_src=origin)
         header = box.tolist()
         count, at, found = header[0], 1, []
+        if not count:
+            return None
         for _ in range(count):
             kind, flows, dimensions = header[at : at + 3]
             shape = header[at + 3 : at + 3 + dimensions]

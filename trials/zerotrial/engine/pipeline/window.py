@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from zerolab.errors import EngineError
-from zerotrial.engine.mesh import Axis
+from zerotrial.engine.mesh import Axis, Mesh
+from zerotrial.engine.pipeline.failure import Failures
 
 __all__ = ["Window", "draw"]
 
@@ -37,30 +38,33 @@ class Window:
 def draw(
     data: Iterator[Any] | None,
     count: int,
-    pipe: Axis,
+    mesh: Mesh,
     device: torch.device,
     prepare: Callable[[Any], Any],
     *,
+    failures: Failures,
     ragged: bool = False,
 ) -> Window:
-    """Take micro-batches from an iterator, on the ranks that read. **Collective** over the pipe.
+    """Take micro-batches from an iterator, on the ranks that read. **Collective** over the mesh.
 
     Args:
         data: Yields ``(inputs, labels)``; the first and the last stage read it.
         count: How many.
-        pipe: The stages.
+        mesh: Of the engine.
         device: Of this rank.
         prepare: Brings inputs to it.
+        failures: Of the batch.
         ragged: Micro-batches may differ in shape.
 
     Raises:
         StopIteration: On all ranks, where the data ends before ``count`` on any.
         EngineError: On all ranks, where data is no pair or differs in shape.
+        Exception: On all ranks, where the iterator raises; as an EngineError on the others.
     """
     inputs: list[tuple[Any, ...]] = []
     labels: list[Any] = []
-    status, failure, shape = _FINE, None, 0
-    first, last = pipe.rank == 0, pipe.rank == pipe.size - 1
+    status, shape, index = _FINE, 0, 0
+    first, last = mesh.pipe.rank == 0, mesh.pipe.rank == mesh.pipe.size - 1
     if first or last:
         try:
             for index in range(count):
@@ -74,11 +78,12 @@ def draw(
         except StopIteration:
             status = _ENDED
         except Exception as error:  # noqa: BLE001 - raised below, when the other ranks know
-            status, failure = _FAILED, error
-    if pipe.size > 1:
-        status, shape = _agree(status, shape, pipe, device)
+            status = _FAILED
+            failures.note(error, index)
+    if mesh.whole is not None and mesh.whole.size > 1:
+        status, shape = _agree(status, shape, mesh.whole, mesh, device)
     if status == _FAILED:
-        _raise_everywhere(failure, pipe)
+        failures.raise_everywhere()
     if status == _ENDED:
         raise StopIteration
     return Window(inputs, labels, shape)
@@ -123,20 +128,13 @@ def _shape_of(inputs: list[tuple[Any, ...]]) -> int:
     return int.from_bytes(digest, "big")
 
 
-def _agree(status: int, shape: int, pipe: Axis, device: torch.device) -> tuple[int, int]:
+def _agree(
+    status: int, shape: int, whole: Axis, mesh: Mesh, device: torch.device
+) -> tuple[int, int]:
+    """Return the worst status of all ranks, and the shape on this pipeline's first stage."""
     own = torch.tensor([status, shape], device=device)
-    found = [torch.empty_like(own) for _ in range(pipe.size)]
-    dist.all_gather(found, own, group=pipe.group)
+    found = [torch.empty_like(own) for _ in range(whole.size)]
+    dist.all_gather(found, own, group=whole.group)
     values = torch.stack(found).tolist()
-    return max(one[0] for one in values), values[0][1]
-
-
-def _raise_everywhere(failure: Exception | None, pipe: Axis) -> None:
-    told: list[Any] = [None if failure is None else f"{type(failure).__name__}: {failure}"]
-    if pipe.size > 1:
-        own, told = told[0], [None] * pipe.size
-        dist.all_gather_object(told, own, group=pipe.group)
-    if failure is not None:
-        raise failure
-    said = [f"pipeline stage {stage}: {text}" for stage, text in enumerate(told) if text]
-    raise EngineError("; ".join(said))
+    first = whole.rank % (mesh.data.size * mesh.tensor.size)
+    return max(one[0] for one in values), values[first][1]

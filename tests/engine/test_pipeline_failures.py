@@ -1,0 +1,200 @@
+"""What one rank of a pipeline raises, all ranks hear of at once, and training goes on as before."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zerotrial
+from tests.engine.pipelines import MICRO, SAMPLES, config_of
+from tests.engine.ranks import run_on_ranks
+from zerotrial.engine.pipeline import LayerSpec, PipelineModule
+
+pytestmark = pytest.mark.processes
+
+RANKS, WIDTH, BATCHES = 4, 4, 4
+LAYOUTS = [(2, 1, "1f1b", 1), (4, 0, "gpipe", 1), (2, 2, "zero-bubble", 2)]
+"""Pipeline stages, ZeRO stage, schedule, chunks on each rank; the other ranks are replicas."""
+
+
+class Torn(torch.autograd.Function):
+    """Lets everything pass forward, and raises backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        del ctx
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise OSError("torn\nand more lines")
+
+
+class Fragile(nn.Module):
+    """A layer that remembers what it has seen, and raises when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.breaks = ""
+        self.left = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.breaks == "forward" and self.left < 0:
+            raise ValueError("the layer broke")
+        mixed = self.mix(x)
+        if self.breaks == "backward" and self.left < 0:
+            mixed = Torn.apply(mixed)
+        return x + torch.tanh(self.norm(mixed))
+
+
+class Loss:
+    """A loss that raises when it is told to."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def __call__(self, output: Tensor, labels: Tensor) -> Tensor:
+        if self.broken:
+            raise StopIteration
+        return (output - labels).square().mean()
+
+
+def batch(engine: Any, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(100 * step + engine.mesh.data.rank)
+    count = engine.gradient_accumulation_steps()
+    for part in torch.randn(count * MICRO, WIDTH, generator=generator).split(MICRO):
+        yield part, part.flip(0)
+
+
+def made(stages: int, stage: int, schedule: str, chunks: int) -> Any:
+    torch.manual_seed(0)
+    specs = [LayerSpec(Fragile) for _ in range(6)]
+    model = PipelineModule(specs, num_stages=stages, loss_fn=Loss(), chunks=chunks)
+    return zerotrial.initialize(model=model, config=config_of(stage, schedule))[0]
+
+
+def state_of(engine: Any) -> dict[str, Tensor]:
+    weights = {name: weight.clone() for name, weight in engine.stage.full_weights()}
+    return weights | {name: value.clone() for name, value in engine.module.named_buffers()}
+
+
+def break_layer(engine: Any, how: str, at: tuple[int, int], left: int) -> None:
+    """Let a layer of one rank raise.
+
+    Args:
+        engine: Of this rank.
+        how: ``forward``, ``backward``, or nothing to mend it.
+        at: Pipeline stage and replica of the rank.
+        left: Calls that go well before.
+    """
+    if (engine.stage_id, engine.mesh.data.rank) == at:
+        layer = next(iter(engine.module.layers.values()))
+        layer.breaks, layer.left = how, left
+
+
+def heard(call: Callable[[], Any]) -> tuple[str, str, str]:
+    """Return what a call raised: its kind, its text, and what was added to it."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - is what is asked for
+        return type(error).__name__, str(error), " ".join(getattr(error, "__notes__", ()))
+    return "nothing", "", ""
+
+
+def suffer(layout: tuple[int, int, str, int]) -> dict[str, Any]:
+    """Train as if nothing had happened, with a failure of another kind before each batch."""
+    engine, said = made(*layout), {}
+    last, loss = engine.num_stages - 1, engine.module.loss_fn
+    replica = engine.mesh.data.size - 1
+
+    def train(step: int) -> Callable[[], Any]:
+        return lambda: engine.train_batch(batch(engine, step))
+
+    break_layer(engine, "forward", (1, 0), 0)  # before anything has run
+    said["first"] = heard(train(0))
+    break_layer(engine, "", (1, 0), 0)
+    train(0)()
+    break_layer(engine, "forward", (last, replica), 1)
+    said["forward"] = heard(train(50))
+    break_layer(engine, "", (last, replica), 0)
+    break_layer(engine, "backward", (0, 0), 2)  # the first looks at shapes
+    said["backward"] = heard(train(51))
+    break_layer(engine, "", (0, 0), 0)
+    train(1)()
+    loss.broken = engine.stage_id == last and engine.mesh.data.rank == replica
+    said["loss"] = heard(train(52))
+    said["evaluation"] = heard(lambda: engine.eval_batch(batch(engine, 52)))
+    loss.broken = False
+    train(2)()
+    is_bad = (engine.stage_id, engine.mesh.data.rank) == (0, replica)
+    bad: Iterator[Any] = iter([3]) if is_bad else batch(engine, 53)
+    said["data"] = heard(lambda: engine.train_batch(bad))
+    few = list(batch(engine, 54))
+    short = few[1:] if engine.mesh.data.rank == replica else few
+    said["end"] = heard(lambda: engine.train_batch(iter(short)))
+    train(3)()
+    found = {"said": said, "state": state_of(engine), "rank": replica}
+    found["counted"] = engine.global_steps, engine.micro_steps, engine.skipped_steps
+    engine.close()
+    return found
+
+
+def undisturbed(layout: tuple[int, int, str, int]) -> dict[str, Tensor]:
+    engine = made(*layout)
+    for step in range(BATCHES):
+        engine.train_batch(batch(engine, step))
+    state = state_of(engine)
+    engine.close()
+    return state
+
+
+def everything() -> dict[Any, Any]:
+    return {layout: (suffer(layout), undisturbed(layout)) for layout in LAYOUTS}
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[dict[Any, Any]]:
+    return run_on_ranks(everything, RANKS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_all_ranks_are_told_who_failed_where_and_why(
+    answers: list[dict[Any, Any]], layout: tuple[int, int, str, int]
+) -> None:
+    stages, replicas = layout[0], RANKS // layout[0]
+    last_rank = RANKS - 1
+    expected = {  # the rank that failed, its exception, and what the others hear
+        "first": (replicas, "ValueError", "1), micro-batch 0: ValueError: the layer broke."),
+        "forward": (last_rank, "ValueError", f"{stages - 1}), micro-batch 1: ValueError: the"),
+        "backward": (0, "OSError", "0), micro-batch 1: OSError: torn. All ranks"),
+        "loss": (last_rank, "EngineError", f"{stages - 1}), micro-batch 0: StopIteration"),
+        "evaluation": (last_rank, "EngineError", f"{stages - 1}), micro-batch 0: StopIteration"),
+        "data": (replicas - 1, "EngineError", "0), micro-batch 0: EngineError: data_iter: must"),
+    }
+    for rank, answer in enumerate(answers):
+        said = answer[layout][0]["said"]
+        for case, (failed, kind, cause) in expected.items():
+            found, text, notes = said[case]
+            assert found == (kind if rank == failed else "EngineError"), case
+            told = text + notes
+            assert f"rank {failed} (pipeline stage {cause}" in told, case
+            assert "weights are as before it, and the engine can go on" in told, case
+        assert said["end"][0] == "StopIteration"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_batch_that_failed_leaves_no_trace(
+    answers: list[dict[Any, Any]], layout: tuple[int, int, str, int]
+) -> None:
+    for answer in answers:
+        found, wanted = answer[layout]
+        assert found["state"].keys() == wanted.keys()
+        for name, value in found["state"].items():
+            assert torch.equal(value, wanted[name]), name
+        micro_batches = SAMPLES // MICRO // (RANKS // layout[0])
+        assert found["counted"] == (BATCHES, BATCHES * micro_batches, 0)
