@@ -67,6 +67,21 @@ class Odd(Factored):
             state["owner"] = object()
 
 
+class Configured(Odd):
+    """Has attributes of its own, as most classes of users; one of them knows the model."""
+
+    def __init__(self, params: Any) -> None:
+        params = list(params)
+        super().__init__(params)
+        self.known, self.factor = {"parameters": params}, 1.0
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.known["parameters"]:
+            parameter.mul_(self.factor).add_(1.0)
+        super().step()
+
+
 class Mostly(torch.optim.SGD):
     elementwise = True
 
@@ -156,12 +171,38 @@ def test_what_no_checkpoint_holds_is_refused_before_training(stage: int) -> None
         engine_of(stage, Odd)
 
 
+def test_options_of_a_group_that_no_checkpoint_holds_are_refused_before_training() -> None:
+    module = model()
+    groups = [
+        {
+            "params": list(module[0].parameters()),
+            "decay": lambda step: 0.9**step,
+            "type": torch.float32,
+        },
+        {"params": list(module[2].parameters()), "owner": object(), "names": ("a", "b")},
+    ]
+    config = {"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    for arguments in (
+        {"optimizer": torch.optim.SGD(groups, lr=0.1)},
+        {"model_parameters": groups},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            zerotrial.initialize(model=module, config=config, **arguments)
+        assert caught.value.problems == [
+            "parameter group 0: no checkpoint can hold 'decay' (function)",
+            "parameter group 1: no checkpoint can hold 'owner' (object)",
+        ]
+
+
+@pytest.mark.parametrize("kind", [Odd, Configured])
 @pytest.mark.parametrize("stage", [1, 3])
-def test_a_model_whose_optimizer_was_refused_is_as_it_was(stage: int) -> None:
+def test_a_model_whose_optimizer_was_refused_is_as_it_was(
+    stage: int, kind: type[torch.optim.Optimizer]
+) -> None:
     module = model()
     config = {"train_batch_size": 2, "zero_optimization": {"stage": stage}}
-    with pytest.raises(ConfigError):
-        zerotrial.initialize(model=module, optimizer=Odd(module.parameters()), config=config)
+    with pytest.raises(ConfigError, match="'owner' of object"):
+        zerotrial.initialize(model=module, optimizer=kind(module.parameters()), config=config)
     torch.testing.assert_close(module.state_dict(), model().state_dict())
     optimizer = Factored(module.parameters())
     engine = zerotrial.initialize(model=module, optimizer=optimizer, config=config)[0]

@@ -10,8 +10,10 @@ from torch import nn
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reading import load_engine_config
 from zerolab.errors import ConfigError
+from zerotrial.engine.checkpoint.state import unsavable
 from zerotrial.engine.lr_schedules import SCHEDULES
 from zerotrial.engine.seams import NamedParameter, ParamGroup
+from zerotrial.engine.update.states import is_plain
 
 __all__ = ["check_values", "groups_of", "make_given", "make_schedule", "read_config", "unusable"]
 
@@ -166,6 +168,9 @@ def groups_of(
                 named.append(NamedParameter(names[parameter], parameter))
             seen.add(parameter)
         options = {k: v for k, v in group.items() if k not in {"params", "param_names"}}
+        odd = unsavable({k: v for k, v in options.items() if not is_plain(v)})
+        if odd:
+            problems.append(f"parameter group {index}: no checkpoint can hold {', '.join(odd)}")
         groups.append(ParamGroup(named, options if optimizer is None else {}))
     if not any(group.parameters for group in groups):
         problems.append("model: no parameter requires a gradient; there is nothing to train")

@@ -35,6 +35,7 @@ __all__ = [
     "set_module_tensor",
     "set_random_state",
     "to_bytes",
+    "unsavable",
 ]
 
 ENGINE_STATE = "state.pt"
@@ -75,10 +76,9 @@ def to_bytes(what: str, value: Mapping[str, Any]) -> bytes:
     """
     content = _serialize(value)
     if content is None:
-        bad = [f"{key!r} ({type(item).__name__})" for key, item in value.items() if not _safe(item)]
         msg = (
             f"{what}: must hold tensors, numbers, strings and containers of them, which "
-            f"torch.load(weights_only=True) can read; these do not: {', '.join(bad)}"
+            f"torch.load(weights_only=True) can read; these do not: {', '.join(unsavable(value))}"
         )
         raise CheckpointError(msg)
     return content
@@ -95,8 +95,13 @@ def _serialize(value: Any) -> bytes | None:
     return buffer.getvalue()
 
 
-def _safe(value: Any) -> bool:
-    return _serialize({"value": value}) is not None
+def unsavable(values: Mapping[str, Any]) -> list[str]:
+    """Name those of some values that no checkpoint could hold, with their types."""
+    return [
+        f"{name!r} ({type(value).__name__})"
+        for name, value in values.items()
+        if _serialize({"value": value}) is None
+    ]
 
 
 def from_file(path: Path) -> Any:

@@ -19,6 +19,7 @@ from zerolab.errors import ConfigError
 
 __all__ = [
     "check_savable",
+    "is_plain",
     "make_states",
     "other_states",
     "read_scalars",
@@ -120,7 +121,7 @@ def check_savable(optimizer: torch.optim.Optimizer, *, whole: bool) -> None:
                 f"for {tuple(probe.shape)}; without the attribute it gets whole parameters"
             )
             raise ConfigError("initialize()", [problem])
-        if not _is_plain(value):
+        if not is_plain(value):
             problem = (
                 f"optimizer: {kind.__name__} must keep tensors, numbers, texts and containers of "
                 f"them, which a checkpoint can hold, got {name!r} of {type(value).__name__}"
@@ -132,23 +133,29 @@ def _states_after_a_step(
     optimizer: torch.optim.Optimizer, model: nn.Parameter, probe: nn.Parameter
 ) -> dict[str, Any]:
     """Step a twin, on ``probe`` in the place of ``model``; the optimizer itself is not touched."""
-    twin = copy.copy(optimizer)
+    twin = copy.copy(optimizer)  # torch's: without the attributes of a user's class, and its hooks
+    probes = {id(p): probe for group in optimizer.param_groups for p in group["params"]}
+    known = {id(optimizer): twin, **probes}
     group = next(g for g in optimizer.param_groups if any(p is model for p in g["params"]))
     twin.param_groups = [{**copy.deepcopy({**group, "params": []}), "params": [probe]}]
     twin.state = defaultdict(dict)
     probe.grad = torch.zeros_like(probe)
     try:
+        for name, value in vars(optimizer).items():
+            if name not in vars(twin):
+                setattr(twin, name, copy.deepcopy(value, known))
         type(optimizer).step(twin)
-    except Exception:  # noqa: BLE001 - whatever it does not like about zeros; training will show
+    except Exception:  # noqa: BLE001 - whatever it does not like about this; training will show
         return {}
     return dict(twin.state.get(probe, {}))
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether a value is made of what any checkpoint holds."""
     if isinstance(value, dict):
-        return all(isinstance(k, str | int) and _is_plain(item) for k, item in value.items())
+        return all(isinstance(k, str | int) and is_plain(item) for k, item in value.items())
     if isinstance(value, list | tuple):
-        return type(value) in {list, tuple} and all(_is_plain(item) for item in value)
+        return type(value) in {list, tuple} and all(is_plain(item) for item in value)
     return value is None or isinstance(value, Tensor | bool | int | float | str)
 
 
