@@ -178,7 +178,7 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         state = ExperimentState.ACTIVE
         # What was ended searches no more: only this trial goes on.
         move_experiment(
-            transaction, experiment, state, ended_at=None, error=None, searcher_done=1,
+            transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
             waits_since=None,
         )  # fmt: skip
     reopen_trial(transaction, trial, state)

@@ -1,0 +1,321 @@
+"""Every verb in every state, asked twice: tables written down by hand, not the server's own."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import PREFIX, Server, checkpoint, serve, validation
+from zerolab.contract.spec import EXIT_PREEMPTED
+from zeroserver.settings import Timings
+
+SPACE = {
+    "deepspeed_config": "ds_config.json",
+    "lr": {"type": "double", "minval": 0, "maxval": 1},
+}
+SAME = "same"
+REFUSED = "refused"
+
+EXPERIMENTS: dict[str, dict[str, str]] = {
+    "ACTIVE": {
+        "pause": "PAUSED", "activate": SAME, "continue": SAME, "archive": REFUSED,
+        "unarchive": SAME, "cancel": "STOPPING_CANCELED", "kill": "STOPPING_KILLED",
+        "delete": REFUSED, "fork": SAME,
+    },
+    "PAUSED": {
+        "pause": SAME, "activate": "ACTIVE", "continue": REFUSED, "archive": REFUSED,
+        "unarchive": SAME, "cancel": "CANCELED", "kill": "CANCELED", "delete": REFUSED,
+        "fork": SAME,
+    },
+    "STOPPING_CANCELED": {
+        "pause": REFUSED, "activate": REFUSED, "continue": REFUSED, "archive": REFUSED,
+        "unarchive": SAME, "cancel": SAME, "kill": "STOPPING_KILLED", "delete": REFUSED,
+        "fork": SAME,
+    },
+    "STOPPING_KILLED": {
+        "pause": REFUSED, "activate": REFUSED, "continue": REFUSED, "archive": REFUSED,
+        "unarchive": SAME, "cancel": SAME, "kill": SAME, "delete": REFUSED, "fork": SAME,
+    },
+    "COMPLETED": {
+        "pause": REFUSED, "activate": REFUSED, "continue": REFUSED, "archive": SAME,
+        "unarchive": SAME, "cancel": SAME, "kill": SAME, "delete": "gone", "fork": SAME,
+    },
+    "CANCELED": {
+        "pause": REFUSED, "activate": REFUSED, "continue": "ACTIVE", "archive": SAME,
+        "unarchive": SAME, "cancel": SAME, "kill": SAME, "delete": "gone", "fork": SAME,
+    },
+    "ERROR": {
+        "pause": REFUSED, "activate": REFUSED, "continue": "ACTIVE", "archive": SAME,
+        "unarchive": SAME, "cancel": SAME, "kill": SAME, "delete": "gone", "fork": SAME,
+    },
+}  # fmt: skip
+
+TRIALS: dict[str, dict[str, str]] = {
+    "QUEUED": {
+        "pause": "PAUSED", "activate": SAME, "continue": SAME, "cancel": "CANCELED",
+        "kill": "CANCELED", "fork": SAME,
+    },
+    "RUNNING": {
+        "pause": SAME, "activate": SAME, "continue": SAME, "cancel": "STOPPING",
+        "kill": "STOPPING", "fork": SAME,
+    },
+    "PAUSED": {
+        "pause": SAME, "activate": "QUEUED", "continue": REFUSED, "cancel": "CANCELED",
+        "kill": "CANCELED", "fork": SAME,
+    },
+    "STOPPING": {
+        "pause": REFUSED, "activate": REFUSED, "continue": REFUSED, "cancel": SAME, "kill": SAME,
+        "fork": SAME,
+    },
+    "COMPLETED": {
+        "pause": REFUSED, "activate": REFUSED, "continue": REFUSED, "cancel": SAME, "kill": SAME,
+        "fork": SAME,
+    },
+    "CANCELED": {
+        "pause": REFUSED, "activate": REFUSED, "continue": "QUEUED", "cancel": SAME, "kill": SAME,
+        "fork": SAME,
+    },
+    "ERROR": {
+        "pause": REFUSED, "activate": REFUSED, "continue": "QUEUED", "cancel": SAME, "kill": SAME,
+        "fork": SAME,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """One with a large machine, which stays however slow this one is."""
+    timings = Timings(tick_s=3600.0, agent_dead_s=1e9, agent_silent_s=1e9)
+    with serve(tmp_path, timings=timings) as running:
+        running.add_agent(slots=500)
+        yield running
+
+
+def submitted(server: Server, **changes: Any) -> tuple[int, int]:
+    """A new experiment of one trial; their numbers."""
+    number = server.submit(**{"max_restarts": 0, **changes})["id"]
+    return number, server.trials(number)[0]["id"]
+
+
+def begun(server: Server, trial_id: int) -> int:
+    """A trial trains, and has saved a checkpoint; the number of its run."""
+    run_id = server.begin(trial_id).run_id
+    server.report(run_id, validation(5, 0.5), checkpoint(5, f"{trial_id} {run_id}"))
+    return run_id
+
+
+def in_state(server: Server, state: str) -> int:
+    """Bring a new experiment into a state; its number."""
+    number, trial_id = submitted(server, activate=state != "PAUSED")
+    if state == "PAUSED":
+        return number
+    run_id = begun(server, trial_id)
+    if state in {"STOPPING_CANCELED", "STOPPING_KILLED", "CANCELED"}:
+        server.act("kill" if state == "STOPPING_KILLED" else "cancel", number)
+    if state in {"COMPLETED", "CANCELED", "ERROR"}:
+        server.exit(run_id, {"COMPLETED": 0, "CANCELED": EXIT_PREEMPTED, "ERROR": 1}[state], "boom")
+    return number
+
+
+def bring(server: Server, trial_id: int, state: str) -> None:
+    """Bring a trial that was just made into a state."""
+    run_id = begun(server, trial_id)
+    verb = {"PAUSED": "pause", "QUEUED": "pause", "STOPPING": "cancel", "CANCELED": "cancel"}
+    if state in verb:
+        server.post(f"/trials/{trial_id}/{verb[state]}")
+    code = {"PAUSED": EXIT_PREEMPTED, "CANCELED": EXIT_PREEMPTED, "COMPLETED": 0, "ERROR": 1}
+    if state in code:
+        server.exit(run_id, code[state], "boom")
+    if state == "QUEUED":  # no machine takes it for a while
+        server.exit(run_id, 1, "boom")
+        server.post(f"/trials/{trial_id}/activate")
+
+
+def asked_twice(server: Server, kind: str, number: int, verb: str, expected: str) -> None:
+    """Ask, and ask again; see that what was to happen happened, once."""
+    resource = f"/{kind}s/{number}"
+    before = server.get(resource)[kind]
+
+    def ask() -> Any:
+        if verb == "delete":
+            return server.http.delete(PREFIX + resource)
+        return server.http.post(f"{PREFIX}{resource}/{verb}")
+
+    answer, state = ask(), before["state"]
+    told = f"{kind} {state} {verb}: {answer.status_code} {answer.text}"
+    if expected == REFUSED:
+        assert answer.status_code == 409, told
+        assert server.get(resource)[kind] == before, told
+        return
+    assert answer.is_success, told
+    if expected == "gone":
+        assert ask().status_code == 404
+        assert server.http.get(PREFIX + resource).status_code == 404
+        return
+    after = server.get(resource)[kind]
+    assert after["state"] == (state if expected == SAME else expected), told
+    assert verb not in {"archive", "unarchive"} or after["archived"] == (verb == "archive")
+    if verb == "fork":
+        assert after == before
+        assert answer.json()["experiment"]["id"] != number
+        return
+    again = ask()
+    assert again.is_success, f"again: {told}, then {again.text}"
+    assert server.get(resource)[kind] == after, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", EXPERIMENTS)
+def test_what_a_verb_does_with_an_experiment(server: Server, state: str) -> None:
+    assert len(EXPERIMENTS[state]) == 9
+    for verb, expected in EXPERIMENTS[state].items():
+        number = in_state(server, state)
+        assert server.experiment(number)["state"] == state
+        asked_twice(server, "experiment", number, verb, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", TRIALS)
+def test_what_a_verb_does_with_a_trial(server: Server, state: str) -> None:
+    assert len(TRIALS[state]) == 6
+    searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 7}
+    restarts = int(state == "QUEUED")
+    server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=restarts)
+    for trial_id, (verb, expected) in enumerate(TRIALS[state].items(), 1):
+        bring(server, trial_id, state)
+        assert server.trial(trial_id)["state"] == state
+        asked_twice(server, "trial", trial_id, verb, expected)
+        if expected == "QUEUED" and verb in {"activate", "continue"}:
+            spec = server.begin(trial_id)
+            assert spec.latest_checkpoint is not None
+            assert (spec.latest_checkpoint.steps_completed, spec.restarts) == (5, 0)
+
+
+def test_what_is_asked_for_after_an_end_was_asked_for_makes_it_harder_and_never_softer(
+    server: Server,
+) -> None:
+    number, trial_id = submitted(server, preemption_timeout=100)
+    run_id = begun(server, trial_id)
+    start = server.clock.now
+
+    def deadline() -> Any:
+        return server.sql(f"SELECT directive, killed, deadline_at - {start} FROM runs")[0]
+
+    server.act("pause", number)
+    assert deadline() == ("preempt", 0, 100)
+    server.tick(50)
+    server.act("cancel", number)  # it has begun to leave: no new deadline
+    assert deadline() == ("stop", 0, 100)
+    assert server.http.post(f"{PREFIX}/trials/{trial_id}/pause").status_code == 409
+    assert deadline() == ("stop", 0, 100)
+    server.act("kill", number)
+    assert deadline() == ("stop", 1, 100)
+    (killed_at,) = server.sql("SELECT killed_at FROM runs")
+    server.tick(5)
+    server.act("kill", number)
+    server.post(f"/trials/{trial_id}/kill")
+    assert server.sql("SELECT killed_at FROM runs") == [killed_at]
+    server.exit(run_id, -9)
+    assert (server.trial()["state"], server.experiment()["state"]) == ("CANCELED", "CANCELED")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "kill"])
+def test_the_kill_of_a_trial_or_an_experiment_that_is_leaving_ends_its_processes(
+    server: Server, verb: str
+) -> None:
+    number, trial_id = submitted(server)
+    begun(server, trial_id)
+    server.post(f"/trials/{trial_id}/cancel")
+    assert [item.action for item in server.work()] == ["run"]
+    server.act(verb, number)
+    assert [item.action for item in server.work()] == ["run" if verb == "cancel" else "kill"]
+    server.post(f"/trials/{trial_id}/kill")
+    assert [item.action for item in server.work()] == ["kill"]
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "COMPLETED"), (1, "ERROR")])
+def test_a_trial_may_end_while_its_experiment_is_paused(
+    server: Server, code: int, state: str
+) -> None:
+    number, trial_id = submitted(server)
+    run_id = begun(server, trial_id)
+    server.act("pause", number)
+    server.exit(run_id, code, "boom")
+    assert (server.trial()["state"], server.experiment()["state"]) == (state, state)
+
+
+@pytest.mark.parametrize("code", [0, 1, EXIT_PREEMPTED])
+def test_whatever_has_ended_goes_on_paused_and_as_if_it_had_not_ended(
+    server: Server, code: int
+) -> None:
+    number, trial_id = submitted(server)
+    run_id = begun(server, trial_id)
+    if code == EXIT_PREEMPTED:
+        server.act("cancel", number)
+    server.exit(run_id, code, "boom")
+    server.act("archive", number)
+    body = {"config": {"searcher": {"max_length": 2000}}, "activate": False}
+    for _ in range(2 if code else 1):
+        going = server.http.post(f"{PREFIX}/experiments/{number}/continue", json=body)
+        if going.status_code == 409:  # it is paused now, and says so
+            assert "`zerolab experiment activate" in going.text
+    experiment, trial = server.experiment(), server.trial()
+    assert (experiment["state"], trial["state"]) == ("PAUSED", "PAUSED")
+    assert not experiment["archived"]
+    for each in (experiment, trial):
+        assert (each["ended_at"], each["error"]) == (None, None)
+    assert server.work() == []
+    server.act("activate", number)
+    server.exit(begun(server, trial_id), 0)  # nothing of the former end is left over
+    assert (server.trial()["state"], server.experiment()["state"]) == ("COMPLETED", "COMPLETED")
+
+
+def test_a_failed_trial_that_is_continued_waits_with_its_paused_experiment(server: Server) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
+    server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0)
+    server.exit(begun(server, 1), 1, "boom")
+    server.act("pause")
+    server.post("/trials/1/continue")
+    trial = server.trial(1)
+    assert (trial["state"], trial["error"], trial["ended_at"]) == ("PAUSED", None, None)
+    server.act("activate")
+    assert server.trial(1)["state"] == "QUEUED"
+
+
+def test_one_trial_that_goes_on_brings_its_experiment_back_from_the_archive(server: Server) -> None:
+    _, trial_id = submitted(server)
+    server.exit(begun(server, trial_id), 1, "boom")
+    server.act("archive")
+    server.post(f"/trials/{trial_id}/continue")
+    experiment = server.experiment()
+    assert (experiment["state"], experiment["archived"]) == ("ACTIVE", False)
+    assert (experiment["ended_at"], experiment["error"]) == (None, None)
+
+
+def test_a_restart_that_was_due_is_forgotten_with_the_trials_end(server: Server) -> None:
+    ends: list[Callable[[], Any]] = [
+        lambda: server.post("/trials/1/kill"),
+        lambda: server.act("kill"),
+    ]
+    _, trial_id = submitted(server, max_restarts=5)
+    for end in ends:
+        server.exit(begun(server, trial_id), 1, "boom")
+        assert server.trial()["restarts"] == 1
+        end()
+        assert server.trial()["state"] == "CANCELED"
+        server.post("/trials/1/continue")
+        assert server.begin(trial_id).restarts == 0  # at once, and with all its restarts
+        server.exit(server.run_of(trial_id).run_id, EXIT_PREEMPTED)
+
+
+def test_a_deletion_takes_what_is_on_disk_and_leaves_what_others_have(server: Server) -> None:
+    number, trial_id = submitted(server)
+    server.exit(begun(server, trial_id), 0)
+    other = server.post(f"/experiments/{number}/fork")["experiment"]["id"]
+    home = server.services.world.home
+    assert len(list(home.archives.iterdir())) == 1
+    server.request("DELETE", f"/experiments/{number}")
+    assert len(list(home.archives.iterdir())) == 1, "the fork has the same"
+    assert server.sql("SELECT count(*) FROM searcher_events WHERE experiment_id = 1") == [(0,)]
+    server.act("kill", other)
