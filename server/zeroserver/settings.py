@@ -38,6 +38,9 @@ class Timings:
     grow_most_s: float = 3600.0
     """The longest such time."""
 
+    storage_check_s: float = 10.0
+    """Longest wait of a submission for the object store that its checkpoints go to."""
+
     login_code_s: float = 300.0
     """How long a one-time login link can be used."""
 

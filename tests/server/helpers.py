@@ -241,7 +241,7 @@ def serve(
 ) -> Iterator[Server]:
     """Run a server in this process until the block ends."""
     # The tests let the clock tick themselves.
-    timings = timings or Timings(tick_s=3600.0)
+    timings = timings or Timings(tick_s=3600.0, storage_check_s=3600.0)
     settings = Settings(home=directory / "home", database_url=database_url, timings=timings)
     app = create_app(settings)
     services: Services = app.state.services

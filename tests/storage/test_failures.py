@@ -2,19 +2,21 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
 
 import zerotrial
 from tests.client.helpers import make_spec as core_spec
-from tests.server.helpers import Server
+from tests.server.helpers import Server, serve
 from tests.storage.buckets import S3
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec
-from tests.waiting import free_port
+from tests.waiting import free_port, until
 from zerolab.contract.outcome import read_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_INFRASTRUCTURE, write_run_spec
 from zerolab.contract.storage import StorageAddress
@@ -22,6 +24,7 @@ from zerolab.core import init
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.faults import StorageRefusedError
 from zerolab.storage.store import CheckpointStore, new_uuid
+from zeroserver.settings import Timings
 from zerotrial.loop.ending import Ending
 
 
@@ -73,12 +76,43 @@ def test_a_store_that_does_not_answer_is_waited_for(server: Server) -> None:
         "access_key": "somebody",
         "secret_key": "something",
     }
-    assert server.submit(checkpoint_storage=storage)["state"] == "ACTIVE"
+    answer = server.try_submit(checkpoint_storage=storage).json()
+    assert answer["experiment"]["state"] == "ACTIVE"
+    (warning,) = answer["warnings"]
+    assert f"nothing answers at {storage['endpoint_url']}" in warning
     options = {key: storage[key] for key in ("endpoint_url", "access_key", "secret_key")}
     store = CheckpointStore(StorageAddress(root="s3://b", options=options))
     with pytest.raises(StorageError, match="nothing answers at http://127") as told:
         store.probe_bucket()
     assert not isinstance(told.value, StorageRefusedError)
+
+
+def test_a_store_that_says_nothing_is_told_at_submission_and_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    timings = Timings(tick_s=3600.0, storage_check_s=0.05)
+    with serve(tmp_path, timings=timings) as server:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            storage = {
+                "type": "s3",
+                "bucket": "b",
+                "endpoint_url": f"http://127.0.0.1:{silent.getsockname()[1]}",
+                "access_key": "somebody",
+                "secret_key": "not-for-others",
+            }
+            answer = server.try_submit(checkpoint_storage=storage)
+            assert answer.status_code == 201, answer.text
+            fork = server.post("/experiments/1/fork")
+        for told in (answer.json(), fork):
+            (warning,) = told["warnings"]
+            assert "checkpoint storage s3://b: has not answered within 0.05 s; see" in warning
+            assert warning.endswith("is submitted, and its trials wait for the storage")
+            assert "not-for-others" not in warning
+        assert server.get("/experiments/1")["warnings"] == []
+    # What a library still tries ends with the socket, and is not left to other tests.
+    until(
+        "the check ends", lambda: all(each.name != "storage check" for each in enumerate_threads())
+    )
 
 
 SCRIPT = """

@@ -22,6 +22,7 @@ from zerolab.cli.output import (
     problem_lines,
     result,
     say,
+    say_warnings,
     waiting_lines,
 )
 from zerolab.cli.preview import preview
@@ -250,6 +251,7 @@ def fork(
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
         made = client.experiment_action(experiment_id, "fork", changes)
+    say_warnings(made)
     result(str(made["id"]))
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "problem_lines",
     "result",
     "say",
+    "say_warnings",
     "waiting_lines",
 ]
 
@@ -111,6 +112,12 @@ def result(text: str) -> None:
 def say(text: str) -> None:
     """Print a message that is no result."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the place
+
+
+def say_warnings(made: Mapping[str, Any]) -> None:
+    """Print what the server came upon in a submission that it has taken."""
+    for line in made.get("warnings", []):
+        say(f"warning: {line}")
 
 
 def print_json(content: Any) -> None:

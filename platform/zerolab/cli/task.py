@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
-from zerolab.cli.output import AsJson, print_json, print_table, result, say
+from zerolab.cli.output import AsJson, print_json, print_table, result, say, say_warnings
 from zerolab.contract.names import TASK_LABEL
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def run(
         if as_deepspeed:
             config["environment"] = {"deepspeed": "zerolab"}
         made = client.create_experiment(config, archive)
+        say_warnings(made)
         if made["waiting_reason"]:
             say(f"task {name} waits: {made['waiting_reason']}")
         result(str(made["id"]))

@@ -18,6 +18,7 @@ from zerolab.cli.output import (
     problem_lines,
     result,
     say,
+    say_warnings,
     waiting_lines,
 )
 from zerolab.contract.leaves import leaves
@@ -193,6 +194,7 @@ def fork(
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
         made = client.trial_action(trial_id, "fork", changes)
+    say_warnings(made)
     result(str(made["id"]))
 
 

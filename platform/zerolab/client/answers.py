@@ -33,9 +33,11 @@ class Event(NamedTuple):
 
 
 def resource(answer: Json, key: str) -> Json:
-    """Unwrap ``{"experiment": {...}}``; a bare resource stays as it is."""
+    """Unwrap ``{"experiment": {...}}``, with its ``warnings``; a bare resource stays as it is."""
     inner = answer.get(key)
-    return inner if isinstance(inner, dict) else answer
+    if not isinstance(inner, dict):
+        return answer
+    return inner | {"warnings": answer["warnings"]} if answer.get("warnings") else inner
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:

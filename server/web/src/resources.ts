@@ -203,6 +203,8 @@ export interface Experiment {
 /** One experiment. */
 export interface ExperimentAnswer {
   experiment: Experiment;
+  /** What a submission came upon that is no reason to refuse it, a line each. */
+  warnings: Array<string>;
 }
 
 /** Metrics of every experiment's best trial, the oldest experiment first. */

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from itertools import chain
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -198,10 +200,20 @@ async def collect_checkpoints(
     return _removal(going, chosen.dry_run)
 
 
-def check_storage(storage: "CheckpointStorageConfig", installation: str) -> None:
+def check_storage(
+    storage: "CheckpointStorageConfig", installation: str, limit_s: float
+) -> list[str]:
     """Write to an object store that an experiment names.
 
-    One that nobody answers for is let pass: it may be back when a trial begins, which waits for it.
+    One that does not answer is let pass: it may be back when a trial begins, which waits for it.
+
+    Args:
+        storage: As the experiment has it.
+        installation: Name of this one in storages that it shares with others.
+        limit_s: How long the store may take, in seconds; their libraries give up after minutes.
+
+    Returns:
+        What whoever submits should know: that the store does not answer.
 
     Raises:
         ConfigError: If the server has not the package for it, or the store does not let it in.
@@ -213,16 +225,37 @@ def check_storage(storage: "CheckpointStorageConfig", installation: str) -> None
 
     address = address_of(storage)
     if address is None or not address.is_remote:
-        return
+        return []
     missing = missing_package(address)
     if missing is not None:
         problem = (
             f"checkpoint_storage.type: {missing} (on the server's machine, and on every agent's)"
         )
         raise ConfigError("experiment", [problem])
+    ended: Future[None] = Future()
+
+    def probe() -> None:
+        try:
+            CheckpointStore(address, owner=installation).probe_bucket()
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    # No pool: when the server ends, nobody waits for what a library still tries.
+    Thread(target=probe, name="storage check", daemon=True).start()
     try:
-        CheckpointStore(address, owner=installation).probe_bucket()
+        ended.result(limit_s)
     except StorageRefusedError as error:
         raise ConfigError("experiment", [f"checkpoint_storage: {error}"]) from error
     except StorageError as error:
-        logger.warning("an experiment is submitted whose storage does not answer now: %s", error)
+        problem = str(error)
+    except TimeoutError:
+        problem = (
+            f"checkpoint storage {address.root}: has not answered within {limit_s:g} s; see that "
+            "the server's machine reaches it and has credentials for it, or mend checkpoint_storage"
+        )
+    else:
+        return []
+    logger.warning("an experiment is submitted whose storage does not answer now: %s", problem)
+    return [f"{problem}; the experiment is submitted, and its trials wait for the storage"]

@@ -1,7 +1,7 @@
 """Experiments: submit, list, read, change, and what is done with them."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +82,11 @@ def _checked(
         problem = f"must have at most {limit} bytes, got {len(content)}; name what is not needed "
         raise ConfigError("archive", [problem + "in .zerolabignore"])
     checked = check_experiment(raw, reader(content))
-    check_storage(checked.checkpoint_storage, services.world.installation)
+    warnings = check_storage(
+        checked.checkpoint_storage,
+        services.world.installation,
+        services.settings.timings.storage_check_s,
+    )
     seed = checked.reproducibility.experiment_seed
     return Submission(
         config=checked,
@@ -91,6 +95,7 @@ def _checked(
         seed=secrets.randbelow(2**31) if seed is None else seed,
         activate=activate,
         test_mode=test,
+        warnings=warnings,
     )
 
 
@@ -112,14 +117,20 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
                     )
                 )
             raise
-    return await services.read(lambda found: _answer(services, found, experiment_id, 201))
+    warnings = submission.warnings
+    return await services.read(lambda found: _answer(services, found, experiment_id, 201, warnings))
 
 
 def _answer(
-    services: Services, connection: Connection, experiment_id: int, status: int = 200
+    services: Services,
+    connection: Connection,
+    experiment_id: int,
+    status: int = 200,
+    warnings: Sequence[str] = (),
 ) -> Response:
     row = queries.one(connection, experiments, experiment_id)
-    return respond(ExperimentAnswer(queries.experiment(row, services.world.waiting)), status)
+    told = ExperimentAnswer(queries.experiment(row, services.world.waiting), list(warnings))
+    return respond(told, status)
 
 
 @router.get("", responses=answer(ExperimentPage))

@@ -1,6 +1,6 @@
 """What users do: submit, pause, activate, cancel, kill, delete, fork."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ class Submission:
     activate: bool = True
     test_mode: bool = False
     forked_from: int | None = None
+    warnings: Sequence[str] = ()
+    """What whoever submits it is told, beside its number."""
 
 
 def create(world: World, transaction: Transaction, submission: Submission) -> int:

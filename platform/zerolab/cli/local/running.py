@@ -14,6 +14,7 @@ from zerolab.cli.output import (
     print_json,
     result,
     say,
+    say_warnings,
 )
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def submit(
 
 
 def _say_if_it_waits(made: dict[str, Any]) -> None:
+    say_warnings(made)
     if made["waiting_reason"]:
         say(f"experiment {made['id']} waits: {made['waiting_reason']}")
 

@@ -66,6 +66,8 @@ class ExperimentAnswer(Resource, frozen=True):
     """One experiment."""
 
     experiment: Experiment
+    warnings: list[str]
+    """What a submission came upon that is no reason to refuse it, a line each."""
 
 
 class ExperimentPage(Resource, frozen=True):
