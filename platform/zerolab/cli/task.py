@@ -1,5 +1,6 @@
 """``zerolab task``: a command on some slots, as a job of the queue, detached from the terminal."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from zerolab.contract.names import TASK_LABEL
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["group"]
+__all__ = ["count_slots", "given_workers", "group"]
 
 group = typer.Typer(
     help="Commands on slots, as jobs of the queue.", no_args_is_help=True, rich_markup_mode=None
@@ -21,6 +22,8 @@ group = typer.Typer(
 
 EVERYTHING = "ALL_WORKERS"
 """In place of ``--worker``'s JSON: every slot of the pool."""
+FROM = "ALL_WORKERS"
+"""The variable that is looked at where the command names none."""
 
 
 class Per(StrEnum):
@@ -41,11 +44,18 @@ def run(
     workers: Annotated[
         str,
         typer.Option(
-            "--worker",
-            envvar="ALL_WORKERS",
-            help='JSON in place of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS.',
+            "--worker", help='JSON in place of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS.'
         ),
     ] = "",
+    worker_from: Annotated[
+        str | None,
+        typer.Option(
+            "--worker-from",
+            help="Environment variable with that JSON, as a platform may set it. Default: "
+            "ALL_WORKERS, where it is set.",
+            metavar="VARIABLE",
+        ),
+    ] = None,
     per: Annotated[
         Per, typer.Option(help="One process for each slot, or for each worker with all its GPUs.")
     ] = Per.SLOT,
@@ -82,11 +92,12 @@ def run(
     from zerolab.client.archive import pack
 
     archive = pack(context or Path.cwd())
+    workers = given_workers(slots, workers, worker_from)
     with connect() as client:
         if workers == EVERYTHING and slots is None:
             slots, nodes = _all_slots(client, pool)
             workers = ""
-        total, each = _slots(slots, workers)
+        total, each = count_slots(slots, workers)
         resources = {
             "slots_per_trial": total,
             "slots_per_rank": each if per is Per.WORKER else 1,
@@ -135,8 +146,37 @@ def _all_slots(client: "Client", pool: str) -> tuple[int, int]:
     return sum(counts), len(counts)
 
 
-def _slots(slots: int | None, workers: str) -> tuple[int, int]:
+def given_workers(slots: int | None, workers: str, variable: str | None) -> str:
+    """Return what says how many workers there are: the option, or a variable of the environment.
+
+    Args:
+        slots: As ``--slots`` says; it wins over a variable that the command does not name.
+        workers: As ``--worker`` says.
+        variable: As ``--worker-from`` says.
+
+    Raises:
+        ConfigError: If two of them say it, or the variable says nothing.
+    """
+    from zerolab.errors import ConfigError
+
+    if variable is None:
+        return workers or ("" if slots is not None else os.environ.get(FROM, ""))
+    problems = []
+    if workers or slots is not None:
+        problems.append("--worker-from: cannot be combined with --worker or --slots")
+    if not os.environ.get(variable):
+        problems.append(f"--worker-from: the variable {variable} must be set, and not empty")
+    if problems:
+        raise ConfigError("task", problems)
+    return os.environ[variable]
+
+
+def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
     """How many slots a task has, and how many of them each worker.
+
+    Args:
+        slots: As ``--slots`` says.
+        workers: JSON: ``{"count": 2, "gpus": 1}``, or that under the role ``worker``.
 
     Raises:
         ConfigError: If that is said twice, or cannot be read.
@@ -152,9 +192,13 @@ def _slots(slots: int | None, workers: str) -> tuple[int, int]:
         given: Any = json.loads(workers)
     except ValueError:
         raise ConfigError("task", [f"--worker: {form}, got {workers!r}"]) from None
-    if isinstance(given, dict) and isinstance(given.get("worker"), dict):
-        given = given["worker"]
     problems = []
+    if isinstance(given, dict) and isinstance(given.get("worker"), dict):
+        others = ", ".join(sorted(given.keys() - {"worker"}))
+        if others:
+            told = "the ranks of a task are all alike, so that worker must be its only role"
+            problems.append(f"--worker: {told}, got {others} too")
+        given = given["worker"]
     if not isinstance(given, dict) or given.keys() - {"count", "gpus"}:
         problems.append(f"--worker: {form}, got {workers!r}")
         given = {}

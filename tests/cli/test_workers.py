@@ -1,0 +1,56 @@
+"""How many slots a task is given, from options and from what a platform has set."""
+
+import pytest
+
+from zerolab.cli.task import count_slots, given_workers
+from zerolab.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ('{"count": 2, "gpus": 1}', (2, 1)),
+        ('{"worker": {"count": 2, "gpus": 4}}', (8, 4)),
+        ('{"worker": {"gpus": 4}}', (4, 4)),
+        ('{"count": 3}', (3, 1)),
+        ("", (1, 1)),
+    ],
+)
+def test_workers_and_their_gpus_are_slots(text: str, slots: tuple[int, int]) -> None:
+    assert count_slots(None, text) == slots
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("2", "must look like"),
+        ("{", "must look like"),
+        ('{"count": 0}', "must be at least 1"),
+        ('{"count": true}', "must be at least 1"),
+        ('{"count": "2"}', "must be at least 1"),
+        ('{"worker": {"count": 2}, "chief": {"count": 1}}', "its only role, got chief too"),
+        ('{"worker": 2}', "must look like"),
+    ],
+)
+def test_what_says_something_else_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        count_slots(None, text)
+    assert told in str(refused.value)
+
+
+def test_the_variable_of_a_platform_is_read_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ALL_WORKERS", "all")
+    monkeypatch.setenv("MY_JOB", "mine")
+    assert given_workers(None, "", None) == "all"
+    assert given_workers(2, "", None) == ""  # which the environment does not contradict
+    assert given_workers(None, "said", None) == "said"
+    assert given_workers(None, "", "MY_JOB") == "mine"
+    monkeypatch.setenv("MY_JOB", "")
+    with pytest.raises(ConfigError) as refused:
+        given_workers(2, "", "MY_JOB")
+    assert refused.value.problems == [
+        "--worker-from: cannot be combined with --worker or --slots",
+        "--worker-from: the variable MY_JOB must be set, and not empty",
+    ]
