@@ -140,9 +140,13 @@ class Server:
         found: dict[str, Any] = self.post(f"/experiments/{experiment_id}/{action}")["experiment"]
         return found
 
-    def add_agent(self, slots: int = 1, name: str = "agent") -> int:
-        devices = [{"id": number, "device": "cpu"} for number in range(slots)]
-        body = {"name": name, "host": "here", "slots": devices}
+    def add_agent(
+        self, slots: int = 1, name: str = "agent", *, pool: str = "default", per_node: int = 0
+    ) -> int:
+        devices: list[dict[str, Any]] = [{"id": id_, "device": "cpu"} for id_ in range(slots)]
+        for one in devices if per_node else ():
+            one["node"] = one["id"] // per_node
+        body = {"name": name, "host": "here", "slots": devices, "pool": pool}
         agent_id: int = self.post("/agents", body)["agent_id"]
         return agent_id
 

@@ -218,3 +218,26 @@ def test_the_server_says_what_it_is_and_what_there_is(server: Server, tmp_path: 
     numbers = server.http.get("/metrics").text
     assert 'zerolab_experiments{state="ACTIVE"} 1' in numbers
     assert server.http.get("/healthz").json() == {"status": "ok"}
+
+
+def test_what_no_node_of_a_slurm_pool_could_hold_is_refused_at_once(sqlite_server: Server) -> None:
+    def told(**resources: object) -> str:
+        wanted = {"resource_pool": "cluster", **resources}
+        answer = sqlite_server.try_submit(
+            entrypoint="python model.py", hyperparameters={}, resources=wanted
+        )
+        return "" if answer.is_success else f"{answer.status_code} {answer.text}"
+
+    too_many = {"slots_per_trial": 6, "slots_per_rank": 3}
+    assert told(**too_many) == ""  # nobody of the pool is there: it waits
+    sqlite_server.add_agent(10, "slurm", pool="cluster", per_node=5)
+    assert "2 rank(s) of 6 slot(s) must fit on the 2 node(s)" in told(
+        slots_per_trial=12, slots_per_rank=6
+    )
+    refused = told(slots_per_trial=11)
+    assert refused.startswith("422 ")
+    assert "resources.slots_per_trial: 11 rank(s) of 1 slot(s) must fit" in refused
+    assert told(slots_per_trial=11, elastic={"min_slots": 10}) == ""
+    assert told(slots_per_trial=10) == ""
+    sqlite_server.add_agent(1, "plain", pool="cluster")  # which may be joined by others
+    assert told(slots_per_trial=11) == ""

@@ -1,11 +1,18 @@
 """A run on several machines: what each of its launchers knows, and how their ends make one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from zerolab.contract.outcome import DELIBERATE, LEAVING, Outcome
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_STALE
 
-__all__ = ["EXIT_TEMPORARY", "PEER_WORDS", "failed_by_itself", "merge_outcomes", "shell_code"]
+__all__ = [
+    "EXIT_TEMPORARY",
+    "PEER_WORDS",
+    "failed_by_itself",
+    "merge_outcomes",
+    "shell_code",
+    "unfit_for_nodes",
+]
 
 EXIT_TEMPORARY = 75
 """With which ``zerolab launch`` and the launcher of a node end when the run was preempted: Slurm
@@ -61,6 +68,25 @@ def failed_by_itself(end: Outcome) -> bool:
     """Whether a rank's own error ended it, and neither a signal nor another rank."""
     plain = end.exit_code > 0 and end.exit_code not in DELIBERATE
     return plain and not any(word in (end.reason or "") for word in PEER_WORDS)
+
+
+def unfit_for_nodes(ranks: int, slots_per_rank: int, slots: Sequence[int]) -> str | None:
+    """Say why ranks do not fit on the nodes of a Slurm pool, if all were free; None if they do.
+
+    Args:
+        ranks: How many.
+        slots_per_rank: Which must all be on one node.
+        slots: Of each node.
+    """
+    if sum(count // slots_per_rank for count in slots) >= ranks:
+        return None
+    key = "slots_per_rank" if slots_per_rank > 1 else "slots_per_trial"
+    asked = f"{ranks} rank(s) of {slots_per_rank} slot(s)"
+    have = " or ".join(map(str, sorted(set(slots))))
+    return (
+        f"resources.{key}: {asked} must fit on the {len(slots)} node(s) of the Slurm pool, with "
+        f"{have} slot(s) each"
+    )
 
 
 def shell_code(code: int) -> int:

@@ -154,6 +154,9 @@ class SlotInfo(msgspec.Struct, frozen=True):
     id: int
     device: str
     """``cpu``, or ``cuda:0 NAME``."""
+    node: int | None = None
+    """Number of the node on which it is, where the agent offers those of a cluster; None on the
+    agent's own machine."""
 
 
 class AgentRegistration(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from sqlalchemy import RowMapping, select
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
@@ -286,6 +287,7 @@ def _is_longer(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
 def _store(
     world: World, transaction: Transaction, experiment: RowMapping, wish: Continuation
 ) -> None:
+    check_pool_holds(transaction.connection, wish.config)
     resolved = wish.config.to_dict()
     resolved["reproducibility"]["experiment_seed"] = experiment["seed"]
     save(

@@ -11,6 +11,7 @@ from zerolab.contract.storage import hide_secrets
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
+from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.continuing import why_through
 from zeroserver.orchestrator.desk import World, find, save, storage_of, touch
 from zeroserver.orchestrator.experiments import (
@@ -84,6 +85,7 @@ def create(world: World, transaction: Transaction, submission: Submission) -> in
     ):
         msg = f"the archive {archive} was removed with the last experiment that had it"
         raise ArchiveGoneError(msg)
+    check_pool_holds(transaction.connection, submission.config)
     row = _row(world, submission)
     row["source_checkpoint"] = source_of_experiment(transaction, submission.config.searcher)
     made = transaction.connection.execute(

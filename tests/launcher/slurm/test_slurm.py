@@ -1,5 +1,6 @@
 """Runs are jobs of a real Slurm over two nodes: they meet, leave in time, and end by one rule."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,15 +8,17 @@ import pytest
 from tests.launcher.helpers import end_of, make_run
 from tests.launcher.slurm.cluster import Cluster
 from tests.waiting import until
+from zerolab.contract.nodes import unfit_for_nodes
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.errors import ConfigError
 from zerolab.files import read_json
-from zerolab.launcher.slurm.follow import outcome_of, rank_problem
+from zerolab.launcher.slurm.follow import outcome_of
 from zerolab.launcher.slurm.job import job_state, job_words
 from zerolab.launcher.slurm.launcher import SlurmLauncher
 from zerolab.launcher.slurm.node import node_folder, sizes_of
+from zerolab.launcher.slurm.partition import await_partition, partition_problems
 from zerolab.launcher.slurm.settings import SlurmSettings, read_settings
 from zerolab.paths import Home
 
@@ -71,11 +74,62 @@ def test_a_run_takes_as_many_nodes_as_its_slots_need() -> None:
 
 def test_ranks_of_several_slots_must_fit_on_the_nodes_of_a_pool() -> None:
     pool = SlurmSettings(nodes=2, slots_per_node=5)
-    assert rank_problem(4, 2, pool) is None
-    assert rank_problem(10, 1, pool) is None
-    told = "ranks of 2 slots must fit on the 2 nodes of the pool, which have 5 slots each"
-    assert told in str(rank_problem(5, 2, pool))  # ten slots, of which one on each node is left
-    assert "1 ranks of 6 slots" in str(rank_problem(1, 6, pool))
+    assert pool.nodes_slots == [5, 5]
+    assert [slot.node for slot in pool.slots] == [0] * 5 + [1] * 5
+    assert unfit_for_nodes(4, 2, [5, 5]) is None
+    assert unfit_for_nodes(10, 1, [5, 5]) is None
+    assert unfit_for_nodes(5, 2, [5, 5]) == (  # ten slots, of which one on each node is left
+        "resources.slots_per_rank: 5 rank(s) of 2 slot(s) must fit on the 2 node(s) of the Slurm "
+        "pool, with 5 slot(s) each"
+    )
+    assert str(unfit_for_nodes(1, 6, [5, 4])).endswith("with 4 or 5 slot(s) each")
+    assert str(unfit_for_nodes(3, 1, [1, 1])).startswith(
+        "resources.slots_per_trial: 3 rank(s) of 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines", "keys"),
+    [
+        (SlurmSettings("p", nodes=2, slots_per_node=8), ["p 8 (null)", "p 4 (null)"], []),
+        (SlurmSettings("p", nodes=3, slots_per_node=9), ["p 8 (null)", "p 4 (null)"],
+         ["nodes: must be at most 2", "slots_per_node: must be at most 8, the CPUs"]),
+        (SlurmSettings(nodes=2), ["a* 8 (null)", "b 4 (null)"],
+         ["nodes: must be at most 1, the nodes of partition a (sinfo), got 2"]),
+        (SlurmSettings("p", slots_per_node=4, slot_type="cuda"), ["p 8 gpu:a100:4(S:0-1)"], []),
+        (SlurmSettings("p", slots_per_node=5, slot_type="cuda"), ["p 8 shard:9,gpu:2,gpu:b:2"],
+         ["slots_per_node: must be at most 4, the GPUs"]),
+        (SlurmSettings("p", slots_per_node=4, slot_type="cuda"), ["p 8 (null)"], []),
+        (SlurmSettings("p"), [], ["partition: must be one that has nodes, got p"]),
+    ],
+)  # fmt: skip
+def test_what_a_partition_does_not_have_is_not_offered(
+    settings: SlurmSettings, lines: list[str], keys: list[str]
+) -> None:
+    found = partition_problems(settings, lines)
+    assert len(found) == len(keys), found
+    for problem, key in zip(found, keys, strict=True):
+        assert problem.startswith(f"resource_manager.{key}")
+
+
+def test_an_agent_waits_until_slurm_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = tmp_path / "sinfo"
+    command.write_text(
+        "#!/bin/sh\n"
+        f"if [ -e {tmp_path}/asked ]; then echo 'p 4 (null)'; exit 0; fi\n"
+        f"touch {tmp_path}/asked; echo 'Unable to contact slurm controller' >&2; exit 1\n"
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("zerolab.launcher.slurm.partition._WAIT_S", 0.01)
+    await_partition(SlurmSettings("p", slots_per_node=4))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("Slurm does not answer (sinfo: Unable to contact slurm controller)")
+    with pytest.raises(ConfigError, match="slots_per_node: must be at most 4"):
+        await_partition(SlurmSettings("p", slots_per_node=5))
+    await_partition(SlurmSettings("p", ("--partition=q",), slots_per_node=5))
 
 
 @pytest.mark.parametrize(

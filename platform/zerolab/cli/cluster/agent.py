@@ -76,9 +76,13 @@ def start(
     home = Home.default().create()
     settings = None
     if resource_manager is not None:
+        from zerolab.launcher.slurm.job import check_installed
+        from zerolab.launcher.slurm.partition import await_partition
         from zerolab.launcher.slurm.settings import read_settings
 
         settings = read_settings(resource_manager)
+        check_installed()
+        await_partition(settings)
     offered = find_slots(slots, cpu=cpu) if settings is None else settings.slots
     with connect(home) as client:
         place = _place(home, name)

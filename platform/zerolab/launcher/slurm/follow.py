@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerolab.contract.nodes import merge_outcomes
+from zerolab.contract.nodes import merge_outcomes, unfit_for_nodes
 from zerolab.contract.outcome import Outcome, read_outcome, write_outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
@@ -30,7 +30,7 @@ from zerolab.launcher.slurm.node import node_folder, sizes_of
 from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environment
 from zerolab.linux import die_with_parent
 
-__all__ = ["JOB_FILE", "cancel_job_of", "main", "outcome_of", "rank_problem"]
+__all__ = ["JOB_FILE", "cancel_job_of", "main", "outcome_of"]
 
 JOB_FILE = "slurm.json"
 """``{"job"}`` in the run's directory."""
@@ -59,7 +59,7 @@ def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Out
             "resources.hostfile: must be left out in a pool of Slurm, which names its nodes itself"
         )
         return Outcome(EXIT_USER_ERROR, f"{told}; take slots_per_trial")
-    problem = rank_problem(spec.slots, spec.slots_per_rank, settings)
+    problem = unfit_for_nodes(spec.slots, spec.slots_per_rank, settings.nodes_slots)
     if problem is not None:
         return Outcome(EXIT_USER_ERROR, problem)
     sizes = sizes_of(spec.slots, settings.slots_per_node // spec.slots_per_rank)
@@ -83,23 +83,6 @@ def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Out
         time.sleep(_POLL_S)
         state = job_state(job) or state
     return outcome_of(folder, job, state or "GONE", len(sizes), told=passed)
-
-
-def rank_problem(ranks: int, slots_per_rank: int, settings: SlurmSettings) -> str | None:
-    """Say why ranks of so many slots each do not fit on the nodes of a pool; None if they do.
-
-    Args:
-        ranks: How many.
-        slots_per_rank: Which must all be on one node.
-        settings: Of the pool.
-    """
-    on_node = settings.slots_per_node // slots_per_rank
-    if on_node and len(sizes_of(ranks, on_node)) <= settings.nodes:
-        return None
-    return (
-        f"resources.slots_per_rank: {ranks} ranks of {slots_per_rank} slots must fit on the "
-        f"{settings.nodes} nodes of the pool, which have {settings.slots_per_node} slots each"
-    )
 
 
 def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: bool) -> Outcome:

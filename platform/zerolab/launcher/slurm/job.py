@@ -28,7 +28,9 @@ def check_installed() -> None:
     Raises:
         ConfigError: With those that are not.
     """
-    missing = [name for name in ("sbatch", "scontrol", "scancel") if shutil.which(name) is None]
+    missing = [
+        name for name in ("sbatch", "scontrol", "scancel", "sinfo") if shutil.which(name) is None
+    ]
     if missing:
         problem = f"{', '.join(missing)}: not installed on this machine; start the agent where a "
         raise ConfigError("slurm", [problem + "job of Slurm can be submitted"])

@@ -38,7 +38,15 @@ class SlurmSettings:
     def slots(self) -> list[SlotInfo]:
         """Slots that the agent offers."""
         device = "cpu" if self.slot_type == "cpu" else "cuda:0 Slurm"
-        return [SlotInfo(number, device) for number in range(self.nodes * self.slots_per_node)]
+        each = self.slots_per_node
+        return [
+            SlotInfo(number, device, node=number // each) for number in range(self.nodes * each)
+        ]
+
+    @property
+    def nodes_slots(self) -> list[int]:
+        """Slots of each node."""
+        return [self.slots_per_node] * self.nodes
 
 
 def read_settings(path: Path) -> SlurmSettings:

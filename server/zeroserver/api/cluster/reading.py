@@ -35,7 +35,8 @@ def _agent(
     disabled = set(msgspec.json.decode(row["disabled_slots"]))
     slots = [
         Slot(
-            **slot,
+            id=slot["id"],
+            device=slot["device"],
             run_id=held.get((row["id"], slot["id"])),
             enabled=bool(row["enabled"]) and slot["id"] not in disabled,
         )
