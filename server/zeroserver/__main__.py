@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -105,7 +106,9 @@ def _serve(options: argparse.Namespace) -> int:
             synchronous=options.synchronous,
             allow_remote=options.allow_remote,
             host_names=tuple(options.host_name),
-            timings=Timings().with_agent_timeout(options.agent_timeout),
+            timings=replace(Timings(), grow_first_s=options.grow_after).with_agent_timeout(
+                options.agent_timeout
+            ),
         )
         try:
             app = create_app(settings)
@@ -164,6 +167,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="an agent that was not heard of for so long is gone, and its trials start elsewhere "
         f"(default: {Timings.agent_dead_s:g})",
+    )
+    parser.add_argument(
+        "--grow-after",
+        type=_seconds,
+        default=Timings.grow_first_s,
+        metavar="SECONDS",
+        help="an elastic trial that runs on fewer slots than its own has run for so long before it "
+        f"leaves for more; longer each time (default: {Timings.grow_first_s:g})",
     )
     return parser
 

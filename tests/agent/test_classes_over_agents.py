@@ -4,6 +4,7 @@ All of it trains the same losses as one rank alone, which the batch and its samp
 """
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.processes
 BATCHES = 10
 GATE_AT = 5
 """Before this batch the ranks wait until the test lets them go on."""
+LATE_AT = 7
+"""Before this batch they wait until they are told to leave, where the test wants that."""
 
 MODEL = """
 import pathlib, time
@@ -57,6 +60,9 @@ class Line(zerotrial.ZeroTrial):
                 time.sleep(0.02)
             while (GATE / "leave").exists() and not all(p.should_preempt for p in Poller.made):
                 time.sleep(0.02)  # the chief has been told to leave, before this batch ends
+        if batch_idx == LATE_BATCH and (GATE / "late").exists():
+            while not all(p.should_preempt for p in Poller.made):
+                time.sleep(0.02)
         if (GATE / "slow").exists():  # ranks agree on leaving after each batch, where it is long
             time.sleep(0.3)
         inputs, wanted = next(dataloader_iter)
@@ -114,8 +120,13 @@ class Classes(Farm):
         model = self.path / "model"
         model.mkdir(exist_ok=True)
         text = MODEL.replace("GATE_PATH", repr(str(self.gate)))
-        (model / "model.py").write_text(text.replace("GATE_BATCH", str(GATE_AT)))
+        text = text.replace("GATE_BATCH", str(GATE_AT)).replace("LATE_BATCH", str(LATE_AT))
+        (model / "model.py").write_text(text)
         return int(self.client.create_experiment(values, archive.pack(model))["id"])
+
+    def runs(self, trial_id: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.client.get(f"/trials/{trial_id}/runs")["runs"]
+        return found
 
     def await_ranks(self, number: int) -> None:
         """Wait until so many ranks of one run stand at the gate."""
@@ -143,7 +154,7 @@ class Classes(Farm):
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Classes]:
-    farm = Classes(tmp_path, 8.0)
+    farm = Classes(tmp_path, 8.0, "--grow-after", "1")
     try:
         farm.join("large", "--slots", "2")
         farm.join("small", "--slots", "2")
@@ -152,7 +163,7 @@ def farm(tmp_path: Path) -> Iterator[Classes]:
         farm.close()
 
 
-def test_a_class_trains_over_two_agents_is_paused_and_goes_on_with_what_is_left_of_them(
+def test_a_class_trains_over_two_agents_is_paused_goes_on_with_what_is_left_and_grows_back(
     farm: Classes,
 ) -> None:
     alone = farm.losses(farm.train(config(1, 0, accumulation=4)))
@@ -183,6 +194,14 @@ def test_a_class_trains_over_two_agents_is_paused_and_goes_on_with_what_is_left_
     farm.agents["small"].wait()
     farm.await_state("small", "gone")
     farm.await_ranks(2)
+    begun = time.monotonic()
+    farm.join("small", "--slots", "2")
+    (trial,) = farm.client.trials(elastic)
+    (shrunk,) = [one for one in farm.runs(trial["id"]) if one["ended_at"] is None]
+    until("it has run for longer than it must", time.monotonic, lambda now: now > begun + 2)
+    (farm.gate / "late").touch()
     assert farm.losses(elastic) == pytest.approx(alone, abs=1e-5)
     (trial,) = farm.client.trials(elastic)
     assert trial["restarts"] == 0
+    left = {one["id"]: one["reason"] for one in farm.runs(trial["id"])}
+    assert left[shrunk["id"]] == "it left for more slots: 4 were free for its trial"

@@ -32,6 +32,7 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
     from zerolab.config.experiment.resources import fewer_slots  # pydantic
 
     resources, searcher = config.resources, config.searcher
+    fewer = [] if resources.hosts else fewer_slots(resources)
     return {
         # Of a hostfile the slots are counted one by one; the agent only starts what runs there.
         "slots": 1 if resources.hosts else resources.slots_per_trial,
@@ -41,7 +42,7 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
         "max_slots": resources.max_slots,
         "max_nodes": resources.max_nodes,
         "slots_per_rank": resources.slots_per_rank,
-        "fewer_slots": msgspec.json.encode(fewer_slots(resources)).decode(),
+        "fewer_slots": msgspec.json.encode(fewer).decode(),
         "pool": resources.resource_pool,
         "queue_time": resources.queue_time,
         "concurrent_trials": 0 if searcher.has_one_trial else searcher.max_concurrent_trials,
