@@ -12,6 +12,7 @@ from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.contract.spec import HostSlots
 from zerolab.errors import ConfigError
+from zeroserver.orchestrator.experiments import resource_columns
 
 ENGINE = {
     "train_batch_size": 12,
@@ -52,6 +53,7 @@ def test_the_ranks_of_a_trial_are_the_slots_that_the_filters_leave(folder: Path)
     sections = sections_of(again)
     assert sections["hosts"] == (HostSlots("worker-1", (0, 1)), HostSlots("me@worker-2", (1,)))
     assert sections["ssh_config"] == "/etc/ssh/x"
+    assert sections["fewer"] == ()
     assert sections_of(check(folder, slots_per_trial=2))["hosts"] == ()
 
 
@@ -60,6 +62,18 @@ def test_a_plan_for_another_number_of_ranks_asks_for_no_machines(folder: Path) -
     wanted = {"resources": {"priority": 7, "slots_per_trial": 8}, "name": "n"}
     assert with_ranks(file, 8) == wanted
     assert with_ranks({}, 2) == {"resources": {"slots_per_trial": 2}}
+
+
+def test_an_elastic_trial_of_a_hostfile_begins_with_fewer_ranks_where_the_batch_allows_them(
+    folder: Path,
+) -> None:
+    found = check(folder, hostfile="hosts", exclude="me@worker-2:0", elastic={"min_slots": 1})
+    sections = sections_of(load_experiment(found.to_dict()))
+    assert sections["fewer"] == (2, 1)
+    columns = resource_columns(found)
+    assert (columns["slots"], columns["fewer_slots"]) == (1, "[]")  # of the agent: one, not fewer
+    (told,) = problems(folder, hostfile="hosts", include="worker-1", elastic={"min_slots": 3})
+    assert told == "resources.elastic.min_slots: must be at most slots_per_trial = 2, got 3"
 
 
 def test_a_batch_that_the_machines_cannot_share_is_refused(folder: Path) -> None:
@@ -95,7 +109,6 @@ def test_a_batch_that_the_machines_cannot_share_is_refused(folder: Path) -> None
           "max_slots": 4, "elastic": {"min_slots": 1}}, [
             "resources.max_nodes: must be left out, got 2",
             "resources.max_slots: must be left out, got 4",
-            "resources.elastic: must be left out",
             "resources.ssh_config: must name a file in the model directory, got 'none'",
         ]),
         ({"include": "worker-1", "ssh_config": "x"}, [

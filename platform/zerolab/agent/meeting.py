@@ -1,11 +1,11 @@
 """Where the ranks of a run on several agents meet: on the first of them, which tells the server."""
 
-import ipaddress
 import socket
 from urllib.parse import urlsplit
 
 import msgspec
 
+from zerolab.client.loopback import is_loopback
 from zerolab.contract.spec import Nodes
 from zerolab.contract.wire import Meeting
 from zerolab.linux import free_port
@@ -44,13 +44,6 @@ def as_seen_from_here(nodes: Nodes, server: str) -> Nodes:
         server: Address of the server, seen from here.
     """
     host = urlsplit(server).hostname or nodes.address
-    if _is_loopback(nodes.address) and not _is_loopback(host):
+    if is_loopback(nodes.address) and not is_loopback(host):
         return msgspec.structs.replace(nodes, address=host)
     return nodes
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from zerolab.client.answers import Json, error_of
+from zerolab.client.loopback import is_loopback
 from zerolab.contract.wire import JSON
 from zerolab.errors import ConfigError, UnreachableError
 
@@ -19,7 +20,6 @@ PREFIX = "/api/v1"
 _CONNECT_TIMEOUT_S = 10.0
 _PAGE = 1000
 """Rows that are asked for at a time: as many as the server gives."""
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 class _Bearer(httpx.Auth):
@@ -78,8 +78,9 @@ class Transport:
             base_url=self.url,
             auth=_Bearer(token, newer_token),
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
-            verify=plain if parsed.scheme == "http" else True,
-            trust_env=parsed.host not in _LOOPBACK,  # no proxy between us and ourselves
+            # SSL_CERT_FILE counts for a loopback address too; a proxy does not.
+            verify=plain if parsed.scheme == "http" else httpx.create_ssl_context(),
+            trust_env=not is_loopback(parsed.host),
         )
 
     def __enter__(self) -> Self:

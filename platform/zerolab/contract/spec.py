@@ -253,6 +253,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The machines, where there are several."""
     hosts: tuple[HostSlots, ...] = ()
     """Machines of a hostfile, on which the agent starts the ranks over ssh; none for its own."""
+    fewer: tuple[int, ...] = ()
+    """With how many ranks it begins, too, where some of them are not there; the largest first."""
     ssh_config: str = ""
     """For them: inside the model directory, or absolute on the agent's machine; empty for ssh's."""
     grace_s: float = 15.0

@@ -51,7 +51,7 @@ def ssh_to(farm: Classes, host: str) -> psutil.Process:
     return found
 
 
-def test_a_trial_of_a_hostfile_outlives_a_lost_machine_leaves_and_trains_as_one_rank_does(
+def test_a_trial_of_a_hostfile_outlives_a_lost_machine_leaves_and_goes_on_without_one(
     farm: Classes, net: Network, tmp_path: Path
 ) -> None:
     servers = {name: set(net.processes(name)) for name in net.names}
@@ -60,6 +60,7 @@ def test_a_trial_of_a_hostfile_outlives_a_lost_machine_leaves_and_trains_as_one_
     wanted = config(1, 2)
     wanted["resources"] = {
         "hostfile": "hosts", "exclude": "worker-2:0", "ssh_config": str(tmp_path / "keys/config"),
+        "elastic": {"min_slots": 1},  # 3 and 1: two ranks cannot share the batch
     }  # fmt: skip
     (farm.gate / "slow").touch()
     one = farm.train(wanted)
@@ -94,3 +95,15 @@ def test_a_trial_of_a_hostfile_outlives_a_lost_machine_leaves_and_trains_as_one_
             lambda name=name: set(net.processes(name)) - servers[name],  # type: ignore[misc]
             lambda left: not left,
         )
+
+    net.cut("zlx2")
+    for mark in ("leave", "slow", *(one.name for one in farm.gate.glob("waits_*"))):
+        (farm.gate / mark).unlink()
+    farm.client.experiment_action(one, "activate")
+    assert farm.losses(one) == pytest.approx(alone, abs=1e-5)
+    lines = [line["text"] for line in farm.client.experiment_logs(one, limit=1000)["logs"]]
+    (told,) = [line for line in lines if "the run begins on" in line]
+    assert "worker-2: the node is lost: " in told
+    assert told.endswith("the run begins on 1 of 2 machines (1 rank): worker-1")
+    (trial,) = farm.client.trials(one)
+    assert trial["restarts"] == 0

@@ -173,7 +173,7 @@ def test_an_elastic_run_goes_on_with_the_machines_that_are_left_down_to_the_fewe
     launched.cut("worker-2")
     code, _, err = launched.end()
     assert code == EXIT_INFRASTRUCTURE
-    assert "the script starts again on 1 of 2 machines: worker-2" in err
+    assert "the script starts again on 1 of 2 machines (1 rank): worker-2" in err
     assert "of the machines 0 are left, and min_elastic_nodes is 1" in err
     gone(*again)
 

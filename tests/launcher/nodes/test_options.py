@@ -20,11 +20,12 @@ from zerolab.contract.spec import (
 )
 from zerolab.errors import ConfigError
 from zerolab.launcher.nodes.channel import ssh_words
-from zerolab.launcher.nodes.elastic import NodeBounds
+from zerolab.launcher.nodes.elastic import NodeBounds, RankCounts
 from zerolab.launcher.nodes.environment import exported, parse_environment, sent_variables
 from zerolab.launcher.nodes.head import Place, Plan
 from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
 from zerolab.launcher.nodes.places import Wanted, choose_places
+from zerolab.launcher.nodes.tunnel import tunnel_to
 
 HOSTS = "worker-1 slots=2\nworker-2 slots=4\n"
 
@@ -359,6 +360,40 @@ def test_the_ends_of_several_nodes_make_one(ends: list[Outcome], decides: Outcom
 
 def test_a_preempted_run_has_an_exit_code_of_its_own() -> None:
     assert [shell_code(code) for code in (0, 3, -9, EXIT_PREEMPTED)] == [0, 3, 137, EXIT_TEMPORARY]
+
+
+def test_an_elastic_trial_takes_the_most_ranks_that_its_batch_allows_of_what_is_left() -> None:
+    a, b, c = Place("a", (0, 1)), Place("b", (0, 1)), Place("c", (3,))
+    counts = RankCounts((5, 4, 1))
+    assert counts.choose([a, b, c]) == [a, b, c]
+    assert counts.choose([a, b]) == [a, b]
+    assert counts.choose([b, c]) == [Place("b", (0,))]
+    assert RankCounts((5, 3)).choose([a, b]) == [a, Place("b", (0,))]
+    assert RankCounts((5, 3)).choose([a]) == []
+    assert RankCounts((5, 3)).too_few([a]) == (
+        "the machines that are there have 2 slots, and the trial goes on with 3 or more "
+        "(resources.elastic)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "forward", "seen"),
+    [
+        ("http://localhost:80/x", "127.0.0.1:0:localhost:80", "http://127.0.0.1:5/x"),
+        ("http://127.0.0.2:81", "127.0.0.2:0:127.0.0.2:81", "http://127.0.0.2:5"),
+        ("http://[::1]:81", "[::1]:0:[::1]:81", "http://[::1]:5"),
+        ("https://localhost", "127.0.0.1:0:localhost:443", "https://localhost:5"),
+        ("https://127.0.0.1:8443", "127.0.0.1:0:127.0.0.1:8443", "https://127.0.0.1:5"),
+    ],
+)
+def test_a_server_on_a_loopback_address_is_reached_through_ssh_under_its_own_name(
+    server: str, forward: str, seen: str
+) -> None:
+    tunnel = tunnel_to(server)
+    assert tunnel is not None
+    assert (tunnel.forward, tunnel.address(5)) == (forward, seen)
+    assert ssh_words("h", tunnel=tunnel)[-5:-3] == ["-R", forward]
+    assert tunnel_to("https://10.0.0.1:8443") is None
 
 
 def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: Path) -> None:

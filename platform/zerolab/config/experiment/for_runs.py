@@ -4,6 +4,7 @@ from typing import Any
 
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.experiment.resources import fewer_slots
 from zerolab.config.experiment.sections import stage_of
 from zerolab.contract.spec import (
     ENV_AS_DEEPSPEED,
@@ -35,6 +36,7 @@ def sections_of(config: ExperimentConfig) -> dict[str, Any]:
         "hosts": tuple(
             HostSlots(host, tuple(slots)) for host, slots in (config.resources.hosts or {}).items()
         ),
+        "fewer": tuple(fewer_slots(config.resources)) if config.resources.hosts else (),
         "ssh_config": config.resources.ssh_config or "",
     }
 

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from zerolab.config.experiment.model_source import ModelFiles
-from zerolab.config.experiment.resources import ResourcesConfig
+from zerolab.config.experiment.resources import ResourcesConfig, elastic_problems
 from zerolab.config.hostfile import combination_problems, filter_slots, parse_hostfile
 from zerolab.errors import ConfigError
 
@@ -50,9 +50,12 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
             f"resources.slots_per_trial: must be {ranks}, the slots that {resources.hostfile} and "
             f"the filters leave, got {said}; leave it out, or choose slots with resources.include"
         )
+    filled = resources.model_copy(update={"hosts": chosen, "slots_per_trial": ranks})
+    if ranks:
+        problems += elastic_problems(filled)
     if problems:
         raise ConfigError("resources", problems)
-    return resources.model_copy(update={"hosts": chosen, "slots_per_trial": ranks})
+    return filled
 
 
 def with_ranks(content: Mapping[str, Any], ranks: int) -> dict[str, Any]:

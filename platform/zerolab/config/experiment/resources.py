@@ -9,7 +9,14 @@ from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.schema.hints import hint
 from zerolab.schema.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
-__all__ = ["ElasticConfig", "ResourcesConfig", "elastic_with", "fewer_slots", "resource_problems"]
+__all__ = [
+    "ElasticConfig",
+    "ResourcesConfig",
+    "elastic_problems",
+    "elastic_with",
+    "fewer_slots",
+    "resource_problems",
+]
 
 
 def _pool(value: Any) -> Any:
@@ -102,7 +109,7 @@ def resource_problems(resources: ResourcesConfig, *, is_class: bool) -> Iterator
             f"resources.slots_per_rank: must be 1 for a trial class, got {unit}; it has a rank on "
             "each slot, and a command may have one on several"
         )
-    yield from _elastic_problems(resources)
+    yield from elastic_problems(resources)
     yield from _host_problems(resources)
 
 
@@ -119,16 +126,16 @@ def _host_problems(resources: ResourcesConfig) -> Iterator[str]:
         yield f"resources.max_slots: must be left out, got {resources.max_slots}; {whole}"
     if resources.slots_per_rank > 1:
         yield f"resources.slots_per_rank: must be 1, got {resources.slots_per_rank}; {whole}"
-    if resources.elastic is not None:
-        yield (
-            f"resources.elastic: must be left out; {whole}, and waits for a machine that is lost; "
-            "agents on the machines, and max_nodes, let it go on with fewer"
-        )
 
 
-def _elastic_problems(resources: ResourcesConfig) -> Iterator[str]:
+def elastic_problems(resources: ResourcesConfig) -> Iterator[str]:
+    """Say what of ``elastic`` does not fit the slots of a trial, as far as they are known.
+
+    Args:
+        resources: The block; without ``hosts`` the slots of a hostfile are not known yet.
+    """
     elastic, slots = resources.elastic, resources.slots_per_trial
-    if elastic is None:
+    if elastic is None or (resources.hostfile is not None and resources.hosts is None):
         return
     if elastic.min_slots > slots:
         yield (

@@ -22,8 +22,9 @@ from zerolab.launcher.nodes.messages import (
     decode_from_node,
     encode,
 )
+from zerolab.launcher.nodes.tunnel import Tunnel
 
-__all__ = ["Channel", "Gone", "News", "Tunnel", "local_words", "ssh_words"]
+__all__ = ["Channel", "Gone", "News", "Opened", "local_words", "ssh_words"]
 
 NODE = "zerolab.launcher.nodes.node"
 _ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward")
@@ -40,7 +41,7 @@ class Gone(NamedTuple):
     """Its last lines on standard error."""
 
 
-class Tunnel(NamedTuple):
+class Opened(NamedTuple):
     """A port of the node leads through ssh to where the head said."""
 
     port: int
@@ -50,7 +51,7 @@ class News(NamedTuple):
     """Something that a node has said."""
 
     host: str
-    message: FromNode | Gone | Tunnel
+    message: FromNode | Gone | Opened
 
 
 def local_words() -> list[str]:
@@ -64,7 +65,7 @@ def ssh_words(
     python: str = "",
     config: Path | None = None,
     port: int | None = None,
-    tunnel_to: str = "",
+    tunnel: Tunnel | None = None,
 ) -> list[str]:
     """The command that starts a node's process on another machine.
 
@@ -75,8 +76,7 @@ def ssh_words(
         python: Its interpreter; ours, at the same place, when empty.
         config: For ``ssh -F``.
         port: For ``ssh -p``.
-        tunnel_to: ``HOST:PORT``, as this machine reaches it; a free port of the other machine's
-            loopback leads there as long as the connection lasts.
+        tunnel: Lasts as long as the connection.
     """
     words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
     words += ["-o", "ConnectTimeout=20"]
@@ -84,9 +84,9 @@ def ssh_words(
         words += ["-F", str(config)]
     if port is not None:
         words += ["-p", str(port)]
-    if tunnel_to:
+    if tunnel is not None:
         words += ["-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO", "-o", "ControlPath=none"]
-        words += ["-R", f"127.0.0.1:0:{tunnel_to}"]
+        words += ["-R", tunnel.forward]
     remote = shlex.join([python or sys.executable, "-P", "-m", NODE])
     return [*words, "--", host, f"exec {remote}"]
 
@@ -176,6 +176,6 @@ class Channel:
             text = line.decode(errors="replace").strip()
             opened = _ALLOCATED.match(text)
             if opened is not None:
-                self._news.put(News(self.host, Tunnel(int(opened[1]))))
+                self._news.put(News(self.host, Opened(int(opened[1]))))
             elif text:
                 self._last_words = [*self._last_words, text][-_LAST_WORDS:]

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from zerolab.client.archive import pack
 from zerolab.contract.outcome import Outcome, write_outcome
@@ -18,16 +17,16 @@ from zerolab.contract.spec import EXIT_USER_ERROR, RunSpec, read_run_spec
 from zerolab.errors import ConfigError
 from zerolab.files import append_private
 from zerolab.launcher.interpreter import find_interpreter
+from zerolab.launcher.nodes.elastic import Elastic, RankCounts
 from zerolab.launcher.nodes.environment import exported, sent_variables
 from zerolab.launcher.nodes.head import Head, Place, Plan
 from zerolab.launcher.nodes.messages import Left, Said
 from zerolab.launcher.nodes.output import Output
 from zerolab.launcher.nodes.places import is_here
+from zerolab.launcher.nodes.tunnel import tunnel_to
 from zerolab.linux import die_with_parent
 
 __all__ = ["main"]
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def main() -> int:
@@ -53,7 +52,10 @@ def _run(folder: RunFolder, run: RunSpec) -> Outcome:
         with append_private(spool / Path(piece.name).name) as file:
             file.write(piece.content)
 
-    head = Head(plan, output.take, keep)
+    head: Head | Elastic = Head(plan, output.take, keep)
+    if run.fewer:
+        counts = (sum(len(one.slots) for one in run.hosts), *run.fewer)
+        head = Elastic(plan, RankCounts(counts), output.take, folder.say, keep)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: head.stop())
     folder.say(f"ranks on {', '.join(_words(place) for place in plan.places)}")
@@ -67,8 +69,6 @@ def _run(folder: RunFolder, run: RunSpec) -> Outcome:
 def _plan(folder: RunFolder, run: RunSpec) -> Plan:
     """What shall run where; the machines get the model directory, and need not see ours."""
     places = [Place(one.host, one.slots, local=is_here(one.host)) for one in run.hosts]
-    server = urlsplit(run.master)
-    hidden = server.scheme == "http" and server.hostname in _LOOPBACK
     return Plan(
         places=places,
         run=run,
@@ -77,7 +77,7 @@ def _plan(folder: RunFolder, run: RunSpec) -> Plan:
         python=str(find_interpreter(run.python)) if run.python else "",
         ssh_config=folder.model / run.ssh_config if run.ssh_config else None,
         port=0,
-        tunnel_to=f"{server.hostname}:{server.port}" if hidden else "",
+        tunnel=tunnel_to(run.master),
     )
 
 

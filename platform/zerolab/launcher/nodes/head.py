@@ -19,7 +19,7 @@ from zerolab.launcher.nodes.channel import (
     Channel,
     Gone,
     News,
-    Tunnel,
+    Opened,
     local_words,
     ssh_words,
 )
@@ -34,6 +34,7 @@ from zerolab.launcher.nodes.messages import (
     Said,
     Stop,
 )
+from zerolab.launcher.nodes.tunnel import Tunnel
 
 __all__ = ["DEFAULT_PORT", "Head", "Place", "Plan"]
 
@@ -77,9 +78,8 @@ class Plan:
     python: str = ""
     ssh_config: Path | None = None
     ssh_port: int | None = None
-    tunnel_to: str = ""
-    """``HOST:PORT`` of the server of an experiment, where only this machine reaches it: the others
-    do through ssh."""
+    tunnel: Tunnel | None = None
+    """To the server of an experiment, where only this machine reaches it."""
     silence_s: float = 30.0
     """A node, or a head, that is silent for so long is taken for gone."""
     start_s: float = 60.0
@@ -114,6 +114,8 @@ class Head:
         self._beat_at = 0.0
         self._turned_at = 0.0
         self._lost: list[str] = []
+        self.begun = False
+        """Whether the machines were told to start ranks."""
 
     @property
     def lost(self) -> list[str]:
@@ -130,6 +132,7 @@ class Head:
             for place in self._plan.places:
                 self._channels[place.host] = Channel(place.host, self._words(place), self._news)
             if self._meet():
+                self.begun = True
                 self._send_jobs()
             while len(self._ends) < len(self._channels):
                 self._turn()
@@ -146,7 +149,7 @@ class Head:
             python=plan.python,
             config=plan.ssh_config,
             port=plan.ssh_port,
-            tunnel_to=plan.tunnel_to,
+            tunnel=plan.tunnel,
         )
 
     def _meet(self) -> bool:
@@ -166,16 +169,17 @@ class Head:
     def _missing(self) -> set[str]:
         """Hosts that are not there yet, or from which no way leads to the server."""
         tunnels = {place.host for place in self._plan.places if not place.local}
-        if not self._plan.tunnel_to:
+        if self._plan.tunnel is None:
             tunnels = set()
         return (self._channels.keys() - self._hello.keys()) | (tunnels - self._ports.keys())
 
     def _run_of(self, place: Place) -> RunSpec:
         """What a machine is told of the run: the server's address is that of its own tunnel."""
         port = self._ports.get(place.host)
-        if port is None:
+        tunnel = self._plan.tunnel
+        if port is None or tunnel is None:
             return self._plan.run
-        return msgspec.structs.replace(self._plan.run, master=f"http://127.0.0.1:{port}")
+        return msgspec.structs.replace(self._plan.run, master=tunnel.address(port))
 
     def _send_jobs(self) -> None:
         plan = self._plan
@@ -255,7 +259,7 @@ class Head:
             if message.version != __version__:
                 other = f"has zerolab {message.version}, this machine {__version__}"
                 self._end(host, Outcome(EXIT_USER_ERROR, f"{other}; install the same one"))
-        elif isinstance(message, Tunnel):
+        elif isinstance(message, Opened):
             self._ports[host] = message.port
         elif isinstance(message, Left):
             if self._keep is not None:
