@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.machines, pytest.mark.slow]
 
 SCRIPT = Path("examples/hostfile/train.py").resolve()
 STEPS = 12
+MORE = 40
 
 
 def losses(text: str) -> dict[int, float]:
@@ -26,7 +27,7 @@ def losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in found}
 
 
-def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later_on_both_and_on_one(
+def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and_elastic(
     tmp_path: Path,
 ) -> None:
     zerolab = str(Path(sys.executable).with_name("zerolab"))
@@ -54,6 +55,15 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later_on_both_and_
             stack.enter_context(sshd(keys, machine, namespace=name))
         servers = {name: set(net.processes(name)) for name in net.names}
 
+        def nothing_left() -> None:
+            """But the sshd itself, and what it still has for the connection."""
+            for name in net.names:
+                until(
+                    "nothing is left",
+                    lambda name=name: _ours(set(net.processes(name)) - servers[name]),  # type: ignore[misc]
+                    lambda left: not left,
+                )
+
         out = tmp_path / "cut"
         cut = launch(*script, "--pause", "0.3", out=out)
         until(
@@ -66,12 +76,7 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later_on_both_and_
         text = out.read_text()
         assert cut.returncode == EXIT_INFRASTRUCTURE, text
         assert "worker-2: the node is lost: it gave no sign of life for 4 s" in text
-        for name in net.names:  # but the sshd itself, and what it still has for the connection
-            until(
-                "nothing is left",
-                lambda name=name: _ours(set(net.processes(name)) - servers[name]),  # type: ignore[misc]
-                lambda left: not left,
-            )
+        nothing_left()
         net.mend("zlt2")
         assert max(losses(text)) < STEPS
 
@@ -90,12 +95,30 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later_on_both_and_
         assert one.returncode == 0, last
         assert f"goes on after step {STEPS}" in last
 
+        out = tmp_path / "elastic"
+        more = [str(SCRIPT), "--steps", str(MORE), "--save-every", "4", "--pause", "0.3"]
+        shrinks = launch("--elastic", *more, out=out)
+        until(
+            "it trains on both",
+            out.read_text,
+            lambda text: f"step {STEPS + 5} " in text or shrinks.poll() is not None,
+        )
+        net.cut("zlt2")
+        until("the elastic run has ended", lambda: shrinks.poll() is not None)
+        rest = out.read_text()
+        assert shrinks.returncode == 0, rest
+        assert (
+            "worker-2: the node is lost: it gave no sign of life for 4 s; the script starts "
+            "again on 1 of 2 machines (2 ranks): worker-1"
+        ) in rest
+        nothing_left()
+
     reference = subprocess.run(
-        [sys.executable, *script[:2], str(STEPS + 2), "--checkpoints", "ref"],
+        [sys.executable, *script[:2], str(MORE), "--checkpoints", "ref"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     expected = losses(reference.stdout)
-    for step, loss in (losses(text) | losses(again) | losses(last)).items():
+    for step, loss in (losses(text) | losses(again) | losses(last) | losses(rest)).items():
         assert loss == pytest.approx(expected[step], abs=1e-5), step
 
 
