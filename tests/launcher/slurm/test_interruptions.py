@@ -9,7 +9,8 @@ import pytest
 
 from tests.agent.test_two_agents import CONFIG, Farm
 from tests.launcher.slurm.cluster import Cluster
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
+from zerolab.errors import ConfigError
 
 pytestmark = [pytest.mark.processes, pytest.mark.machines, pytest.mark.slow]
 
@@ -69,9 +70,11 @@ def farm(slurm: Cluster, tmp_path: Path) -> Iterator[Farm]:
         made.close()
 
 
-def submit(farm: Farm, *, waits: bool) -> int:
+def submit(farm: Farm, *, waits: bool, slots: int = 2) -> int:
     searcher = {**CONFIG["searcher"], "max_length": {"batches": STEPS}}
-    return farm.submit(searcher=searcher, resources={"slots_per_trial": 2}, data={"waits": waits})
+    return farm.submit(
+        searcher=searcher, resources={"slots_per_trial": slots}, data={"waits": waits}
+    )
 
 
 def said(*words: str) -> str:
@@ -95,6 +98,16 @@ def curves(farm: Farm, experiment_id: int) -> dict[str, Any]:
 def test_a_time_limit_a_preemption_and_a_lost_node_change_no_loss_and_count_as_no_failure(
     farm: Farm, slurm: Cluster
 ) -> None:
+    with pytest.raises(
+        ConfigError, match=r"3 rank\(s\) of 1 slot\(s\) must fit on the 2 node\(s\)"
+    ):
+        submit(farm, waits=True, slots=3)
+    (farm.path / "slurm.yaml").write_text(SLURM.replace("nodes: 2", "nodes: 3"))
+    file = str(farm.path / "slurm.yaml")
+    assert farm.spawn("large", "--resource-manager", file).wait(DEADLINE_S) == 2
+    told = "resource_manager.nodes: must be at most 2, the nodes of partition low (sinfo), got 3"
+    assert told in farm.log("large").read_text()
+
     one = submit(farm, waits=True)
 
     def job_at(step: int) -> str:
