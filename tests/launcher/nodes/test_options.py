@@ -18,7 +18,7 @@ from zerolab.contract.spec import (
     Command,
     Nodes,
 )
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, PeerFailedError
 from zerolab.launcher.nodes.channel import ssh_words
 from zerolab.launcher.nodes.elastic import NodeBounds, RankCounts
 from zerolab.launcher.nodes.environment import exported, parse_environment, sent_variables
@@ -26,6 +26,7 @@ from zerolab.launcher.nodes.head import Place, Plan
 from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
 from zerolab.launcher.nodes.places import Wanted, choose_places
 from zerolab.launcher.nodes.tunnel import tunnel_to
+from zerotrial.process.rendezvous import meet
 
 HOSTS = "worker-1 slots=2\nworker-2 slots=4\n"
 
@@ -320,6 +321,16 @@ def test_ssh_asks_nothing_and_refuses_hosts_whose_key_it_does_not_know() -> None
     assert words[words.index("-F") + 1] == "c"
     assert words[words.index("-p") + 1] == "2222"
     assert words[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.node"]
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PeerFailedError) as refused:
+            meet("7", Nodes((1, 1), 0, "127.0.0.1", port))
+    told = str(refused.value)
+    assert told.startswith(f"port {port} cannot be listened on: ")
+    assert told.endswith("give another port (--master_port) if it is taken")
 
 
 PEER = Outcome(1, "rank 3 exited with code 1: RuntimeError: Connection closed by peer", 3)
