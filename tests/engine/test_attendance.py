@@ -145,6 +145,43 @@ def test_ranks_without_shared_memory_are_named_by_the_lowest_that_waits(tmp_path
             assert "for rank 0, which has not come" in line
 
 
+def late_to_initialize(directory: str) -> list[str]:
+    """Let rank 1 be late for a second engine, and then a third one be made by all."""
+    os.environ[VARIABLE] = "2"
+    heard = Path(directory) / "initialize.log"
+    logger, handler = logging.getLogger(module.__name__), Lines(heard)
+    engines = [engine_of(1)]
+    dist.barrier()
+    logger.addHandler(handler)
+    if dist.get_rank() == 1:
+        wait_for_a_line(heard)
+    engines += [engine_of(1), engine_of(3)]
+    assert len(module._watcher._watched) == len(engines)
+    for engine in engines:
+        engine.close()
+    dist.barrier()
+    logger.removeHandler(handler)
+    return heard.read_text().splitlines()
+
+
+@pytest.mark.processes
+def test_a_rank_that_does_not_come_to_initialize_is_named(tmp_path: Path) -> None:
+    for lines in run_on_ranks(late_to_initialize, 2, str(tmp_path)):
+        assert "initialize(): rank 0 has waited" in lines[0]
+        assert "for rank 1, which has not come: rank 1 does not answer" in lines[0]
+
+
+def test_a_rank_that_has_come_and_gone_on_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+    first, second, store = pair()
+    for one in (second, first):
+        one.enter("initialize")
+        one.come(store)
+    second.close()
+    for _ in range(3):
+        first.look(store, 0.0)
+    assert not caplog.records
+
+
 def pair() -> tuple[Attendance, Attendance, HashStore]:
     return Attendance([0, 1], 0, "t"), Attendance([0, 1], 1, "t"), HashStore()
 

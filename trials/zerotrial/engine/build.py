@@ -22,9 +22,15 @@ from zerotrial.engine.building.arguments import (
     read_config,
     unusable,
 )
-from zerotrial.engine.building.ground import Ground, find_ground, is_pipeline
+from zerotrial.engine.building.ground import (
+    Ground,
+    choose_device,
+    find_ground,
+    find_world,
+    is_pipeline,
+)
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
-from zerotrial.engine.comm.attendance import Attendance
+from zerotrial.engine.comm.attendance import Attendance, wait_for_all
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.comm.observed import observed
 from zerotrial.engine.comm.replicas import copy_first
@@ -173,25 +179,35 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     tell = int(os.environ.get("RANK", "0")) == 0
     model_parameters = release(model, optimizer, model_parameters, alone=alone, tell=tell)
     taken = Taken(model)
-    ground = find_ground(resolved, model, device, mpu, start=dist_init_required)
-    with taken.undone_if_refused():
-        observer = make_observer(ground.config, ground.device, ground.mesh.saving.rank)
-        divided = _prepare_model(model, ground, observer)
-        taken.closed_by(divided.undo)
-        made = make_given(optimizer, model_parameters, model)
-        inputs = _stage_inputs(model, ground, taken, made, model_parameters, observer)
-        inputs = replace(inputs, weights=weights)
-        stage = _build_stage(inputs)
-        taken.closed_by(partial(_undo, stage, divided))
-        _cast_inputs(inputs)
-        has_optimizer = made is not None
-        schedule = make_schedule(
-            resolved, lr_scheduler, stage.optimizer, has_optimizer=has_optimizer
+    where = choose_device(device)
+    world = find_world(where, start=dist_init_required)
+    # With an mpu the engine may be that of some ranks only.
+    with wait_for_all("initialize") if mpu is None else contextlib.nullcontext():
+        ground = find_ground(resolved, model, where, mpu, world)
+        with taken.undone_if_refused():
+            observer = make_observer(ground.config, ground.device, ground.mesh.saving.rank)
+            divided = _prepare_model(model, ground, observer)
+            taken.closed_by(divided.undo)
+            made = make_given(optimizer, model_parameters, model)
+            inputs = _stage_inputs(model, ground, taken, made, model_parameters, observer)
+            inputs = replace(inputs, weights=weights)
+            stage = _build_stage(inputs)
+            taken.closed_by(partial(_undo, stage, divided))
+            _cast_inputs(inputs)
+            has_optimizer = made is not None
+            schedule = make_schedule(
+                resolved, lr_scheduler, stage.optimizer, has_optimizer=has_optimizer
+            )
+            loader = _make_loader(training_data, ground, collate_fn, observer)
+        engine = _assemble(
+            inputs,
+            stage,
+            divided,
+            ground,
+            schedule=schedule,
+            loader=loader,
+            engine_class=engine_class,
         )
-        loader = _make_loader(training_data, ground, collate_fn, observer)
-    engine = _assemble(
-        inputs, stage, divided, ground, schedule=schedule, loader=loader, engine_class=engine_class
-    )
     taken.hold(_trained(inputs), engine.close_for_another, alone=alone)
     if ground.mesh.saving.rank == 0:
         describe_config(resolved, ground.mesh.data.size, model)

@@ -20,7 +20,7 @@ from zerotrial.engine.module.precision import Precision, choose_precision
 if TYPE_CHECKING:
     from zerotrial.engine.pipeline.module import PipelineModule
 
-__all__ = ["Ground", "find_ground", "is_pipeline"]
+__all__ = ["Ground", "choose_device", "find_ground", "find_world", "is_pipeline"]
 
 
 def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModule]":
@@ -47,29 +47,27 @@ class Ground:
 def find_ground(
     config: EngineConfig,
     model: nn.Module,
-    device: "torch.device | str | None",
+    where: torch.device,
     mpu: Any,
-    *,
-    start: bool | None,
+    world: "dist.ProcessGroup | None",
 ) -> Ground:
-    """Find device, ranks and batch sizes. **Collective** where the world is started.
+    """Lay out the ranks, and find the batch sizes. **Collective**.
 
     Args:
         config: Of the engine.
         model: To be trained; may know the ranks that it is spread over.
-        device: Asked for.
+        where: From :func:`choose_device`.
         mpu: See :meth:`~zerotrial.engine.mesh.Mesh.of`.
-        start: Whether to start torch.distributed; None: where the environment describes a world.
+        world: From :func:`find_world`.
 
     Raises:
-        ConfigError: If there is no such device, or the batch sizes do not go together.
+        ConfigError: If the batch sizes do not go together.
     """
-    where = _choose_device(device)
     if config.zero_optimization.offload_param.device == "nvme":
         return_freed_memory()
     elif where.type == "cpu":
         keep_freed_memory()
-    mesh = _make_mesh(mpu, _find_world(where, start=start), model, config)
+    mesh = _make_mesh(mpu, world, model, config)
     batch = config.batch_sizes(mesh.data.size)
     if is_pipeline(model):
         from zerotrial.engine.pipeline.engine import check_pipeline
@@ -78,7 +76,12 @@ def find_ground(
     return Ground(config, where, mesh, batch, choose_precision(config, batch.accumulation_steps))
 
 
-def _choose_device(device: "torch.device | str | None") -> torch.device:
+def choose_device(device: "torch.device | str | None") -> torch.device:
+    """Choose where to train: the local rank's GPU where there is one, unless told.
+
+    Raises:
+        ConfigError: If there is no such device.
+    """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if where.type == "cuda":
         if not torch.cuda.is_available():
@@ -93,8 +96,13 @@ def _choose_device(device: "torch.device | str | None") -> torch.device:
     return where
 
 
-def _find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGroup | None":
-    """All ranks; starts torch.distributed when the environment describes a world."""
+def find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGroup | None":
+    """Find all ranks. **Collective** where the world is started.
+
+    Args:
+        device: That trains.
+        start: Whether to start torch.distributed; None: where the environment describes a world.
+    """
     if not dist.is_initialized() and start is not False:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1 or start:

@@ -18,7 +18,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -28,7 +29,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Mesh
 
-__all__ = ["Attendance", "collective"]
+__all__ = ["Attendance", "collective", "wait_for_all"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,6 +130,10 @@ class Attendance:
         if self._depth == 0:
             self._name = ""
 
+    def come(self, store: Store) -> None:
+        """Answer before anybody asks: this rank is in the call that it has just begun."""
+        store.set(self._key(self._rank), json.dumps(asdict(_Answer(1, self._name, question=1))))
+
     def close(self) -> None:
         """Stop watching."""
         _watcher.remove(self)
@@ -220,6 +225,31 @@ class _Call:
         self._attendance.leave()
 
 
+@contextmanager
+def wait_for_all(name: str) -> Iterator[None]:
+    """Watch a call of all ranks of torch's world, who need not have agreed on anything before.
+
+    Each writes at once that it has come, since one that has gone on answers nobody here.
+
+    Args:
+        name: Of the call; numbered by how often a rank has made it.
+    """
+    patience, store = _patience(), _store()
+    if store is None or dist.get_world_size() == 1 or patience <= 0:
+        yield
+        return
+    rank = dist.get_rank()
+    number = store.add(f"{name}/{rank}", 1)
+    attendance = Attendance(list(range(dist.get_world_size())), rank, f"{name}-{number}")
+    attendance.enter(name)
+    attendance.come(store)
+    _watcher.add(attendance, patience)
+    try:
+        yield
+    finally:
+        _watcher.remove(attendance)
+
+
 class OpenCall:
     """See :meth:`Attendance.open_call`."""
 
@@ -295,8 +325,8 @@ def _store() -> Store | None:
     """The store by which torch's ranks met, with keys of our own."""
     if not dist.is_initialized():
         return None
-    default: Store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
-    return PrefixStore("zerotrial/attendance", default)
+    default: Store | None = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
+    return None if default is None else PrefixStore("zerotrial/attendance", default)
 
 
 def _patience() -> float:
