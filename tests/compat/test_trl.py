@@ -1,22 +1,38 @@
-"""TRL's trainers at stage 3, beside themselves without the engine, on a tiny random model."""
+"""TRL's trainers beside themselves without the engine, on a tiny random model."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.compat.test_trainer import assert_alike, auto, become_rank, forget_accelerate, make_model
 from tests.engine.ranks import run_on_ranks
+from tests.libraries import folder_with
 from zerotrial.compat.deepspeed import install
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("trl") is None, reason="needs trl: the extra compat-test"
-    ),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+PACKAGES = (
+    "trl==1.16.0",
+    "datasets==5.2.0",
+    "pyarrow==26.0.1",
+    "pandas==3.1.1",
+    "dill==0.4.1",
+    "multiprocess==0.70.19",
+    "xxhash==4.1.0",
+)
+
+
+@pytest.fixture(scope="session")
+def trl(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return folder_with(
+        tmp_path_factory, PACKAGES, here=lambda: importlib.util.find_spec("trl") is not None
+    )
+
 
 KEPT = ("loss", "grad_norm", "learning_rate", "rewards/margins")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -42,21 +58,12 @@ def rows_of(trainer: Any) -> list[dict[str, float]]:
     return [{k: row[k] for k in KEPT if k in row} for row in history if "loss" in row]
 
 
-def both(folder: str, file: dict[str, Any] | None) -> list[list[dict[str, float]]]:
-    """Supervised training, then preferences against a frozen model."""
-    from datasets import Dataset
-    from trl.trainer.dpo_config import DPOConfig
-    from trl.trainer.dpo_trainer import DPOTrainer
-    from trl.trainer.sft_config import SFTConfig
-    from trl.trainer.sft_trainer import SFTTrainer
-
-    forget_accelerate()
-    common: dict[str, Any] = {
+def common(folder: str, file: dict[str, Any] | None) -> dict[str, Any]:
+    return {
         "output_dir": folder,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2,
         "max_steps": 2,
-        "max_length": 16,
         "learning_rate": 5e-3,
         "logging_steps": 1,
         "save_strategy": "no",
@@ -67,11 +74,22 @@ def both(folder: str, file: dict[str, Any] | None) -> list[list[dict[str, float]
         "gradient_checkpointing": False,
         "disable_tqdm": True,
     }
+
+
+def both(folder: str, file: dict[str, Any] | None) -> list[list[dict[str, float]]]:
+    """Supervised training, then preferences against a frozen model."""
+    from datasets import Dataset
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
+
+    forget_accelerate()
     tokenizer = make_tokenizer()
     supervised = rows_of(
         SFTTrainer(
             model=make_model(),
-            args=SFTConfig(**common),
+            args=SFTConfig(**common(folder, file), max_length=16),
             train_dataset=Dataset.from_dict({"text": TEXTS}),
             processing_class=tokenizer,
         )
@@ -86,7 +104,7 @@ def both(folder: str, file: dict[str, Any] | None) -> list[list[dict[str, float]
         DPOTrainer(
             model=make_model(),
             ref_model=make_model(),
-            args=DPOConfig(**common),
+            args=DPOConfig(**common(folder, file), max_length=16),
             train_dataset=Dataset.from_dict(pairs),
             processing_class=tokenizer,
         )
@@ -94,17 +112,76 @@ def both(folder: str, file: dict[str, Any] | None) -> list[list[dict[str, float]
     return [supervised, preferred]
 
 
-def beside_itself(root: str) -> int:
+def generating(folder: str, file: dict[str, Any] | None) -> Any:
+    """Rewards for what the model itself has written, beside a reference that follows it.
+
+    Returns:
+        What was logged, what was written on this rank, and both models' weights on rank 0.
+    """
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    forget_accelerate()
+    written: list[str] = []
+
+    def vowels(completions: list[str], **columns: Any) -> list[float]:
+        written.extend(completions)
+        return [float(sum(word in "aeiou" for word in text.split())) for text in completions]
+
+    start = f"{folder}/start"  # the reference begins there, too
+    if dist.get_rank() == 0:
+        make_model().save_pretrained(start)
+    dist.barrier()
+    trainer = GRPOTrainer(
+        model=start,
+        reward_funcs=vowels,
+        args=GRPOConfig(
+            **common(folder, file),
+            num_generations=2,
+            max_completion_length=6,
+            beta=0.1,
+            sync_ref_model=True,
+            ref_model_sync_steps=1,
+            ref_model_mixup_alpha=0.5,
+        ),
+        train_dataset=Dataset.from_dict({"prompt": [text[:6] for text in TEXTS]}),
+        processing_class=make_tokenizer(),
+    )
+    trainer.train()
+    kept = ("loss", "grad_norm", "reward", "reward_std", "kl", "completions/mean_length")
+    history = trainer.state.log_history
+    rows = [{key: row[key] for key in kept} for row in history if "loss" in row]
+    models = (trainer.model_wrapped, trainer.ref_model)
+    if file is None:
+        weights = [trainer.accelerator.unwrap_model(model).state_dict() for model in models]
+    else:
+        weights = [model.full_state_dict() for model in models]
+        models[0].close()
+    return rows, written, weights
+
+
+def beside_itself(library: str, root: str) -> int:
+    sys.path.insert(0, library)
     become_rank()
     install()
     plain = both(f"{root}/plain", None)
     mine = both(f"{root}/3", auto(3))
     for found, wanted in zip(mine, plain, strict=True):
         assert_alike(found, wanted, 1e-5)
+    rows, written, weights = generating(f"{root}/generating", None)
+    assert len(written) == 8
+    for stage in (2, 3):
+        found, texts, models = generating(f"{root}/generating{stage}", auto(stage))
+        assert texts == written
+        assert_alike(found, rows, 1e-4)
+        for model, expected in zip(models, weights, strict=True):
+            for name, value in model.items():
+                torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
     return sum(map(len, mine))
 
 
-def test_sft_and_dpo_with_a_frozen_model_get_at_stage_3_what_they_get_from_plain_torch(
-    tmp_path: Path,
+def test_sft_dpo_and_grpo_get_on_the_engine_what_they_get_from_plain_torch(
+    trl: str, tmp_path: Path
 ) -> None:
-    assert run_on_ranks(beside_itself, 2, str(tmp_path)) == [4, 4]
+    assert run_on_ranks(beside_itself, 2, trl, str(tmp_path)) == [4, 4]

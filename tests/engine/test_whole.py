@@ -147,6 +147,23 @@ def read_within_a_window(stage: int) -> bool:
     return True
 
 
+def write_one_element(stage: int) -> bool:
+    """What one rank changes in bf16 leaves the last bits of all other masters alone."""
+    engine, *_ = zerotrial.initialize(model=Net(), config=adam(stage, bf16={"enabled": True}))
+    engine.backward(engine(own_inputs(0, dist.get_rank())))
+    engine.step()
+    before = engine.full("first.weight")
+    assert before is not None
+    assert not before.equal(before.bfloat16().float())
+    with engine.gathered(["first.weight"], modifier_rank=0), torch.no_grad():
+        if dist.get_rank() == 0:
+            engine.module.first.weight[0, 0] = 7.0
+    before[0, 0] = 7.0
+    after = engine.full("first.weight")
+    engine.close()
+    return after is not None and after.equal(before)
+
+
 def evaluate(stage: int) -> list[float]:
     """Without an optimizer, from rank 0's weights."""
     losses = []
@@ -179,6 +196,7 @@ def all_of_them() -> list[list[float]]:
     for stage in STAGES:
         assert read_and_write(stage)
         assert read_within_a_window(stage)
+        assert write_one_element(stage)
     return [evaluate(stage) for stage in STAGES]
 
 

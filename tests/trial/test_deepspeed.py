@@ -7,13 +7,10 @@ pip puts it into a folder of its own, which only the processes started here look
 import importlib.metadata
 import importlib.util
 import io
-import json
 import logging
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +19,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from filelock import FileLock
 from torch import nn
 
 import zerotrial
 from tests.engine.checkpointing import SAMPLES, Net, make_engine, probe, train
 from tests.engine.ranks import RankError, run_on_ranks
+from tests.libraries import folder_with
 from tests.trial.helpers import (
     LineTrial,
     fit,
@@ -57,67 +54,29 @@ VERSION = "0.19.8"
 WITH_IT = ("hjson", "einops", "ninja", "py-cpuinfo", "msgpack")
 """What it imports; the rest is here, and another torch must not come."""
 
-INSTALL_S = 120.0
-"""For pip, which takes 3 s with a cache and 20 s without one."""
-
 
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with DeepSpeed in it; nothing where this Python has it. Else skips."""
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # one for all workers
-    folder, said = base / "deepspeed", base / "deepspeed.json"
-    with FileLock(base / "deepspeed.lock"):
-        if not said.exists():
-            said.write_text(json.dumps(_make(folder)))
-    place, problem = json.loads(said.read_text())
-    if problem:
-        pytest.skip(f"deepspeed=={VERSION} cannot be had here: {problem}")
-    return str(place)
+    return folder_with(
+        tmp_path_factory,
+        [f"deepspeed=={VERSION}", *WITH_IT],
+        _problem,
+        here=lambda: importlib.util.find_spec("deepspeed") is not None,
+        options=["--no-build-isolation"],  # it is built, which compiles nothing
+        environment={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
+    )
 
 
-def _make(folder: Path) -> tuple[str, str]:
-    """Where DeepSpeed is, and why it cannot be used, or nothing."""
-    place = ""
-    if importlib.util.find_spec("deepspeed") is None:
-        place = str(folder)
-        if problem := _install(folder):
-            return place, f"pip: {problem}"
-    elif (found := importlib.metadata.version("deepspeed")) != VERSION:
-        return place, f"{found} is installed"
+def _problem(place: str) -> str:
+    """Why what is there cannot be used, or nothing."""
+    if not place and (found := importlib.metadata.version("deepspeed")) != VERSION:
+        return f"{found} is installed"
     try:
         run_on_ranks(try_theirs, 1, place)
     except RankError as error:
-        return place, f"it does not train: {str(error)[-500:]}"
-    return place, ""
-
-
-def _install(folder: Path) -> str:
-    """Have pip build it, which compiles nothing; returns what was wrong, or nothing."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--retries", "1"]
-    command += ["--no-deps", "--no-build-isolation", "--target", str(folder)]
-    command += [f"deepspeed=={VERSION}", *WITH_IT]
-    env = os.environ | {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu", "TMPDIR": str(folder.parent)}
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(
-            command,
-            env=env,
-            cwd=folder.parent,  # nothing lands in the checkout
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            start_new_session=True,
-        ) as pip,
-    ):
-        try:
-            code = pip.wait(INSTALL_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(pip.pid, signal.SIGKILL)  # with what it has started
-            return f"no answer within {INSTALL_S:.0f} s"
-        said.seek(0)
-        return "" if code == 0 else said.read().strip()[-500:] or "no reason given"
+        return f"it does not train: {str(error)[-500:]}"
+    return ""
 
 
 def load_deepspeed(folder: str) -> Any:

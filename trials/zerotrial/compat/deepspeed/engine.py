@@ -85,6 +85,32 @@ class DeepSpeedEngine(Engine):
 
     _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
 
+    # Lightning's Fabric steps an engine that looks like an optimizer, and else the optimizer, past
+    # the engine.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's."""
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The optimizer's."""
+        return self.optimizer.defaults
+
+    @property
+    def state(self) -> Any:
+        """The optimizer's."""
+        return self.optimizer.state
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The module's."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        return self.module.load_state_dict(*args, **kwargs)
+
     def compile(self, backend: Any = None, compile_kwargs: Any = None, **unused: Any) -> None:
         """Compile the module in place."""
         del unused

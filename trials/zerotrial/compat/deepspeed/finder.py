@@ -42,6 +42,7 @@ _MODULES = {
     "deepspeed.runtime": "empty",
     "deepspeed.runtime.activation_checkpointing": "empty",
     "deepspeed.runtime.activation_checkpointing.checkpointing": "checkpointing",
+    "deepspeed.runtime.base_optimizer": "base_optimizer",
     "deepspeed.runtime.engine": "root",
     "deepspeed.runtime.lr_schedules": "lr_schedules",
     "deepspeed.runtime.zero": "zero",

@@ -52,11 +52,40 @@ def know(engine: Engine) -> None:
     if engine.zero_optimization_stage() == 3:
         # Whole ones are other objects than their shards, made anew for each forward.
         Tensor.ds_status = property(_status_of)  # type: ignore[attr-defined]
+        Tensor.ds_numel = property(Tensor.numel)  # type: ignore[attr-defined]
+        Tensor.partition_numel = _partition_numel  # type: ignore[attr-defined]
+        engine.optimizer.parameter_offload = HooksOfNone()  # type: ignore[attr-defined]
 
 
 def _status_of(parameter: Tensor) -> ZeroParamStatus:
     sharded = isinstance(parameter, DTensor)
     return ZeroParamStatus.NOT_AVAILABLE if sharded else ZeroParamStatus.AVAILABLE
+
+
+def _partition_numel(parameter: Tensor) -> int:
+    """Elements that this rank has of a parameter."""
+    return parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
+
+
+class HooksOfNone:
+    """``engine.optimizer.parameter_offload``: TRL takes DeepSpeed's hooks off to generate.
+
+    Within :class:`GatheredParameters` there is nothing that ours would gather, so none is found.
+    """
+
+    def __init__(self) -> None:
+        self.module = _NoModules()
+        self.forward_hooks: list[Any] = []
+        self.backward_hooks: list[Any] = []
+
+    def _register_deepspeed_module(self, module: nn.Module) -> None:
+        """Put the hooks on again."""
+
+
+class _NoModules(nn.Module):
+    def ds_external_parameters(self) -> tuple[()]:
+        """Those of other modules that are used in the forward."""
+        return ()
 
 
 def _home(parameter: Any) -> tuple[Engine, str] | None:

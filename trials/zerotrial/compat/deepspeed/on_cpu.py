@@ -1,10 +1,12 @@
-"""Lets Accelerate and transformers use DeepSpeed's path on machines without a GPU.
+"""Lets Accelerate, transformers and Lightning use DeepSpeed's path on machines without a GPU.
 
-They take DeepSpeed for a matter of GPUs: without one, Accelerate sees no ranks, and
-``TrainingArguments`` refuses bf16 unless it is told to use the CPU, which turns DeepSpeed off. The
-two places are changed when their modules are imported, and only where torch has no GPU.
+They take DeepSpeed for a matter of GPUs: without one, Accelerate sees no ranks,
+``TrainingArguments`` refuses bf16 unless it is told to use the CPU, which turns DeepSpeed off, and
+Lightning's strategy refuses any accelerator but CUDA's. These places are changed when their modules
+are imported, and only do something else where torch has no GPU.
 """
 
+import importlib
 from types import ModuleType
 from typing import Any
 
@@ -45,8 +47,31 @@ def _patch_transformers(module: ModuleType) -> None:
     module.is_torch_bf16_gpu_available = is_torch_bf16_gpu_available  # type: ignore[attr-defined]
 
 
+def _patch_lightning(module: ModuleType) -> None:
+    """Its CPU accelerator is accepted beside CUDA's; the devices of a CPU have no number."""
+    if _has_gpu():
+        return
+    of_cpu = importlib.import_module(_ACCELERATORS[module.__name__])
+    module.CUDAAccelerator = (module.CUDAAccelerator, of_cpu.CPUAccelerator)  # type: ignore[attr-defined]
+    check = module._validate_device_index_selection  # noqa: SLF001 - as above
+
+    def validate_device_index_selection(parallel_devices: list[Any]) -> None:
+        check([device for device in parallel_devices if device.type != "cpu"])
+
+    module._validate_device_index_selection = validate_device_index_selection  # type: ignore[attr-defined] # noqa: SLF001
+
+
+_ACCELERATORS = {
+    "lightning.fabric.strategies.deepspeed": "lightning.fabric.accelerators.cpu",
+    "lightning.pytorch.strategies.deepspeed": "lightning.pytorch.accelerators.cpu",
+    "lightning_fabric.strategies.deepspeed": "lightning_fabric.accelerators.cpu",
+    "pytorch_lightning.strategies.deepspeed": "pytorch_lightning.accelerators.cpu",
+}
+"""Lightning's two strategies, each in its two distributions, to where their CPU accelerator is."""
+
 _PATCHES: dict[str, after_import.Patch] = {
     "accelerate.state": _patch_accelerate,
     "transformers.training_args": _patch_transformers,
+    **dict.fromkeys(_ACCELERATORS, _patch_lightning),
 }
 """Module to what is changed in it."""

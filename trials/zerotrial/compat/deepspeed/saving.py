@@ -1,8 +1,10 @@
-"""Lets ranks that write nothing call ``save_pretrained`` without the weights.
+"""Lets libraries save what stands for an engine of DeepSpeed.
 
 ``model.save_pretrained(folder, is_main_process=False, state_dict=None)`` is what scripts for
 Accelerate do on the other ranks. At stage 3 transformers would then ask this engine's shards for
 what all ranks must gather together, and the main one, which has its weights, never comes.
+
+Lightning's Fabric looks for engines among the modules of a state; ours is none.
 """
 
 import functools
@@ -21,8 +23,14 @@ _MISSING = (
 
 
 def patch_when_imported() -> None:
-    """Change the module now, where it is there already, or as it is imported."""
-    after_import.patch_when_imported({"transformers.modeling_utils": _patch})
+    """Change the modules now, where they are there already, or as they are imported."""
+    after_import.patch_when_imported(
+        {
+            "transformers.modeling_utils": _patch,
+            "lightning.fabric.strategies.deepspeed": _patch_fabric,
+            "lightning_fabric.strategies.deepspeed": _patch_fabric,
+        }
+    )
 
 
 def _patch(module: ModuleType) -> None:
@@ -50,3 +58,12 @@ def _is_sharded(model: Any) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _patch_fabric(module: ModuleType) -> None:
+    from zerotrial.engine.engine import Engine
+
+    def engines_of(state: dict[str, Any]) -> list[Engine]:
+        return [value for value in state.values() if isinstance(value, Engine)]
+
+    module._get_deepspeed_engines_from_state = engines_of  # type: ignore[attr-defined] # noqa: SLF001 - the place that has no public name

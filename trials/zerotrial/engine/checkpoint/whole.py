@@ -161,8 +161,10 @@ class WholeCalls:
                 set_module_tensor(self.module.get_parameter(name), value)
         for piece in self.stage.pieces(write=True):
             if piece.name in values:
-                flat = values[piece.name].reshape(-1)
-                piece.tensors["master"].copy_(flat[piece.start : piece.stop])
+                flat = values[piece.name].reshape(-1)[piece.start : piece.stop]
+                master = piece.tensors["master"]
+                kept = master.to(flat.dtype) == flat  # what nobody changed keeps its last bits
+                master.copy_(torch.where(kept, master, flat))
         if trained.keys() & values.keys():
             self.stage.weights_changed()
 
