@@ -25,6 +25,7 @@ with zerolab.core.init() as context:
     begun = latest.steps_completed if latest else 0
     (gate / f"begun_{context.train.info.run_id}_at_{begun}_rank_{ranks.rank}").touch()
     leaves = False
+    context.train.report_training_metrics(begun, {"loss": 1.0})
     # One rank looks for all: the others may see the file a moment later.
     while not ranks.broadcast((gate / "go").exists()) and not leaves:
         leaves = context.preempt.should_preempt()
@@ -82,6 +83,12 @@ def test_a_trial_trains_on_the_slots_of_two_agents_and_outlives_one_that_is_kill
         lambda: lines_of(farm, one).count("ranks 0 0 0 1 1 0 2 0 1"),
         lambda count: count == 3,
         told=lambda: "\n".join(lines_of(farm, one)),
+    )
+
+    until(
+        "each machine says what it does",
+        lambda: {curve["name"] for curve in farm.client.metrics(trial["id"], "system")},
+        lambda names: {"machine0/cpu_percent", "machine1/cpu_percent"} <= names,
     )
 
     farm.signal("small", signal.SIGKILL)  # its rank dies with it

@@ -33,7 +33,7 @@ with zerolab.core.init() as context:
             with context.checkpoint.store_path(metadata, shard=True) as (path, uuid):
                 (path / f"rank_{rank}").write_text(str(step))
             break
-    while rank == 0 and step == steps and not context._system.sampled:
+    while rank == 0 and step == steps and not context._machines.sampled:
         time.sleep(0.01)
     assert "torch" not in sys.modules
 """

@@ -1,5 +1,6 @@
 """What users return becomes numbers; numbers become metrics."""
 
+import logging
 import math
 import sys
 import time
@@ -23,7 +24,9 @@ from tests.trial.helpers import (
     records,
 )
 from zerolab.contract.spec import ProfilingSpec
+from zerolab.core.machines import Machines
 from zerolab.errors import TrialError
+from zerolab.ranks import OneRank
 from zerolab.reports.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 from zerotrial import Batch, Reducer
 from zerotrial.loop.metrics import UnreportedMetrics, average_by_batch, to_numbers
@@ -295,13 +298,18 @@ def test_the_engines_numbers_and_the_speed_are_recorded_without_asking(tmp_path:
     found = metrics(tmp_path, "training")[4]
     assert found["learning_rate"] == found["learning_rate_1"] == 0.01
     assert (found["grad_norm"], found["loss_scale"], found["skipped_steps"]) == (4, 1024, 2)
-    speed = metrics(tmp_path, "system")[4]
+    (speed,) = [
+        told["values"]
+        for told in records(tmp_path, "metrics")
+        if (told["group"], told["steps"]) == ("system", 4)
+        and "batches_per_second" in told["values"]
+    ]
     assert speed["samples_per_second"] == pytest.approx(2 * speed["batches_per_second"])
     assert records(tmp_path, "progress")[-1]["value"] == 1.0
 
 
 def test_the_machine_is_watched() -> None:
-    system = SystemMetrics("machine1/", every_s=0.0, sample_s=0.01)
+    system = SystemMetrics(sample_s=0.01)  # the first means do not wait for ten seconds
     try:
         sample = None
         while sample is None:
@@ -309,12 +317,41 @@ def test_the_machine_is_watched() -> None:
     finally:
         system.close()
     assert set(sample) >= {
-        "machine1/cpu_percent",
-        "machine1/memory_used_bytes",
-        "machine1/disk_used_percent",
-        "machine1/network_sent_bytes_per_second",
+        "cpu_percent",
+        "memory_used_bytes",
+        "disk_used_percent",
+        "network_sent_bytes_per_second",
     }
-    assert sample["machine1/memory_used_bytes"] > 0
+    assert sample["memory_used_bytes"] > 0
+
+
+class Placed(OneRank):
+    """A rank somewhere among others; nothing is exchanged."""
+
+    def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
+        self.rank, self.size = rank, size
+        self.local_rank, self.local_size = local_rank, local_size
+
+
+def test_machines_of_different_sizes_have_names_of_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    places = [(0, 4, 0, 1), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 0, 1)]
+    ranks = [Machines(Placed(*place)) for place in places]
+    try:
+        assert ranks[2].take(now=True) is None  # the first rank of its machine measures it
+        with caplog.at_level(logging.INFO):
+            named = ranks[3].named([{"cpu_percent": 1.0}, {"cpu_percent": 2.0}, None, {}])
+            assert named == {"machine0/cpu_percent": 1.0, "machine1/cpu_percent": 2.0}
+            later = ranks[3].named([{}, {}, None, {"cpu_percent": 3.0}])
+            assert later == {"machine2/cpu_percent": 3.0}
+        assert caplog.text.count("is machine2 among the system metrics") == 1
+    finally:
+        for one in ranks:
+            one.close()
+    alone = Machines(Placed(0, 2, 0, 2))
+    alone.close()
+    assert alone.named([{"cpu_percent": 1.0}, None]) == {"cpu_percent": 1.0}
 
 
 class Gpus:

@@ -130,8 +130,8 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
     train_batch = controller._trial.train_batch
 
     def when_sampled(*arguments: Any) -> Any:
-        assert controller._system is not None
-        until("the machine is sampled", lambda: controller._system._sums)
+        assert controller._machines is not None
+        until("the machine is sampled", lambda: controller._machines.sampled)
         return train_batch(*arguments)
 
     controller._trial.train_batch = when_sampled

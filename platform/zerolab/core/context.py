@@ -5,7 +5,7 @@ import copy
 import logging
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -21,6 +21,7 @@ from zerolab.contract.spec import (
     CheckpointRef,
     RunSpec,
 )
+from zerolab.core.machines import Machines, Sample
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.core.saving import CheckpointSaver
 from zerolab.core.socket_ranks import SocketRanks
@@ -32,7 +33,6 @@ from zerolab.errors import (
 )
 from zerolab.ranks import OneRank, Ranks
 from zerolab.reports.reporter import Reporter, plain_metadata
-from zerolab.reports.system_metrics import SystemMetrics
 from zerolab.storage.store import CheckpointStore, Selector, list_files
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
@@ -44,16 +44,17 @@ class TrainContext:
     """Hyperparameters in, metrics out.
 
     Every rank may report; only what the chief reports counts. What its machine does meanwhile is
-    reported with it, where ``system`` measures that.
+    reported with it, where ``machines`` measures that; what the others do, whenever the ranks agree
+    (:meth:`PreemptContext.should_preempt`).
     """
 
     def __init__(
-        self, info: RunSpec, reporter: Reporter | None, system: SystemMetrics | None = None
+        self, info: RunSpec, reporter: Reporter | None, machines: Machines | None = None
     ) -> None:
         self.info = info
         """Ids, seed, configuration and directories of this run."""
         self._reporter = reporter
-        self._system = system
+        self._machines = machines
         self._steps: int | None = None
         self.has_reached = False
         """Whether a validation at :attr:`until` has been reported, and more is to come later."""
@@ -122,16 +123,29 @@ class TrainContext:
         self.report_machine()
 
     def report_machine(self, *, last: bool = False) -> None:
-        """Report what the machine has done, if it is time to, at the batch that was reported last.
+        """Report what the chief's machine has done, if it is time to.
 
         Args:
             last: Do not wait for the time to pass.
         """
-        if self._system is None or self._reporter is None or self._steps is None:
+        if self._machines is not None and self._reporter is not None and self._steps is not None:
+            self.report_machines([self._machines.take(now=last)])
+
+    def take_machine(self) -> Sample:
+        """What this rank has measured of its machine, for :meth:`report_machines`."""
+        return None if self._machines is None else self._machines.take()
+
+    def report_machines(self, samples: Sequence[Sample]) -> None:
+        """Report what the ranks have measured, at the batch that was reported last.
+
+        Args:
+            samples: In the order of ranks.
+        """
+        if self._machines is None:
             return
-        sample = self._system.take(now=last)
-        if sample is not None:
-            self._reporter.report_metrics("system", self._steps, sample)
+        found = self._machines.named(samples)
+        if found and self._reporter is not None and self._steps is not None:
+            self._reporter.report_metrics("system", self._steps, found)
 
     def report_progress(self, progress: float) -> None:
         """Report how far the training is, 0 to 1."""
@@ -286,11 +300,16 @@ class PreemptContext:
     """Whether to save a checkpoint and leave."""
 
     def __init__(
-        self, distributed: SocketRanks, poller: DirectivePoller | None, sigterm: SigtermFlag
+        self,
+        distributed: SocketRanks,
+        poller: DirectivePoller | None,
+        sigterm: SigtermFlag,
+        train: TrainContext,
     ) -> None:
         self._distributed = distributed
         self._poller = poller
         self._sigterm = sigterm
+        self._train = train
         self.acknowledged = False
         """Whether :meth:`should_preempt` has said yes."""
 
@@ -299,9 +318,13 @@ class PreemptContext:
 
         Yes when the server wants the slots back or the trial to stop, when any rank was sent
         SIGTERM, or when another run has taken over. **Collective**: call it once a batch, or
-        less often; it costs the ranks a round trip.
+        less often; it costs the ranks a round trip, which also brings the chief what the other
+        machines measure.
         """
-        if any(self._distributed.allgather(self.wanted_here)):
+        mine = self.wanted_here, self._train.take_machine()
+        wanted, samples = zip(*self._distributed.allgather(mine), strict=True)
+        self._train.report_machines(samples)
+        if any(wanted):
             self.acknowledged = True
         return self.acknowledged
 
@@ -339,19 +362,17 @@ class Context:
         self._sigterm = SigtermFlag()
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None
-        self._system: SystemMetrics | None = None
         if distributed.is_chief:
             self._reporter = Reporter(info)
             self._poller = DirectivePoller(info, self._reporter.stale, sigterm=False)
-            if platform and info.master:
-                self._system = SystemMetrics()
-        self.train = TrainContext(info, self._reporter, self._system)
+        self._machines = Machines(distributed) if platform and info.master else None
+        self.train = TrainContext(info, self._reporter, self._machines)
         """Hyperparameters and metrics."""
         self.checkpoint = CheckpointContext(
             store, distributed, self._reporter, info.latest_checkpoint
         )
         """Storing and restoring."""
-        self.preempt = PreemptContext(distributed, self._poller, self._sigterm)
+        self.preempt = PreemptContext(distributed, self._poller, self._sigterm, self.train)
         """Whether to leave."""
         Context.open_here = self
 
@@ -400,10 +421,9 @@ class Context:
         self._known.close()
         if self._poller is not None:
             self._poller.close()
-        if self._system is not None:
+        if self._machines is not None:
             self.train.report_machine(last=True)
-            self._system.close()
-            self._system = None
+            self._machines.close()
         if self._reporter is not None:
             self._reporter.close(timeout_s)
         self._sigterm.restore()

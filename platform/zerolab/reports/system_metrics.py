@@ -16,18 +16,16 @@ class SystemMetrics:
     """Samples this machine in a thread, once a second; hands out means.
 
     Args:
-        prefix: Put before every name, to tell several machines apart.
-        every_s: Seconds over which the means are taken.
+        every_s: Seconds over which the means are taken; the first come with the first sample.
         sample_s: Seconds between samples.
     """
 
-    def __init__(self, prefix: str = "", *, every_s: float = 10.0, sample_s: float = 1.0) -> None:
-        self._prefix = prefix
+    def __init__(self, *, every_s: float = 10.0, sample_s: float = 1.0) -> None:
         self._every_s = every_s
         self._sample_s = sample_s
         self._lock = threading.Lock()
         self._sums: dict[str, tuple[float, int]] = {}
-        self._taken = time.monotonic()
+        self._taken: float | None = None
         self._stop = threading.Event()
         self._gpus = _open_gpus()
         self._thread = threading.Thread(target=self._run, name="zerolab-system", daemon=True)
@@ -39,14 +37,14 @@ class SystemMetrics:
         Args:
             now: Do not wait for the time to pass.
         """
-        if not now and time.monotonic() - self._taken < self._every_s:
+        if not now and self._taken is not None and time.monotonic() - self._taken < self._every_s:
             return None
         with self._lock:
             sums, self._sums = self._sums, {}
-        self._taken = time.monotonic()
         if not sums:
             return None
-        return {self._prefix + name: total / count for name, (total, count) in sums.items()}
+        self._taken = time.monotonic()
+        return {name: total / count for name, (total, count) in sums.items()}
 
     @property
     def sampled(self) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 
 from zerolab.contract.wire import Extension
 from zerolab.core.extending import ask_to_go_on
+from zerolab.core.machines import Machines
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
-from zerolab.reports.system_metrics import SystemMetrics
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
@@ -109,7 +109,7 @@ class Controller:
         self._agree_at = 1
         self._timings = LoopTimings(settings.profiling, context.device)
         self._recorder = Recorder(context, self._callbacks, self._timings, reporter)
-        self._system: SystemMetrics | None = None
+        self._machines: Machines | None = None
 
         # One batch
         self._checks = BatchChecks(context, self._feed)
@@ -133,9 +133,8 @@ class Controller:
             first = ref.steps_completed if ref is not None else 0
             closing.callback(self._callbacks.call, "on_trial_shutdown")
             self._callbacks.call("on_trial_startup", first, ref.uuid if ref is not None else None)
-            if self._distributed.is_local_chief:
-                self._system = SystemMetrics(self._machine_prefix())
-                closing.callback(self._system.close)
+            self._machines = Machines(self._distributed)
+            closing.callback(self._machines.close)
             closing.enter_context(self._keeper.swept())
             if ref is not None:
                 self._recorder.state("restoring")
@@ -263,14 +262,15 @@ class Controller:
         if last:
             self._keeper.finish()
         self._recorder.speed(self.steps, self._schedule.max_steps)
-        system = self._system.take(now=last) if self._system is not None else None
-        mine = (int(self._wishes.now()), self._recorder.batch_s, system, self._keeper.ready)
+        sample = self._machines.take(now=last) if self._machines is not None else None
+        mine = (int(self._wishes.now()), self._recorder.batch_s, sample, self._keeper.ready)
         operation = f"agreeing to go on after batch {self.steps}"
         told = self._distributed.allgather(mine, operation)
         wishes, seconds, samples, ready = zip(*told, strict=True)
         if all(ready):
             self._keeper.advance()
-        self._recorder.machines(self.steps, samples)
+        if self._machines is not None:
+            self._recorder.machines(self.steps, self._machines.named(samples))
         pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
         self._agree_at = self.steps + min(max(1, pause), _MOST_BATCHES_BETWEEN)
         return Ending(max(wishes))
@@ -380,7 +380,3 @@ class Controller:
             return None
         batches = self._context.engines[0].timed_input(self._feed)
         return self._timings.timed(batches) if self._settings.profiling.enabled else batches
-
-    def _machine_prefix(self) -> str:
-        ranks = self._distributed
-        return f"machine{ranks.rank // ranks.local_size}/" if ranks.size > ranks.local_size else ""

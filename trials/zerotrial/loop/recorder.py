@@ -121,11 +121,10 @@ class Recorder:
         if self.console is not None:
             self.console.validation(steps, metrics)
 
-    def machines(self, steps: int, samples: tuple[dict[str, float] | None, ...]) -> None:
-        """Report what the machines did; one sample, or none, of each rank."""
-        for sample in samples:
-            if sample and self._reporter is not None:
-                self._reporter.report_metrics("system", steps, sample)
+    def machines(self, steps: int, measured: dict[str, float]) -> None:
+        """Report what the machines did, if there is anything new."""
+        if measured and self._reporter is not None:
+            self._reporter.report_metrics("system", steps, measured)
 
     def state(self, state: str) -> None:
         """Report what the run is doing."""
