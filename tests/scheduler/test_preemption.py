@@ -157,7 +157,19 @@ def check(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> Dec
     asked = [run.run_id in decision.preempt or run.stopping for run in held]
     told = decision.waiting.get(100, "")
     if "of which" in told:
-        assert ("other runs are asked to make room" in told) == any(asked)
+        mine = {
+            (each.agent_id, slot)
+            for each in cluster.agents
+            if each.pool == request.job.pool and not each.closed
+            for slot in each.slots
+            if each.agent_id not in request.excluded
+        }
+        there = any(
+            gone
+            and any((number, slot) in mine for number, ids in run.slots.items() for slot in ids)
+            for run, gone in zip(held, asked, strict=True)
+        )
+        assert ("other runs are asked to make room" in told) == (there or bool(decision.preempt))
     leaving = [replace(run, stopping=gone) for run, gone in zip(held, asked, strict=True)]
     if not decision.start:
         assert schedule(cluster, [request], leaving) == replace(decision, preempt=[])
@@ -269,7 +281,7 @@ def test_the_quota_of_one_that_waits_for_slots_is_kept_for_it_in_other_pools_too
     waiting = [request(2, **X), request(3, pool="other", **X)]
     decision = schedule(two_pools(x=1), waiting, held)
     assert started(decision) == []
-    assert decision.waiting[300].startswith("experiment 2 goes first: it waits for slots of quota")
+    assert decision.waiting[300].endswith("goes first: slots of quota label:x are kept for it")
 
 
 def test_a_job_of_a_fifo_pool_has_the_usual_priority_among_those_of_other_pools() -> None:

@@ -294,7 +294,7 @@ def test_the_jobs_of_a_group_hold_no_more_than_its_quota() -> None:
     assert started(decision) == [1, 3]
     assert reasons(decision) == {
         2: "it needs 2 slots on one machine, and 2 of the 3 of quota label:x are held",
-        4: "experiment 2 goes first: it waits for slots of quota pool:default",
+        4: "experiment 2 goes first: slots of quota pool:default are kept for it",
     }
 
 

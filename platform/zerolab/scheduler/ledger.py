@@ -251,7 +251,9 @@ class Ledger:
                     if group in job.groups:
                         self._overtaken[job.groups, job.slots] = told, first
                     return told
-                return reasons.full_quota(job, group, self._used[group], most)
+                full = self._used[group] + job.slots > most
+                told = reasons.full_quota(job, group, self._used[group], most)
+                return told if full else reasons.EARLIER
             if self._used[group] + job.slots > most:
                 if group in job.groups:  # else it waits for trials of its own
                     self._reserve(request, group)
@@ -297,8 +299,16 @@ class Ledger:
         """Have a trial wait for slots, before all others of its pool."""
         self._keep_slots(request, pool)
         self._reserve(request)
-        self._preempt_for(request, pool)
-        asked = bool(self._leaving)
+        usable = {
+            (agent.agent_id, slot) for agent in _allowed(request, pool) for slot in agent.slots
+        }
+        asked = self._preempt_for(request, pool) or any(
+            (agent, slot) in usable
+            for run in self._held
+            if run.run_id in self._leaving
+            for agent, slots in run.slots.items()
+            for slot in slots
+        )
         return reasons.no_room(request, pool.agents, pool.free, asked=asked)
 
     def _keep_slots(self, request: Request, pool: _Pool) -> None:

@@ -6,6 +6,7 @@ from zerolab.scheduler.placement import Free, place
 from zerolab.scheduler.types import DEFAULT_POOL, HOST_SLOT, AgentSlots, Job, Request
 
 __all__ = [
+    "EARLIER",
     "behind",
     "full_quota",
     "never",
@@ -14,6 +15,9 @@ __all__ = [
     "own_quota",
     "quota_goes_first",
 ]
+
+
+EARLIER = "an earlier trial of its experiment goes first"
 
 
 def never(request: Request, agents: Sequence[AgentSlots]) -> str:
@@ -65,7 +69,7 @@ def behind(request: Request, first: Request, *, fits: bool) -> str:
         fits: Whether the slots for ``request`` are free.
     """
     if first.job.job_id == request.job.job_id:
-        return "an earlier trial of its experiment goes first"
+        return EARLIER
     told = f"experiment {first.job.job_id} goes first"
     return f"{told}, and could have to wait longer if this one started now" if fits else told
 
@@ -94,10 +98,10 @@ def over_quota(job: Job, group: str, most: int) -> str:
 
 def quota_goes_first(group: str, first: Request) -> str:
     """Say that what is left of a quota is kept for ``first``."""
-    what = f"slots of quota {group}"
+    what, are = f"slots of quota {group}", "are"
     if group.startswith(HOST_SLOT):
-        what = _host_slot(group)
-    return f"experiment {first.job.job_id} goes first: it waits for {what}"
+        what, are = _host_slot(group), "is"
+    return f"experiment {first.job.job_id} goes first: {what} {are} kept for it"
 
 
 def _host_slot(group: str) -> str:
@@ -143,15 +147,17 @@ def _slots(job: Job) -> str:
     if job.slots > 1 and job.single_agent:
         return f"{what} on one machine"
     several = job.slots > 1 and job.max_agents is not None
-    return f"{what} on at most {job.max_agents} machines" if several else what
+    what = f"{what} on at most {job.max_agents} machines" if several else what
+    return what if job.unit == 1 else f"{what}, those of a rank on one machine"
 
 
 def _most(job: Job, rooms: Sequence[tuple[str, int]]) -> int:
-    """The most slots of one kind, on as many machines as the trial may take."""
+    """The most slots of one kind for whole ranks, on as many machines as the trial may take."""
     most = 1 if job.single_agent else job.max_agents
     found = 0
     for wanted in {kind for kind, _ in rooms}:
-        counts = sorted((count for kind, count in rooms if kind == wanted), reverse=True)
+        whole = (count // job.unit * job.unit for kind, count in rooms if kind == wanted)
+        counts = sorted(whole, reverse=True)
         found = max(found, sum(counts[:most]))
     return found
 
