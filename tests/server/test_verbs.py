@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import PREFIX, Server, checkpoint, serve, validation
+from tests.waiting import until
 from zerolab.contract.spec import EXIT_PREEMPTED
 from zeroserver.settings import Timings
 
@@ -271,6 +272,20 @@ def test_whatever_has_ended_goes_on_paused_and_as_if_it_had_not_ended(
     assert (server.trial()["state"], server.experiment()["state"]) == ("COMPLETED", "COMPLETED")
 
 
+def test_a_trial_that_was_paused_when_it_ended_is_not_paused_when_it_goes_on(
+    server: Server,
+) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
+    server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0)
+    run_id = begun(server, 1)
+    server.post("/trials/1/pause")
+    server.exit(run_id, EXIT_PREEMPTED)
+    server.post("/trials/1/cancel")
+    server.post("/trials/1/continue")
+    assert server.trial(1)["state"] == "QUEUED"
+    assert server.begin(1).latest_checkpoint is not None
+
+
 def test_a_failed_trial_that_is_continued_waits_with_its_paused_experiment(server: Server) -> None:
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0)
@@ -314,8 +329,13 @@ def test_a_deletion_takes_what_is_on_disk_and_leaves_what_others_have(server: Se
     server.exit(begun(server, trial_id), 0)
     other = server.post(f"/experiments/{number}/fork")["experiment"]["id"]
     home = server.services.world.home
+    ((uuid,),) = server.sql("SELECT uuid FROM checkpoints")
+    weights = home.checkpoints / uuid / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"of the one that goes")
     assert len(list(home.archives.iterdir())) == 1
     server.request("DELETE", f"/experiments/{number}")
+    until("the weights go", lambda: not weights.exists())
     assert len(list(home.archives.iterdir())) == 1, "the fork has the same"
     assert server.sql("SELECT count(*) FROM searcher_events WHERE experiment_id = 1") == [(0,)]
     server.act("kill", other)
