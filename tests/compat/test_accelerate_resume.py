@@ -10,7 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, free_port
+from zerolab.contract.spec import ENV_AS_DEEPSPEED
+from zerolab.errors import ConfigError
+from zerolab.launcher.nodes.accelerate import engine_like_fsdp
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -116,3 +119,82 @@ def test_skip_first_batches_goes_on_after_load_state_to_the_bit(tmp_path: Path) 
     whole, again = (load_file(tmp_path / name / "model.safetensors") for name in ("False", "True"))
     assert whole.keys() == again.keys()
     assert all(torch.equal(value, again[name]) for name, value in whole.items())
+
+
+FSDP_FILE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+num_machines: 1
+num_processes: 2
+main_process_port: {port}
+mixed_precision: 'no'
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: {reshard}
+  fsdp_offload_params: false
+"""
+FSDP_SCRIPT = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+torch.manual_seed(0)
+net = torch.nn.Linear(4, 1)
+samples = torch.utils.data.DataLoader(torch.arange(32.0).view(8, 4) / 32, batch_size=2)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+model, optimizer, samples = accelerator.prepare(net, optimizer, samples)
+for batch in samples:
+    loss = model(batch).square().mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+whole = accelerator.get_state_dict(model)
+if accelerator.is_main_process:
+    torch.save((type(model).__name__, model.zero_optimization_stage(), whole), "told.pt")
+"""
+
+
+def test_a_file_about_fsdp_names_a_stage_under_accelerate_launch_itself(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(FSDP_FILE.format(port=free_port(), reshard="false"))
+    (tmp_path / "script.py").write_text(FSDP_SCRIPT)
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "accelerate.commands.launch"),
+            *("--config_file", "file.yaml", "script.py"),
+        ],
+        env=os.environ | {ENV_AS_DEEPSPEED: "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "the FSDP section of accelerate's file is taken for stage 2" in ended.stderr
+    kind, stage, whole = torch.load(tmp_path / "told.pt")
+    assert (kind, stage) == ("DeepSpeedEngine", 2)
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    for batch in (torch.arange(32.0).view(8, 4) / 32).split(4):  # of both ranks
+        net(batch).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(whole[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_what_accelerate_launch_says_of_fsdp_is_read_as_from_its_file() -> None:
+    said = {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}
+    found = engine_like_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "true"})
+    assert found["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert found["ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"] == "cpu"
+    assert found["ACCELERATE_USE_FSDP"] == "false"
+    assert engine_like_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "false"}) == {
+        **found,
+        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
+    }
+    with pytest.raises(ConfigError, match=r"fsdp_sharding_strategy: must be FULL_SHARD.*'ALL'"):
+        engine_like_fsdp({"FSDP_SHARDING_STRATEGY": "ALL"})

@@ -1,5 +1,6 @@
 """The file that ``accelerate config`` writes, as far as it says what runs where."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
 
-__all__ = ["Accelerate", "read_accelerate"]
+__all__ = ["Accelerate", "engine_like_fsdp", "read_accelerate"]
 
 _ABOUT_PLACES = {
     "compute_environment", "distributed_type", "num_machines", "num_processes", "machine_rank",
@@ -206,6 +207,29 @@ def _like_fsdp(fsdp: dict[str, Any], problems: list[str]) -> dict[str, str]:
         _DEEPSPEED["offload_param_device"]: away if stage == 3 else "none",
         _DEEPSPEED["zero3_save_16bit_model"]: "true",  # get_state_dict() is whole with FSDP, too
     }
+
+
+def engine_like_fsdp(environment: Mapping[str, str]) -> dict[str, str]:
+    """Say in DeepSpeed's variables what ``accelerate launch`` says in FSDP's.
+
+    Args:
+        environment: Of a process that it has started.
+
+    Returns:
+        What to set.
+
+    Raises:
+        ConfigError: If what is said names no stage.
+    """
+    said: dict[str, Any] = {
+        key: environment[key.upper()] for key in _FSDP if key.upper() in environment
+    }
+    said["fsdp_offload_params"] = said.get("fsdp_offload_params") == "true"
+    problems: list[str] = []
+    variables = _like_fsdp(said, problems)
+    if problems:
+        raise ConfigError("accelerate launch", problems)
+    return {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "true"} | variables
 
 
 def _word(value: Any) -> str:
