@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from zerolab.errors import ConfigError, EngineError
@@ -201,6 +202,8 @@ class PipelineModule(nn.Module):
             if name in self.layers:
                 modules[name] = self.layers[name]
         calls = [self._call(index) for index in places]
+        if position and getattr(calls[0], "inplace", False):
+            calls[0] = _on_copies(calls[0])
         return Chunk(calls, modules, self.activation_checkpoint_interval)
 
     def _call(self, index: int) -> Callable[[Any], Any]:
@@ -280,6 +283,11 @@ class PipelineModule(nn.Module):
         if found is None:  # kept apart from the modules of which it is made
             found = self.__dict__["_whole_chunk"] = self.chunk(0)
         return found
+
+
+def _on_copies(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Keep a layer from writing to what was received, whose gradient is asked for."""
+    return lambda value: call(tree_map_only(Tensor, torch.clone, value))
 
 
 def _count_stages(num_stages: int | None, topology: Any) -> int:

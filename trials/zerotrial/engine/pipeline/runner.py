@@ -173,6 +173,7 @@ class Runner:
                 self._device,
                 received=signatures[place][0],
                 given=signatures[place][1],
+                splits=self._name == "zero-bubble",
             )
             for place, chunk in self._chunks.items()
         ]

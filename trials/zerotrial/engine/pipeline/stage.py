@@ -13,8 +13,11 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
+from torch.utils._pytree import tree_map_only
 
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.seams import Observer
@@ -94,6 +97,7 @@ class ZeroStage(PipelineStage):
         device: Of this rank.
         received: What the chunk gets.
         given: What it returns.
+        splits: Whether the schedule splits backward.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class ZeroStage(PipelineStage):
         *,
         received: Signature,
         given: Signature,
+        splits: bool,
     ) -> None:
         inputs = torch.zeros(1, dtype=torch.long) if position == 0 else _examples(received, device)
         super().__init__(
@@ -121,6 +126,7 @@ class ZeroStage(PipelineStage):
         """Of the batch that runs; set before each."""
         self._received = received
         self._given = given
+        self._splits = splits
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run one micro-batch forward."""
@@ -133,6 +139,19 @@ class ZeroStage(PipelineStage):
             zeros = tuple(part.detach().zero_() for part in _examples(self._given, self.device))
             self.fwd_cache[fwd_chunk_id] = zeros, []
             return zeros
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the chunk."""
+        output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return tree_map_only(Tensor, _own, output) if self._splits else output
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Say what is sent after a forward."""
+        return _contiguous(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Say what is sent after a backward."""
+        return _contiguous(super().get_bwd_send_ops(bwd_chunk_id))
 
     def backward_one_chunk(
         self,
@@ -147,9 +166,39 @@ class ZeroStage(PipelineStage):
         with self.passes.observer.phase("backward"), gathering:
             if not self.passes.failures:
                 with self.passes.failures.noting(bwd_chunk_id):
+                    apart = None if full_backward else self._apart(bwd_chunk_id, loss)
                     super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+                    if apart:
+                        self._add_apart(apart, self.backward_state[bwd_chunk_id][-1])
                     return
             self.bwd_cache[bwd_chunk_id] = (None,) * len(self._received)  # sent as zeros
+
+    def _apart(self, number: int, loss: Tensor | None) -> dict[int, GradientEdge]:
+        """Outputs which depend on weights, and on nothing received: by their places.
+
+        Torch's split backward finds weights on the way to what was received, and no others; the
+        first chunk, which receives nothing, it does not split.
+        """
+        outputs, inputs = self.fwd_cache[number]
+        found = (loss,) if self.is_last else outputs
+        flowing = {id(value) for value in inputs if value.requires_grad}
+        return {
+            place: get_gradient_edge(output)
+            for place, output in enumerate(found if self.stage_index else ())
+            if output.requires_grad and not _depends(output, flowing)
+        }
+
+    def _add_apart(
+        self, apart: dict[int, GradientEdge], gradients: Sequence[Tensor | None] | None
+    ) -> None:
+        """Make at once what the split leaves out."""
+        weights = [weight for weight in self.submod.parameters() if weight.requires_grad]
+        given = [None if gradients is None else gradients[place] for place in apart]
+        edges = list(apart.values())
+        made = torch.autograd.grad(edges, weights, given, retain_graph=True, allow_unused=True)
+        for weight, gradient in zip(weights, made, strict=True):
+            if gradient is not None:
+                weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
     def backward_weight_one_chunk(
         self,
@@ -162,6 +211,35 @@ class ZeroStage(PipelineStage):
             if not self.passes.failures:
                 with self.passes.failures.noting(bwd_chunk_id):
                     super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+
+def _own(output: Tensor) -> Tensor:
+    """Copy what is a part of another tensor, or was received: a split backward detaches outputs."""
+    shared = output.requires_grad and (output.is_leaf or output._is_view())  # noqa: SLF001
+    return output.clone() if shared else output
+
+
+def _depends(output: Tensor, leaves: set[int]) -> bool:
+    """Whether an output was computed from any of some leaves, by their ids."""
+    if id(output) in leaves:
+        return True
+    nodes, seen = [output.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if id(getattr(node, "variable", None)) in leaves:
+            return True
+        seen.add(node)
+        nodes += [origin for origin, _ in node.next_functions]
+    return False
+
+
+def _contiguous(operations: list[dist.P2POp]) -> list[dist.P2POp]:
+    """Copy what lies in memory in another order, as a transposed tensor does: it cannot be sent."""
+    for operation in operations:
+        operation.tensor = operation.tensor.contiguous()
+    return operations
 
 
 def _examples(signature: Signature, device: torch.device) -> tuple[Tensor, ...]:

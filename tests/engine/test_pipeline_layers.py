@@ -1,0 +1,230 @@
+"""Layers of many kinds, cut into four stages, train as they do in plain torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zerotrial
+from tests.engine.pipelines import Block
+from tests.engine.ranks import run_on_ranks
+from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
+
+pytestmark = pytest.mark.processes
+
+RANKS, WIDTH, MICRO, STEPS = 4, 6, 2, 3
+CLIP, LR, DECAY = 0.3, 1e-2, 0.01
+
+
+class Frozen(Block):
+    """Nothing in it is trained: what comes out has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
+        self.requires_grad_(False)
+
+
+class Cuts(nn.Module):
+    """Its gradients end before its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x).detach()  # type: ignore[no-any-return]
+
+
+class Turned(nn.Module):
+    """Gives a transposed tensor, which is a view, and not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x if x.shape[0] == MICRO else x.t()).t()  # type: ignore[no-any-return]
+
+
+class Apart(nn.Module):
+    """Has weights that are no matrix of the input, by one of which it is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.places = nn.Embedding(MICRO, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places: Tensor = self.places(torch.arange(len(x)))
+        return torch.tanh(self.mix(x)) * self.scale + places
+
+
+class Both(nn.Module):
+    """Gives a list: what it computes, what it was given, a float without gradient, and a number."""
+
+    def __init__(self, *, ends: bool = False) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.ends = ends
+
+    def forward(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            value = value, self.mix(value), torch.full((len(value), 1), 0.5), torch.tensor(2)
+        x, first, mask, number = value
+        x = torch.tanh(self.mix(x)) * mask * number
+        return x + first if self.ends else [x, first, mask, number]
+
+
+def _specs(kind: Callable[..., nn.Module], *arguments: Any, count: int = 8) -> list[Any]:
+    return [LayerSpec(kind, *arguments) for _ in range(count)]
+
+
+def _tied() -> TiedLayerSpec:
+    return TiedLayerSpec("one", nn.Linear, WIDTH, WIDTH)
+
+
+MODELS: dict[str, Callable[[], list[Any]]] = {
+    "blocks": lambda: _specs(Block, WIDTH),
+    "turned": lambda: _specs(Turned),
+    "apart": lambda: _specs(Apart),
+    "both": lambda: [*_specs(Both, count=7), LayerSpec(Both, ends=True)],
+    "frozen first": lambda: [LayerSpec(Frozen), *_specs(Block, WIDTH, count=7)],
+    "cuts": lambda: [LayerSpec(Block, WIDTH), LayerSpec(Cuts), *_specs(Block, WIDTH, count=6)],
+    "three owners": lambda: [
+        *[_tied(), LayerSpec(Block, WIDTH), LayerSpec(Block, WIDTH), _tied()],
+        *[*_specs(Block, WIDTH, count=3), _tied()],
+    ],
+    "in place": lambda: [
+        *[LayerSpec(Block, WIDTH), LayerSpec(nn.ReLU, inplace=True)],
+        *[LayerSpec(Block, WIDTH), LayerSpec(nn.Dropout, 0.0, inplace=True)],
+        *[LayerSpec(nn.ReLU, inplace=True), *_specs(Block, WIDTH, count=3)],
+    ],
+}
+BOTH_WAYS = [("1f1b", 1), ("zero-bubble", 2)]
+CASES: list[tuple[str, str, int, int, int]] = [
+    *[(name, *way, 0, 4) for name in MODELS for way in BOTH_WAYS if name != "in place"],
+    ("in place", "1f1b", 1, 0, 4),
+    *[("blocks", *way, 2, 4) for way in [*BOTH_WAYS, ("gpipe", 1), ("interleaved", 2)]],
+    *[("both", *way, 1, 4) for way in BOTH_WAYS],
+    *[("blocks", *way, 0, 1) for way in [*BOTH_WAYS, ("gpipe", 1), ("interleaved", 2)]],
+    ("blocks", "1f1b", 1, 0, 3),
+]
+"""Model, schedule, chunks on each rank, layers that are computed again together, micro-batches."""
+
+
+def _loss(output: Tensor, wanted: Tensor) -> Tensor:
+    return (output.reshape(wanted.shape) - wanted).square().mean()
+
+
+def _build(name: str, stages: int, **options: Any) -> PipelineModule:
+    torch.manual_seed(0)
+    options = {"partition_method": "uniform", "loss_fn": _loss, **options}
+    return PipelineModule(MODELS[name](), num_stages=stages, **options)
+
+
+def _data(step: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    drawn = torch.randn(count * MICRO, WIDTH, generator=torch.Generator().manual_seed(step))
+    return [(part, part.flip(0)) for part in drawn.split(MICRO)]
+
+
+def _engine(model: PipelineModule, schedule: str, count: int, **more: Any) -> Any:
+    config = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "gradient_accumulation_steps": count,
+        "gradient_clipping": CLIP,
+        "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": DECAY}},
+        "zero_optimization": {"stage": 1},
+        "pipeline": {"schedule": schedule},
+        **more,
+    }
+    return zerotrial.initialize(model=model, config=config)[0]
+
+
+def _train(case: tuple[str, str, int, int, int]) -> list[float]:
+    name, schedule, chunks, interval, count = case
+    model = _build(name, RANKS, chunks=chunks, activation_checkpoint_interval=interval)
+    engine = _engine(model, schedule, count)
+    found = []
+    for step in range(STEPS):
+        found.append(float(engine.train_batch(iter(_data(step, count)))))
+        found.append(engine.get_global_grad_norm())
+        engine.eval_batch(iter(_data(step + 50, count)))  # which leaves no trace
+    engine.close()
+    return found
+
+
+def _overflow() -> dict[str, Any]:
+    """In 16 bits, the gradients of one weight on one stage are once too large."""
+    engine = _engine(_build("blocks", RANKS), "1f1b", 4, fp16={"enabled": True})
+    if engine.stage_id == 1:
+        weight = next(iter(engine.module.parameters()))
+        handle = weight.register_hook(lambda gradient: gradient * float("inf"))
+    scale = engine.scaler.scale
+    before = {name: weight.clone() for name, weight in engine.stage.full_weights()}
+    engine.train_batch(iter(_data(0, 4)))
+    kept = [torch.equal(weight, before[name]) for name, weight in engine.stage.full_weights()]
+    found: dict[str, Any] = {"kept": all(kept), "skipped": engine.skipped_steps}
+    if engine.stage_id == 1:
+        handle.remove()
+    engine.train_batch(iter(_data(0, 4)))
+    kept = [torch.equal(weight, before[name]) for name, weight in engine.stage.full_weights()]
+    found |= {"moved": not any(kept), "skipped after": engine.skipped_steps}
+    found["scales"] = scale, engine.scaler.scale
+    engine.close()
+    return found
+
+
+def everything() -> dict[Any, Any]:
+    return {"overflow": _overflow(), **{case: _train(case) for case in CASES}}
+
+
+def plain(name: str, count: int) -> list[float]:
+    """Train in plain torch; returns losses and norms, in turn."""
+    model = _build(name, 1)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=LR, weight_decay=DECAY)
+    found = []
+    for step in range(STEPS):
+        total = 0.0
+        for given, wanted in _data(step, count):
+            loss = _loss(model(given), wanted) / count
+            loss.backward()
+            total += float(loss.detach())
+        for weight in weights:  # the engine decays what no gradient reaches, too
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        norm = float(sum(g.double().square().sum() for g in gradients) ** 0.5)
+        for gradient in gradients:
+            gradient.mul_(min(1.0, CLIP / (norm + 1e-6)))
+        optimizer.step()
+        optimizer.zero_grad()
+        found += [total, norm]
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[dict[Any, Any]]:
+    return run_on_ranks(everything, RANKS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_losses_and_norms_are_those_of_plain_torch(
+    answers: list[dict[Any, Any]], case: tuple[str, str, int, int, int]
+) -> None:
+    wanted = plain(case[0], case[-1])
+    for answer in answers:
+        assert answer[case] == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_all_stages_skip_a_step_whose_gradient_is_too_large_on_one(
+    answers: list[dict[Any, Any]],
+) -> None:
+    for answer in answers:
+        found = answer["overflow"]
+        assert found["kept"]
+        assert found["skipped"] == found["skipped after"] == 1
+        assert found["moved"]
+        assert found["scales"] == answers[0]["overflow"]["scales"]
