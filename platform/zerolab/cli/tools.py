@@ -40,7 +40,9 @@ def plan(
 ) -> None:
     """Say how many bytes each rank needs at each ZeRO stage, before anything trains.
 
-    Further options go to `python -m zerotrial.plan`. Example: zerolab plan experiment.yaml
+    Further options go to `python -m zerotrial.plan`: --world-size N, --tokens T (of a micro-batch),
+    --gpu-memory GB and --host-memory GB (for GPUs that are not here), --json.
+    Example: zerolab plan experiment.yaml --world-size 8 --tokens 4096 --gpu-memory 80
     """
     import subprocess
     import sys

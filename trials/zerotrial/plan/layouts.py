@@ -32,6 +32,7 @@ __all__ = [
     "data_traffic",
     "find_layouts",
     "pipe_traffic",
+    "reason",
     "recommend",
     "table",
     "tensor_traffic",
@@ -39,6 +40,9 @@ __all__ = [
 
 _MOST_TENSOR = 8
 """Ranks that one matrix is cut over at most: those of one machine."""
+
+_WORTH = 2.0
+"""How many times as much traffic a layout with fewer axes may have."""
 
 
 def data_traffic(
@@ -140,6 +144,21 @@ class Layout:
     def traffic(self) -> int:
         """Elements of all axes."""
         return self.data_traffic + self.tensor_traffic + self.pipe_traffic
+
+    @property
+    def cost(self) -> float:
+        """Elements of all axes, where an idle share counts as so much more."""
+        return self.traffic / (1 - self.bubble)
+
+    @property
+    def axes(self) -> int:
+        """How many, beside replicas."""
+        return (self.pipe > 1) + (self.tensor > 1)
+
+    @property
+    def name(self) -> str:
+        """Pipe x data x tensor."""
+        return f"{self.pipe} x {self.data} x {self.tensor}"
 
     def to_dict(self) -> dict[str, Any]:
         """Write it for programs."""
@@ -257,8 +276,35 @@ def _activations(noted: Noted, activation: int, blocks: int, in_flight: int, ten
 
 
 def recommend(layouts: Sequence[Layout]) -> Layout | None:
-    """Choose among layouts that fit: the least traffic, where waiting counts as so much more."""
-    return min(layouts, key=lambda one: (one.traffic / (1 - one.bubble), one.stage), default=None)
+    """Choose among layouts that fit.
+
+    Pipeline stages and cut matrices ask for a model that is written, or divided, for them. So the
+    layout with the fewest axes is taken whose cost is within :data:`_WORTH` times the least; among
+    those, the cheapest.
+    """
+    least = min((one.cost for one in layouts), default=0.0)
+    near = [one for one in layouts if one.cost <= _WORTH * least]
+    return min(near, key=lambda one: (one.axes, one.cost, one.stage), default=None)
+
+
+def reason(best: Layout, layouts: Sequence[Layout], width: int) -> str:
+    """Say why a layout is recommended.
+
+    Args:
+        best: It.
+        layouts: That fit.
+        width: Bytes of an element on its way.
+    """
+    least = min(layouts, key=lambda one: one.cost)
+    text = f"recommended: {best.name} at stage {best.stage}"
+    if best.cost <= least.cost:
+        return f"{text}: of those that fit, it moves the least in a step"
+    sizes = f"{size_text(width * least.cost)} in place of {size_text(width * best.cost)}"
+    return (
+        f"{text}: {least.name} moves less ({sizes}, waiting counted), but pipeline stages need a "
+        "model that is written as a list of layers, and cut matrices a plan; that is worth it "
+        "where the network is slow"
+    )
 
 
 def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[str]:
@@ -271,11 +317,11 @@ def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[st
     """
     titles = ("on device", "working set", "activations", "data", "tensor", "pipe", "bubble")
     rows: list[tuple[str, ...]] = [("pipe x data x tensor", "stage", *titles, "")]
-    for one in sorted(layouts, key=lambda one: one.traffic / (1 - one.bubble)):
+    for one in sorted(layouts, key=lambda one: one.cost):
         traffic = (one.data_traffic, one.tensor_traffic, one.pipe_traffic)
         rows.append(
             (
-                f"{one.pipe} x {one.data} x {one.tensor}",
+                one.name,
                 str(one.stage),
                 size_text(one.estimate.device),
                 size_text(one.estimate.working),

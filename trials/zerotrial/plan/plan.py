@@ -45,7 +45,7 @@ from zerotrial.engine.memory import (
     Place,
     every_choice,
 )
-from zerotrial.plan.layouts import Layout, find_layouts, recommend, table
+from zerotrial.plan.layouts import Layout, find_layouts, reason, recommend, table
 from zerotrial.plan.noting import Noted, note_engines
 from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import Distributed
@@ -96,13 +96,24 @@ class Plan:
     on_meta: bool
     """Whether the model was built without memory."""
 
-    layouts: Sequence[Layout] = ()
-    """Those of all ranks that fit, for the first engine, where a world size was asked for."""
+    layouts: Sequence[Layout] | None = None
+    """Those of all ranks that fit, for the first engine; None where no world size was asked for."""
+
+    tokens: int | None = None
+    """Of one micro-batch, as asked."""
 
     @property
     def recommended(self) -> Choice | None:
         """The first choice that fits, in the order of traffic and effort."""
         return next((choice for choice in self.choices if choice.fits), None)
+
+    @property
+    def recommended_layout(self) -> Layout | None:
+        """Of all that fit; where nobody said how long samples are, of those with replicas alone."""
+        found = self.layouts or ()
+        if self.tokens is None:
+            found = [one for one in found if not one.axes] or found
+        return recommend(found)
 
     @property
     def configured(self) -> Choice | None:
@@ -119,13 +130,22 @@ class Plan:
         return None
 
 
-def make_plan(file: Path, world_size: int | None = None, tokens: int | None = None) -> Plan:
+def make_plan(
+    file: Path,
+    world_size: int | None = None,
+    tokens: int | None = None,
+    gpu_gb: float | None = None,
+    host_gb: float | None = None,
+) -> Plan:
     """Read an experiment, build its model, and estimate every stage and offload.
 
     Args:
         file: The experiment file; the model's code lies beside it.
         world_size: Ranks; ``resources.slots_per_trial``, and no layouts, when left out.
         tokens: Of one micro-batch in a rank's forward; its samples when left out.
+        gpu_gb: Memory of a GPU that each rank would have elsewhere; this machine's devices when
+            left out.
+        host_gb: Memory of the host for each rank there; as much as the GPU's when left out.
 
     Returns:
         The plan.
@@ -149,10 +169,15 @@ def make_plan(file: Path, world_size: int | None = None, tokens: int | None = No
     zero = engines[0].config.zero_optimization
     nvme = zero.offload_optimizer.nvme_path or zero.offload_param.nvme_path
     devices = find_devices(ranks, Path(nvme) if nvme else directory)
+    if gpu_gb is not None:
+        host = int(1e9 * (gpu_gb if host_gb is None else host_gb))
+        devices = Devices(
+            "cuda", "GPU, as asked", ranks, int(1e9 * gpu_gb), host, devices.disk_bytes
+        )
     found = _estimates(engines, ranks, devices.kind)
     choices = [Choice(each, fits(each, devices)) for each in found]
-    layouts = () if world_size is None else _layouts(engines[0], ranks, devices, tokens)
-    return Plan(ranks, engines, devices, choices, on_meta, layouts)
+    layouts = None if world_size is None else _layouts(engines[0], ranks, devices, tokens)
+    return Plan(ranks, engines, devices, choices, on_meta, layouts, tokens)
 
 
 def _layouts(noted: Noted, ranks: int, devices: Devices, tokens: int | None) -> Sequence[Layout]:
@@ -308,7 +333,7 @@ def to_json(plan: Plan) -> str:
         peaks = {"peak_device": found.peak_device, "peak_host": found.peak_host}
         return {**asdict(found), **peaks, "fits": choice.fits}
 
-    best = recommend(plan.layouts)
+    best = plan.recommended_layout
     content = {
         "world_size": plan.world_size,
         "engines": [
@@ -325,7 +350,7 @@ def to_json(plan: Plan) -> str:
         "choices": [of_choice(choice) for choice in plan.choices],
         "configured": of_choice(plan.configured),
         "recommended": of_choice(plan.recommended),
-        "layouts": [layout.to_dict() for layout in plan.layouts],
+        "layouts": [layout.to_dict() for layout in plan.layouts or ()],
         "recommended_layout": None if best is None else best.to_dict(),
     }
     return json.dumps(content, indent=2)
@@ -385,9 +410,19 @@ def to_text(plan: Plan) -> str:
 
 def _layout_lines(plan: Plan) -> list[str]:
     """The layouts of all ranks that fit."""
-    if plan.world_size == 1 or not plan.layouts:
+    if plan.world_size == 1 or plan.layouts is None:
         return []
-    config, best = plan.engines[0].config, recommend(plan.layouts)
+    config, best = plan.engines[0].config, plan.recommended_layout
+    samples = config.train_micro_batch_size_per_gpu or 1
+    counted = f"activations are those of a transformer, for {plan.tokens or samples} token(s) a "
+    counted += "micro-batch"
+    if plan.tokens is None:
+        counted += "; say samples x length with --tokens, which pipeline stages and cut matrices "
+        counted += "are compared by"
+    if not config.activation_checkpointing.active:
+        counted += "; activation_checkpointing keeps a small part of them"
+    if best is None:
+        return ["", f"no layout of {plan.world_size} ranks fits with its activations: {counted}"]
     width = 4 if config.dtype == "fp32" else 2
     return [
         "",
@@ -395,9 +430,9 @@ def _layout_lines(plan: Plan) -> list[str]:
         "",
         *table(plan.layouts, best, width),
         "",
-        "on the tensor and pipe axes activations move, of as many tokens a micro-batch as --tokens "
-        "says, and blocks keep activations of them as a transformer's do; an idle share (bubble) "
-        "counts as so much more traffic",
+        counted,
+        "an idle share (bubble) counts as so much more traffic",
+        *([reason(best, plan.layouts, width)] if plan.tokens else []),
     ]
 
 
@@ -422,9 +457,13 @@ def _advice(plan: Plan) -> str:
             "with more memory"
         )
     offload = "" if best.estimate.offload == "none" else f", offload {best.estimate.offload}"
+    chosen = "the least communication among what leaves"
+    if plan.world_size == 1:
+        chosen = "the first in this table that leaves"
+    alone = "" if plan.layouts is None or plan.world_size == 1 else ", with replicas alone"
     return (
-        f"recommended: stage {best.estimate.stage}{offload}: the least communication among what "
-        f"leaves {1 - HEADROOM:.0%} of the memory to activations"
+        f"recommended{alone}: stage {best.estimate.stage}{offload}: {chosen} "
+        f"{1 - HEADROOM:.0%} of the memory to activations"
     )
 
 
@@ -441,10 +480,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="experiment file, e.g. examples/digits/smoke.yaml")
     parser.add_argument("--world-size", type=int, help="ranks; lists the layouts of so many, too")
     parser.add_argument("--tokens", type=int, help="of one micro-batch: samples x length")
+    parser.add_argument(
+        "--gpu-memory", type=float, metavar="GB", help="plan for GPUs that are not here, of so much"
+    )
+    parser.add_argument(
+        "--host-memory", type=float, metavar="GB", help="with it: of the host, for each rank"
+    )
     parser.add_argument("--json", action="store_true", help="for programs; sizes in bytes")
     options = parser.parse_args(arguments)
     try:
-        plan = make_plan(options.file, options.world_size, options.tokens)
+        plan = make_plan(
+            options.file,
+            options.world_size,
+            options.tokens,
+            options.gpu_memory,
+            options.host_memory,
+        )
     except (ZerolabError, OSError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - the command's answer
         return 2
