@@ -100,6 +100,19 @@ def test_what_cannot_be_chosen_is_refused_with_the_reason(wanted: Wanted, proble
     assert problem in str(refused.value)
 
 
+def test_slots_that_are_hidden_from_this_machine_are_not_chosen() -> None:
+    def chosen(**options: Any) -> Sequence[int]:
+        return choose_places(Wanted(**options), [1, 3])[0].slots
+
+    assert chosen() == chosen(include="localhost") == chosen(exclude="localhost:0") == [1, 3]
+    assert chosen(exclude="localhost:1") == [3]
+    for option in ({"include": "localhost:0"}, {"include": "localhost:0,1"}):
+        with pytest.raises(ConfigError, match="this machine has the slots 1, 3, got localhost:0"):
+            chosen(**option)
+    with pytest.raises(ConfigError, match="this machine has the slots 1, 3"):
+        chosen(exclude="localhost:1,3")
+
+
 def test_a_command_is_deepspeeds() -> None:
     def words(**options: Any) -> Command:
         return make_command(

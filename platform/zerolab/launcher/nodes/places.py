@@ -91,6 +91,11 @@ def _here(wanted: Wanted, own_slots: Sequence[int]) -> Place:
         told = [f"{problem}; no hostfile was given or found" for problem in error.problems]
         raise ConfigError(error.source, told) from None
     slots = [slot for slot in chosen["localhost"] if slot in own_slots]
+    named = ":" in wanted.include and len(slots) < len(chosen["localhost"])
+    if named or not slots:  # as where CUDA_VISIBLE_DEVICES leaves some out
+        has = ", ".join(map(str, own_slots))
+        problem = f"this machine has the slots {has}, got {wanted.include or wanted.exclude}"
+        raise ConfigError("hosts and slots", [problem])
     return Place("localhost", slots[: wanted.num_gpus], local=True)
 
 
