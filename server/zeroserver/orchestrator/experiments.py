@@ -73,6 +73,9 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
     experiment = find(transaction, experiments, experiment_id)
     if experiment["state"] in EXPERIMENT_ENDED:
         return
+    stopping = experiment["state"] in EXPERIMENT_STOPPING
+    if not (stopping or experiment["searcher_done"]):  # before anything is counted over all trials
+        return
     counted = transaction.connection.execute(
         select(trials.c.state, func.count().label("number"))
         .where(trials.c.experiment_id == experiment_id)
@@ -80,9 +83,6 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
     )
     counts = {row.state: row.number for row in counted}
     if any(state not in TRIAL_ENDED for state in counts):
-        return
-    stopping = experiment["state"] in EXPERIMENT_STOPPING
-    if not (stopping or experiment["searcher_done"]):
         return
     apply_to_experiment(world, transaction, experiment_id)
     through = experiment["state"] if stopping else _stopping_state(counts.keys())
