@@ -1,10 +1,11 @@
 """The objectives: variants of the method are chosen on most, and confirmed on the last ones.
 
-Those in ``CONFIRMED_ON`` were written before a choice, and run after it; what was chosen did not
-hold on them (``docs/searchers.md``).
+Those in ``CONFIRMED_ON`` were written before a choice, and run after it: those of ``unseen.py``
+before one that did not hold on them, those of ``later.py`` before the one that was taken
+(``docs/searchers.md``).
 """
 
-from benchmarks.searching import conditional, functions, kinds, table, traps, unseen
+from benchmarks.searching import conditional, functions, kinds, later, table, traps, unseen
 from benchmarks.searching.objective import Objective
 
 CHOSEN_ON: list[Objective] = [
@@ -50,5 +51,11 @@ CONFIRMED_ON: list[Objective] = [
     unseen.overfitting(),
     unseen.honest(),
     unseen.elsewhere(),
+    later.coupled(),
+    later.two_hollows(),
+    later.restarts(),
+    later.ticks(),
+    later.collapse(),
+    later.early_decided(),
 ]
 OBJECTIVES = {objective.name: objective for objective in CHOSEN_ON + TRAPS + CONFIRMED_ON}

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from zerolab.schema.space import Space
+from zerolab.searcher.tpe.ladder import Ladder
 from zerolab.searcher.tpe.parzen import Mixture
+from zerolab.searcher.tpe.proposals import propose
 
 REAL = {"x": {"type": "double", "minval": 0, "maxval": 1}}
 WHOLE = {"n": {"type": "int", "minval": 1, "maxval": 4}}
@@ -77,3 +79,29 @@ def test_draws_of_categories_follow_the_density() -> None:
     at = np.array([[0.0], [1.0], [2.0]])
     shares = [(draws == value).mean() for value in at]
     assert shares == pytest.approx(np.exp(kernels.log_density(at)), abs=0.04)
+
+
+def proposals(points: list[float], count: int) -> list[float | None]:
+    """What is proposed when so many trials were judged at full length, best first."""
+    ladder = Ladder(1)
+    for trial_id in range(len(points)):
+        ladder.insert(0, trial_id, trial_id)
+    known = {trial_id: (value,) for trial_id, value in enumerate(points)}
+    drawn = [propose(Space(REAL), ladder, known, [], Random(seed)) for seed in range(count)]
+    return [None if point is None else point[0] for point in drawn]
+
+
+def test_one_trial_in_twenty_is_drawn_from_the_whole_space() -> None:
+    drawn = proposals([0.3] * 8, 1000)
+    assert drawn.count(None) == pytest.approx(50, abs=20)
+
+
+def test_the_best_tenth_is_good_and_the_rest_is_not() -> None:
+    drawn = proposals([0.1, 0.1, 0.9] + [0.5] * 17, 300)
+    known = [value for value in drawn if value is not None]
+    assert sum(value < 0.3 for value in known) > 0.9 * len(known)
+    assert sum(abs(value - 0.9) < 0.1 for value in known) < 0.05 * len(known)
+
+
+def test_before_eight_trials_were_judged_nothing_is_proposed() -> None:
+    assert set(proposals([0.3] * 7, 20)) == {None}

@@ -211,6 +211,17 @@ def test_a_length_is_trusted_as_far_as_it_ranks_pairs_right(
     assert agreement.trust() == pytest.approx([trust, 1.0])
 
 
+def test_below_a_length_that_misleads_none_is_trusted_however_well_it_ranks() -> None:
+    agreement = Agreement(3)
+    for trial_id, longer in enumerate([(1, 2), (3, 3), (4, 1), (2, 4)], start=1):
+        for rung, value in enumerate((trial_id, *longer)):
+            agreement.note(rung, trial_id, value)
+    # The first rung orders 7 of 10 ranks' distance as the second does, and 7 as the third does: it
+    # alone would be trusted fully, with (7/6 + 0.425) / (10/6 + 0.5) = 0.735, and from there 0.708.
+    # The second orders 3 of 10 as the third does, 0.400, and nobody would go on from it.
+    assert agreement.trust() == [0.0, 0.0, 1.0]
+
+
 def test_a_trial_that_was_expected_to_keep_its_order_and_did_leaves_the_ladder_as_it_is() -> None:
     ladder, untold = Ladder(27), Ladder(27)
     for trial_id in range(1, 9):

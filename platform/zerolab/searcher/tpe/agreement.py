@@ -61,6 +61,7 @@ class Agreement:
         A rung is trusted as far as every higher one confirms it. Before there are trials to compare
         it is expected to tell what the rung below it told: where the first two rungs rank like a
         coin, the third has to prove itself, and does not get a third of all trials until it has.
+        Below a rung that is not trusted at all none is, as nobody would go on from there.
         """
         if self._is_stale:
             self._is_stale = False
@@ -73,6 +74,9 @@ class Agreement:
                 shares.append(min(each))
             grown = [(share - _NOTHING) / (_FULL - _NOTHING) for share in shares]
             self._trust = [*(min(max(each, 0.0), 1.0) for each in grown), 1.0]
+            for k in range(top - 1, 0, -1):
+                if self._trust[k] == 0:
+                    self._trust[k - 1] = 0.0
         return self._trust
 
     def _share(self, lower: int, higher: int, expected: float) -> float:

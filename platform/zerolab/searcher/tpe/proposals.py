@@ -13,11 +13,11 @@ from zerolab.searcher.tpe.parzen import Mixture
 
 __all__ = ["propose"]
 
-_UNIFORM = 0.15
+_UNIFORM = 0.05
 """Part of the trials that are drawn from the whole space."""
 _ENOUGH = 8
 """Finite values that a rung must have before it is learned from."""
-_GOOD, _MOST_GOOD = 0.15, 25
+_GOOD, _MOST_GOOD = 0.1, 25
 _MOST_BAD = 100
 _CANDIDATES = 24
 _DIGITS = 9
