@@ -259,7 +259,10 @@ def test_what_a_pipeline_cannot_do_is_refused_before_anything_is_built(
         assert "build the PipelineModule with chunks=2" in said["interleaved"]
         assert "pipeline.stages: must be the PipelineModule's 2, got 4" in said["stages"]
         assert "pipeline stage 1: has no trained parameters (layers 1 to 1)" in said["idle"]
-        assert "num_stages: must divide the 4 rank(s), got 3" in said["ranks"]
+        assert (
+            "must divide the 4 rank(s), got 3; start 3 ranks or a multiple, or give one of 1, 2, 4"
+            in (said["ranks"])
+        )
 
 
 def test_what_is_found_out_about_shapes_leaves_no_trace(answers: list[dict[str, Any]]) -> None:

@@ -127,9 +127,10 @@ class PipelineModule(nn.Module):
     def _check(self, ranks: int) -> None:
         problems = []
         if ranks % self.num_stages:
+            fitting = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
             problems.append(
                 f"num_stages: must divide the {ranks} rank(s), got {self.num_stages}; start "
-                f"{self.num_stages} or a multiple"
+                f"{self.num_stages} ranks or a multiple, or give one of {fitting}"
             )
         if self.activation_checkpoint_interval < 0:
             interval = self.activation_checkpoint_interval
