@@ -155,10 +155,14 @@ class Head:
     def _meet(self) -> bool:
         """Wait until all nodes are there; return whether they are."""
         deadline = time.monotonic() + self._plan.start_s
-        while (missing := self._missing()) and not self._ends and not self._asked:
+        while self._missing() and not self._ends and not self._asked:
+            before = time.monotonic()
             self._hear()
-            if time.monotonic() > deadline:
-                for host in missing:
+            now = time.monotonic()
+            if now - before > HELD_UP_S:
+                deadline += now - before
+            elif now > deadline:
+                for host in self._missing():
                     self._lose(host, f"it did not start within {self._plan.start_s:g} s")
         if self._ends or self._asked:
             for host in self._channels.keys() - self._ends.keys():
