@@ -282,8 +282,10 @@ def test_a_trial_that_was_paused_when_it_ended_is_not_paused_when_it_goes_on(
     server.exit(run_id, EXIT_PREEMPTED)
     server.post("/trials/1/cancel")
     server.post("/trials/1/continue")
+    spec = server.begin(1)
+    assert spec.latest_checkpoint is not None
+    server.exit(spec.run_id, EXIT_PREEMPTED)  # for another one, which no pause is
     assert server.trial(1)["state"] == "QUEUED"
-    assert server.begin(1).latest_checkpoint is not None
 
 
 def test_a_failed_trial_that_is_continued_waits_with_its_paused_experiment(server: Server) -> None:
