@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tests.compat.test_trainer import KEPT, assert_alike, auto, become_rank, forget_accelerate
@@ -122,7 +123,53 @@ def beside_itself(root: str) -> tuple[list[int], list[int]]:
             check_alone(trainer.model)
         trainer.model_wrapped.close()
         trainer.model.encoder(torch.tensor([[3]]))  # a plain model again
+    decoders_beside_themselves()
     return order, lengths
+
+
+def make_decoder(kind: str) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if kind == "llama":
+        sizes |= {"intermediate_size": 32, "num_key_value_heads": 1}
+    ids = {"bos_token_id": 0, "pad_token_id": 0, "eos_token_id": [*range(1, 32, 5)]}
+    set_seed(5)
+    config = AutoConfig.for_model(kind, vocab_size=32, initializer_range=0.5, **sizes, **ids)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def decoded(model: Any, beams: int) -> list[list[int]]:
+    """Of other inputs on each rank, whose answers end at other times."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    ids = torch.randint(2, 32, (2, 5), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0  # padded on the left
+    options = {"num_beams": beams, "do_sample": False, "max_new_tokens": 6}
+    return model.generate(ids, attention_mask=mask, **options).tolist()
+
+
+def decoders_beside_themselves() -> None:
+    """Decoders, with one beam and three, in fp32 and bf16, at every stage."""
+    import deepspeed
+
+    for kind in ("gpt2", "llama"):
+        for bf16 in (False, True):
+            plain = make_decoder(kind)
+            if bf16:
+                for parameter in plain.parameters():
+                    parameter.data = parameter.data.bfloat16()
+            wanted = [decoded(plain, beams) for beams in (1, 3)]
+            for stage in (0, 1, 2, 3):
+                file = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": bf16}}
+                file["optimizer"] = {"type": "SGD", "params": {"lr": 0.1}}
+                file["zero_optimization"] = {"stage": stage}
+                model = make_decoder(kind)
+                engine = deepspeed.initialize(model=model, config=file)[0]
+                engine.eval()
+                found = [decoded(engine.module, beams) for beams in (1, 3)]
+                assert found == wanted, (kind, bf16, stage)
+                engine.close()
 
 
 def check_alone(model: Any) -> None:

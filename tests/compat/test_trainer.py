@@ -103,6 +103,7 @@ def make_trainer(folder: str, file: dict[str, Any] | None, **more: Any) -> Any:
 
     forget_accelerate()
     lora = more.pop("lora", False)
+    model = more.pop("model", None)
     callbacks = more.pop("callbacks", None)
     more.setdefault("per_device_train_batch_size", 2)
     arguments = TrainingArguments(
@@ -125,9 +126,8 @@ def make_trainer(folder: str, file: dict[str, Any] | None, **more: Any) -> Any:
         seed=1,
         **more,
     )
-    model = make_model(lora=lora)
     return Trainer(
-        model=model,
+        model=make_model(lora=lora) if model is None else model,
         args=arguments,
         train_dataset=Rows(),
         eval_dataset=Rows(),

@@ -95,10 +95,11 @@ def install(*, force: bool = False) -> None:
     sys.meta_path.insert(0, _Finder())
     os.environ[ENV_AS_DEEPSPEED] = "force" if force else "1"
     importlib.invalidate_caches()
-    from zerotrial.compat.deepspeed import on_cpu, saving
+    from zerotrial.compat.deepspeed import on_cpu, pretrained, saving
 
     on_cpu.patch_when_imported()
     saving.patch_when_imported()
+    pretrained.patch_when_imported()
 
 
 def _real_installation() -> str | None:

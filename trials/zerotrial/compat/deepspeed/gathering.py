@@ -10,7 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
+from zerotrial.compat.deepspeed.once_a_host import host_memory
 from zerotrial.engine.engine import Engine
 
 __all__ = [
@@ -20,6 +25,7 @@ __all__ = [
     "OnDevice",
     "ZeroParamStatus",
     "know",
+    "note_that_ranks_differ",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
@@ -36,6 +42,12 @@ _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 _ranks_differ = False
 """Whether a model has been built that one rank alone fills."""
+
+
+def note_that_ranks_differ() -> None:
+    """Have :class:`GatheredParameters` spread what one rank changes, without an engine, too."""
+    global _ranks_differ
+    _ranks_differ = True
 
 
 class ZeroParamStatus(enum.Enum):
@@ -184,11 +196,9 @@ class GatheredParameters:
 
 def _spread(parameters: list[Any], source: int) -> None:
     """Give all ranks what one has loaded or initialised, before there is an engine."""
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    for parameter in parameters:
-        value = parameter.detach().to(device)
-        dist.broadcast(value, src=source)
-        parameter.data.copy_(value)
+    memory = host_memory()
+    if memory is not None:
+        memory.spread(parameters, source)
 
 
 def _listed(params: Any) -> list[Any]:
@@ -206,20 +216,57 @@ def _many(params: Any) -> bool:
 
 
 @contextlib.contextmanager
-def Init(*unused: Any, **options: Any) -> Iterator[None]:  # noqa: N802 - DeepSpeed's name
-    """Let a model be built; it is sharded by ``initialize``, from rank 0's values.
+def Init(  # noqa: N802 - DeepSpeed's name
+    module: nn.Module | None = None, *unused: Any, enabled: bool = True, **options: Any
+) -> Iterator[None]:
+    """Have a model that is built hold rank 0's values, once a host; ``initialize`` shards it.
 
-    From now on what one rank does to parameters within :class:`GatheredParameters` reaches all: as
-    libraries load and initialise models where DeepSpeed shards them at once.
+    Parameters are whole and plain: the ranks of a host have them in common until one writes to
+    them. A part is held so as soon as it is put into the next larger one. From now on what one rank
+    does to parameters within :class:`GatheredParameters` reaches all: as libraries load and
+    initialise models where DeepSpeed shards them at once. **Collective**.
 
     Args:
-        unused: DeepSpeed's arguments; where parameters lie until then is the script's choice.
-        options: As above; ``module``, which DeepSpeed would shard at once, stays as it is.
+        module: Was built before; is held once at the end, too.
+        unused: DeepSpeed's arguments; where parameters lie until then is not asked.
+        enabled: False: do nothing.
+        options: As ``unused``.
     """
-    global _ranks_differ
     del unused, options
-    _ranks_differ = True
-    yield
+    if not enabled:
+        yield
+        return
+    note_that_ranks_differ()
+    memory = host_memory()
+    if memory is None:
+        yield
+        return
+    new: dict[nn.Parameter, None] = {}
+    if module is not None:
+        new = dict.fromkeys(module.parameters())
+
+    def note(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        del module, name
+        if not memory.loading:
+            new[parameter] = None
+
+    def hold(module: nn.Module, name: str, part: nn.Module | None) -> None:
+        del module, name
+        ready = [p for p in part.parameters() if p in new] if part is not None else []
+        for parameter in ready:
+            del new[parameter]
+        memory.spread(ready)
+
+    hooks = (
+        register_module_parameter_registration_hook(note),
+        register_module_module_registration_hook(hold),
+    )
+    try:
+        yield
+        memory.spread(new)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from zerolab.errors import ConfigError
 from zerotrial.compat import after_import
 
-__all__ = ["patch_when_imported"]
+__all__ = ["is_sharded", "patch_when_imported"]
 
 _MISSING = (
     "state_dict: must be given at stage 3, where each rank has a part of the weights, got None; "
@@ -45,7 +45,7 @@ def _patch(module: ModuleType) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if state_dict is None and _is_sharded(self):
+        if state_dict is None and is_sharded(self):
             if is_main_process:
                 raise ConfigError("save_pretrained()", [_MISSING])
             state_dict = {}
@@ -54,7 +54,8 @@ def _patch(module: ModuleType) -> None:
     module.PreTrainedModel.save_pretrained = save_pretrained
 
 
-def _is_sharded(model: Any) -> bool:
+def is_sharded(model: Any) -> bool:
+    """Whether an engine of stage 3 has a model."""
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())

@@ -36,6 +36,7 @@ from zerotrial.engine.comm.wires import (
     host_name,
     open_listener,
 )
+from zerotrial.engine.memory.lent import borrow
 
 __all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
 
@@ -85,6 +86,24 @@ class SharedMemoryCommunicator:
         nbytes = max(numel * dtype.itemsize, 1)
         with self._opened(nbytes) as files:
             return Common(mmap(files[0], nbytes), dtype)
+
+    def lend(self, tensor: Tensor) -> Tensor:
+        """Return rank 0's values in memory that exists once, for all ranks. **Collective**.
+
+        A rank that writes to it gets pages of its own.
+
+        Args:
+            tensor: Of the same shape and type on every rank; it is left as it is.
+        """
+        if tensor.numel() == 0:
+            return tensor.detach().clone()
+        nbytes = tensor.numel() * tensor.element_size()
+        with self._opened(nbytes) as files:
+            if self.rank == 0:
+                whole = _map(files[0], nbytes).view(tensor.dtype)
+                whole.copy_(tensor.detach().reshape(-1))
+            self._meet("fence", 0)  # from now on nobody writes to the file
+            return borrow(files[0], tensor.shape, tensor.dtype)
 
     @contextlib.contextmanager
     def _opened(self, nbytes: int) -> Iterator[list[int]]:

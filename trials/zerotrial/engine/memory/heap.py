@@ -15,9 +15,9 @@ import functools
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-__all__ = ["keep_freed_memory", "return_freed_memory", "uncollected"]
+__all__ = ["give_back_now", "keep_freed_memory", "return_freed_memory", "uncollected"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST = 32 << 20  # bytes: the most that glibc lets the second be
@@ -49,6 +49,12 @@ def return_freed_memory() -> bool:
         own variables.
     """
     return _set(mmap_threshold=_LARGE, trim_threshold=_LARGE)
+
+
+def give_back_now() -> None:
+    """Give what is free in the heap back to the system, once; nothing with another C library."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _set(*, mmap_threshold: int, trim_threshold: int) -> bool:

@@ -1,9 +1,10 @@
 """Weights that a rank does not hold when its model is sharded: they come one unit at a time.
 
 A model that is larger than a rank is built on the meta device, everywhere or on all ranks but the
-first. What rank 0 holds is streamed from it. What no rank holds is read from safetensors, or made
-by the modules' own initialisation. A unit is cut as soon as its values are there, so that a rank
-holds its shards and the units that wait for a module inside them: in most models the root's.
+first, or lies in memory that the ranks of a host have once, together. What rank 0 holds is streamed
+from it. What no rank holds is read from safetensors, or made by the modules' own initialisation. A
+unit is cut as soon as its values are there, so that a rank holds its shards and the units that wait
+for a module inside them: in most models the root's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
+from zerotrial.engine.memory.lent import is_lent
 from zerotrial.engine.module.frozen import some_of
 from zerotrial.engine.module.swapped import become
 
@@ -117,8 +119,8 @@ class Absent:
 
     @staticmethod
     def anywhere(module: nn.Module, comm: Communicator, device: torch.device) -> bool:
-        """Whether any rank lacks any value. **Collective**."""
-        count = sum(value.is_meta for _, value in _named(module))
+        """Whether any rank lacks any value, or has it lent. **Collective**."""
+        count = sum(value.is_meta or is_lent(value) for _, value in _named(module))
         return bool(comm.sum(torch.tensor([count], dtype=torch.float64, device=device)).item())
 
     def in_order(self, modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -189,6 +191,9 @@ class Absent:
 
     def _materialise(self, value: Tensor) -> None:
         """Give a tensor memory; it stays the object that it is."""
+        if is_lent(value) and self._comm.rank > 0:
+            value.data = torch.empty_like(value, device=self._device)  # rank 0's come
+            return
         if not value.is_meta:
             value.data = value.data.to(self._device)
             return

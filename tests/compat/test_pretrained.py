@@ -1,0 +1,277 @@
+"""``from_pretrained`` at stage 3: as without DeepSpeed, and held once by the ranks of a host."""
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.compat.test_trainer import (
+    Rows,
+    assert_alike,
+    auto,
+    become_rank,
+    forget_accelerate,
+    make_model,
+    train,
+)
+from tests.engine.ranks import run_on_ranks
+from tests.engine.test_absent import Untied, peak_of
+from zerolab.errors import ConfigError
+from zerotrial.compat.deepspeed import install
+from zerotrial.engine.memory.lent import is_lent
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+FILE = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_clipping": 0.0,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    "zero_optimization": {"stage": 3},
+}
+
+
+def large_config() -> Any:
+    """Of 9.5 M weights, nearly all in blocks."""
+    from transformers import GPT2Config
+
+    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 256, "n_layer": 12, "n_head": 2}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2Config(**sizes, **off, bos_token_id=0, eos_token_id=0)
+
+
+def write_models(root: str) -> None:
+    """What rank 0 puts there for both."""
+    from safetensors.torch import save_file
+    from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+
+    model = make_model()
+    model.save_pretrained(f"{root}/one")
+    model.save_pretrained(f"{root}/split", max_shard_size="8KB")
+    assert len(json.loads(Path(f"{root}/split/model.safetensors.index.json").read_text())) > 1
+    model.config.save_pretrained(f"{root}/bin")
+    torch.save(model.state_dict(), f"{root}/bin/pytorch_model.bin")
+    model.config.save_pretrained(f"{root}/more")
+    values = {k: v.clone() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    del values["transformer.h.1.mlp.c_fc.weight"]
+    save_file(values | {"other": torch.ones(2)}, f"{root}/more/model.safetensors", {"format": "pt"})
+    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    GPT2ForSequenceClassification(GPT2Config(**sizes, num_labels=5)).save_pretrained(
+        f"{root}/classes"
+    )
+    GPT2LMHeadModel(large_config()).to(torch.bfloat16).save_pretrained(f"{root}/large")
+
+
+@contextlib.contextmanager
+def told() -> Iterator[list[str]]:
+    """What transformers says meanwhile."""
+    import transformers
+
+    transformers.logging.set_verbosity_warning()  # a Trainer may have changed it
+    lines: list[str] = []
+    logger = logging.getLogger("transformers")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def load_all(root: str) -> tuple[dict[str, Any], list[str]]:
+    from transformers import AutoModelForCausalLM, GPT2ForSequenceClassification, GPT2LMHeadModel
+
+    torch.manual_seed(dist.get_rank())  # what is drawn differs
+    with told() as lines:
+        found = {
+            "one": GPT2LMHeadModel.from_pretrained(f"{root}/one", low_cpu_mem_usage=True),
+            "split": AutoModelForCausalLM.from_pretrained(f"{root}/split"),
+            "bin": GPT2LMHeadModel.from_pretrained(f"{root}/bin"),
+            "bf16": GPT2LMHeadModel.from_pretrained(f"{root}/one", torch_dtype=torch.bfloat16),
+            "more": GPT2LMHeadModel.from_pretrained(f"{root}/more"),
+            "head": GPT2ForSequenceClassification.from_pretrained(f"{root}/one", num_labels=3),
+            "other": GPT2ForSequenceClassification.from_pretrained(
+                f"{root}/classes", num_labels=3, ignore_mismatched_sizes=True
+            ),
+        }
+        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+            GPT2ForSequenceClassification.from_pretrained(f"{root}/classes", num_labels=3)
+    return found, [re.sub(r"\s+", " ", line) for line in lines if "LOAD REPORT" in line]
+
+
+MADE = ("score.weight", "transformer.h.1.mlp.c_fc.weight")
+"""What has no values in some of the files."""
+
+
+def compare(found: dict[str, Any], plain: dict[str, Any]) -> None:
+    for name, model in found.items():
+        wanted = plain[name].state_dict()
+        values = model.state_dict()
+        assert values.keys() == wanted.keys()
+        assert all(is_lent(parameter) for parameter in model.parameters()), name
+        drawn = [key for key in MADE if key in values and name in {"more", "head", "other"}]
+        for key in values.keys() - set(drawn):
+            torch.testing.assert_close(values[key], wanted[key], rtol=0, atol=0)
+        for key in drawn:
+            every: list[Any] = [None, None]
+            dist.all_gather_object(every, values[key])
+            torch.testing.assert_close(every[0], every[1], rtol=0, atol=0)
+            assert values[key].std() == pytest.approx(0.02, rel=0.5)
+        assert not model.training
+
+
+def use_alone(model: Any, plain: Any, root: str) -> None:
+    """Without an engine a model is a plain one, on one rank alone, too."""
+    assert model.lm_head.weight is model.transformer.wte.weight
+    if dist.get_rank() > 0:
+        return
+    rows = torch.stack([Rows()[index]["input_ids"] for index in range(4)])
+    with torch.no_grad():
+        assert model(input_ids=rows, labels=rows).loss == plain(input_ids=rows, labels=rows).loss
+    options = {
+        "attention_mask": torch.ones_like(rows),
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "num_beams": 2,
+    }
+    assert model.generate(rows, **options).tolist() == plain.generate(rows, **options).tolist()
+    model(input_ids=rows, labels=rows).loss.backward()
+    plain(input_ids=rows, labels=rows).loss.backward()
+    torch.testing.assert_close(model.transformer.wpe.weight.grad, plain.transformer.wpe.weight.grad)
+    model.zero_grad()
+    model.save_pretrained(f"{root}/saved")
+    model.to(torch.float64)
+    torch.testing.assert_close(model.lm_head.weight.float(), plain.lm_head.weight)
+
+
+def write_alone(model: Any) -> None:
+    """What a rank writes is its own; in GatheredParameters one rank's writes are everybody's."""
+    import deepspeed
+
+    weight = model.transformer.ln_f.weight
+    with torch.no_grad():
+        weight.fill_(2.0 + dist.get_rank())
+    dist.barrier()
+    assert weight.tolist() == [2.0 + dist.get_rank()] * 16
+    with deepspeed.zero.GatheredParameters([weight], modifier_rank=1):
+        if dist.get_rank() == 1:
+            weight.data.fill_(0.5)
+    assert weight.tolist() == [0.5] * 16
+    model.resize_token_embeddings(66)
+    every: list[Any] = [None, None]
+    dist.all_gather_object(every, model.lm_head.weight.detach().clone())
+    torch.testing.assert_close(every[0], every[1], rtol=0, atol=0)
+
+
+def build_under_init(root: str) -> None:
+    """What is built, by a script or by transformers, has rank 0's values."""
+    import deepspeed
+    from transformers import GPT2LMHeadModel
+
+    torch.manual_seed(dist.get_rank())
+    with deepspeed.zero.Init():
+        built = Untied()
+    torch.manual_seed(0)
+    for mine, wanted in zip(built.parameters(), Untied().parameters(), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=0, atol=0)
+        assert is_lent(mine)
+    torch.manual_seed(dist.get_rank())
+    with deepspeed.zero.Init():
+        again = GPT2LMHeadModel.from_pretrained(f"{root}/one")
+    torch.testing.assert_close(again.lm_head.weight, make_model().lm_head.weight, rtol=0, atol=0)
+    torch.manual_seed(dist.get_rank())
+    made = GPT2LMHeadModel._from_config(make_model().config)
+    assert all(is_lent(parameter) for parameter in made.parameters())
+    every: list[Any] = [None, None]
+    dist.all_gather_object(every, made.state_dict())
+    for name, value in every[0].items():
+        torch.testing.assert_close(value, every[1][name], rtol=0, atol=0)
+    assert made.state_dict()["transformer.wte.weight"].std() == pytest.approx(0.02, rel=0.2)
+
+
+def anonymous() -> int:
+    """Bytes of memory that are this process's alone."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+
+
+def measure(root: str) -> dict[str, int]:
+    """Bytes: of the model; what loading leaves with a rank; the most in loading, and in cutting."""
+    import deepspeed
+    from transformers import GPT2LMHeadModel
+
+    def load() -> Any:
+        return GPT2LMHeadModel.from_pretrained(f"{root}/large", dtype=torch.float32)
+
+    first = load()  # what a process keeps free, it has given back by now
+    before = anonymous()
+    model = load()
+    held = anonymous() - before
+    assert model.dtype == torch.float32
+    whole = sum(value.nbytes for value in model.parameters())
+    del first
+    model, loading = peak_of(load)
+    engine, building = peak_of(lambda: deepspeed.initialize(model=model, config=FILE)[0])
+    engine.close()
+    return {"whole": whole, "held": held, "loading": loading, "building": building}
+
+
+def everything(root: str) -> dict[str, int]:
+    become_rank()
+    install()
+    forget_accelerate()
+    import deepspeed
+    from transformers import GPT2LMHeadModel
+    from transformers.integrations import HfDeepSpeedConfig
+
+    if dist.get_rank() == 0:
+        write_models(root)
+    dist.barrier()
+    plain, plain_lines = load_all(root)
+    wanted, _ = train(f"{root}/plain", None, model=GPT2LMHeadModel.from_pretrained(f"{root}/split"))
+    alive = HfDeepSpeedConfig(auto(3) | FILE)
+    assert alive.is_zero3()
+
+    found, lines = load_all(root)
+    assert lines == plain_lines
+    assert any("score.weight" in line for line in lines)
+    compare(found, plain)
+    with pytest.raises(ConfigError, match="device_map: must be left out at stage 3"):
+        GPT2LMHeadModel.from_pretrained(f"{root}/one", device_map="auto")
+    use_alone(found["one"], plain["one"], root)
+    write_alone(found["bin"])
+    build_under_init(root)
+    measured = measure(root)
+    mine, trainer = train(f"{root}/mine", auto(3), model=found["split"])
+    assert_alike(mine, wanted, 2e-6)
+    # after a training, and while its engine lives: a reference model
+    reference = GPT2LMHeadModel.from_pretrained(f"{root}/one")
+    frozen = deepspeed.initialize(
+        model=reference, config={k: FILE[k] for k in FILE if k != "optimizer"}
+    )[0]
+    rows = Rows()[0]["input_ids"][None]
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(rows).logits, plain["split"](rows).logits)
+    frozen.close()
+    trainer.model_wrapped.close()
+    return measured
+
+
+def test_a_pretrained_model_is_the_plain_one_and_held_once_by_the_ranks_of_a_host(
+    tmp_path: Path,
+) -> None:
+    ranks = run_on_ranks(everything, 2, str(tmp_path))
+    # Counted whole by torch, but only mapped, and in bf16: what has been read may be given up.
+    mapped = (tmp_path / "large" / "model.safetensors").stat().st_size
+    for found in ranks:
+        assert found["held"] < 0.2 * found["whole"], ranks
+        assert found["loading"] - mapped < 0.2 * found["whole"], ranks
+        assert 0.5 * found["whole"] < found["building"] < 0.8 * found["whole"], ranks

@@ -1,0 +1,135 @@
+"""Parameters that the ranks of a host hold once, together, until an engine cuts them.
+
+They are whole and plain on every rank: to read them, on one rank alone even, asks nobody. A rank
+that writes to one gets a copy of its own, which the others do not see.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from zerotrial.compat.deepspeed.names.comm import init_distributed
+from zerotrial.engine.comm.shared_memory import SharedMemoryCommunicator, connect_shared_memory
+from zerotrial.engine.comm.wires import host_name
+from zerotrial.engine.memory.heap import give_back_now
+from zerotrial.engine.memory.lent import is_lent
+
+__all__ = ["HostMemory", "host_memory"]
+
+logger = logging.getLogger(__name__)
+
+
+_MUCH = 64 << 20
+"""Bytes that a heap may keep free in loading: it does not find them again by itself."""
+
+
+class HostMemory:
+    """Memory that the ranks of this host have in common.
+
+    Args:
+        world: All ranks.
+        lender: Between those of this host; None where some ranks cannot share any memory.
+        hosts: How many there are.
+    """
+
+    def __init__(
+        self, world: dist.ProcessGroup, lender: SharedMemoryCommunicator | None, hosts: int
+    ) -> None:
+        self.world = world
+        self._lender = lender
+        self._hosts = hosts
+        self._freed = 0
+        self.loading = False
+        """Whether from_pretrained is at work, which holds what it registers by itself."""
+
+    def hold(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Hold parameters once. **Collective** among the ranks of a host.
+
+        Args:
+            parameters: With the same values on the first rank of every host, which count; in the
+                same order everywhere. What is not plain memory of the CPU stays as it is.
+        """
+        if self._lender is None:
+            return
+        for parameter in parameters:
+            if _is_plain(parameter) and not is_lent(parameter):
+                self._freed += parameter.nbytes
+                parameter.data = self._lender.lend(parameter)
+        if self._freed > _MUCH:
+            give_back_now()
+            self._freed = 0
+
+    def spread(self, parameters: Iterable[nn.Parameter], source: int = 0) -> None:
+        """Give all ranks what one has, and hold it once where it can be. **Collective**.
+
+        Args:
+            parameters: In the same order everywhere.
+            source: The rank.
+        """
+        on_gpu = dist.get_backend(self.world) == "nccl"
+        for parameter in parameters:
+            if self._lender is None or self._hosts > 1 or source > 0 or not _is_plain(parameter):
+                value = parameter.detach().to("cuda" if on_gpu else "cpu", copy=True)
+                dist.broadcast(value, src=source, group=self.world)
+                if _is_plain(parameter):
+                    parameter.data = value.to(parameter.device)
+                else:
+                    parameter.data.copy_(value)
+            if self._lender is not None and _is_plain(parameter):
+                parameter.data = self._lender.lend(parameter)
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is one of torch's own, on the CPU, with values."""
+    kinds = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
+    return kinds and parameter.device.type == "cpu" and parameter.layout is torch.strided
+
+
+_known: HostMemory | None = None
+
+
+def host_memory() -> HostMemory | None:
+    """Find what the ranks of this host have in common. **Collective**, the first time.
+
+    Starts torch.distributed where the environment tells of other ranks, as ``zero.Init`` does.
+
+    Returns:
+        None in a world of one rank.
+    """
+    global _known
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        init_distributed()
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    world = dist.group.WORLD
+    assert world is not None
+    if _known is None or _known.world is not world:
+        _known = _connect(world)
+    return _known
+
+
+def _connect(world: dist.ProcessGroup) -> HostMemory:
+    talk = dist.new_group(backend="gloo")
+    names = [""] * dist.get_world_size()
+    dist.all_gather_object(names, host_name(), group=talk)
+    lender = None
+    for host in dict.fromkeys(names):
+        ranks = [rank for rank, name in enumerate(names) if name == host]
+        group = dist.new_group(ranks, backend="gloo")
+        if dist.get_rank() in ranks:
+            lender = connect_shared_memory(group)
+    found: list[bool] = [False] * len(names)
+    dist.all_gather_object(found, lender is not None, group=talk)
+    if not all(found):
+        lender = None
+        if dist.get_rank() == 0:
+            logger.warning(
+                "zero.Init, from_pretrained: ranks %s cannot share memory with others of their "
+                "host: until initialize(), every rank holds the whole model",
+                [rank for rank, shares in enumerate(found) if not shares],
+            )
+    return HostMemory(world, lender, len(set(names)))
