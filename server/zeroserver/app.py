@@ -154,6 +154,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         await services.write(lambda world, tx: sweep_points(tx, world.importing))
     said, quiet_until = "", 0.0
     while True:
+        services.world.note_tick()
         services.journal.tidy()
         try:
             await services.write(tick)

@@ -1,12 +1,14 @@
 """Agents over REST: they join, leave, are disabled, fall silent and come back."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.helpers import PREFIX, Server, checkpoint, training
+from tests.server.helpers import PREFIX, Server, checkpoint, serve, training
 from tests.server.test_queue import join, refused, running
+from zeroserver.settings import Timings
 
 
 def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
@@ -177,3 +179,25 @@ def test_a_second_agent_of_a_name_that_is_there_is_refused(server: Server) -> No
 def test_an_agent_with_a_pool_of_no_name_is_refused(sqlite_server: Server, pool: str) -> None:
     body = {"name": "a", "host": "h", "slots": [], "pool": pool}
     assert "pool: must be 1 to 64 letters" in refused(sqlite_server, "POST", "/agents", body, 422)
+
+
+def test_the_time_in_which_the_server_was_held_up_is_no_silence_of_its_agents(
+    tmp_path: Path,
+) -> None:
+    timings = Timings(tick_s=3600.0, agent_dead_s=1e5, storage_check_s=3600.0)
+    with serve(tmp_path, timings=timings) as server:
+        join(server, "a")
+        server.submit()
+        spec = server.begin()
+        world = server.services.world
+        for _ in range(2):
+            world.seen[1] -= 1e7
+            world.ticked -= 1e7
+            server.tick()  # before it has noted that it was held up,
+            world.note_tick()
+            server.tick()  # and after that
+            assert agent(server)["state"] != "gone"
+            assert server.directive(spec.run_id) == "train"
+        silent_for(server, 1, 1e6)  # it was awake all the time
+        server.tick()
+        assert agent(server)["state"] == "gone"

@@ -45,6 +45,10 @@ def _steady_clock() -> Callable[[], float]:
     return lambda: start + time.monotonic()
 
 
+_LATE = 1.5
+"""Times the period of its ticks, after which a server was held up."""
+
+
 @dataclass
 class World:
     """Memory of the orchestrator; only the writer's thread uses what is not marked otherwise."""
@@ -60,6 +64,8 @@ class World:
     started: float = field(default_factory=time.monotonic)
     seen: dict[int, float] = field(default_factory=dict)
     """Agent to the monotonic time of its last question; written by the event loop."""
+    ticked: float = field(default_factory=time.monotonic)
+    """The monotonic time of the last :meth:`note_tick`."""
     importing: set[int] = field(default_factory=set)
     """Trials whose points are being imported, and which have no row before all are there."""
     archives_going: set[str] = field(default_factory=set)
@@ -102,8 +108,26 @@ class World:
             self.jobs.pop(experiment_id, None)
 
     def silence_s(self, agent_id: int) -> float:
-        """Seconds since an agent last asked for work, or since the start of this server."""
-        return time.monotonic() - self.seen.get(agent_id, self.started)
+        """Seconds since an agent last asked for work, or since the start of this server.
+
+        Those in which the server itself was held up, as by a machine that was suspended, do not
+        count: nobody could have been heard then.
+        """
+        now = time.monotonic()
+        return now - self.seen.get(agent_id, self.started) - self._held_up_s(now)
+
+    def note_tick(self) -> None:
+        """Note that the server is awake, as it does at every tick; called by the event loop."""
+        now = time.monotonic()
+        held_up = self._held_up_s(now)
+        if held_up:
+            self.started = min(now, self.started + held_up)
+            self.seen |= {each: min(now, at + held_up) for each, at in list(self.seen.items())}
+        self.ticked = now
+
+    def _held_up_s(self, now: float) -> float:
+        """Seconds by which the next tick is late, beyond what a busy server may take."""
+        return max(0.0, now - self.ticked - _LATE * self.settings.timings.tick_s)
 
 
 def config_of(row: RowMapping) -> "ExperimentConfig":
