@@ -115,6 +115,9 @@ def test_a_pause_of_the_experiment_wakes_nobody_who_waits_at_a_rung(search: Serv
     assert states(search) == ["PAUSED", "PAUSED"]
     search.act("activate")
     assert states(search) == ["PAUSED", "QUEUED"]
+    search.post("/trials/1/pause")
+    search.post("/trials/1/activate")  # of which the searcher is not told
+    assert states(search) == ["PAUSED", "QUEUED"]
     search.act("cancel")
     assert search.experiment()["state"] in {"CANCELED", "STOPPING_CANCELED"}
 

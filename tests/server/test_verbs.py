@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.server.helpers import PREFIX, Server, checkpoint, serve, validation
 from tests.waiting import until
 from zerolab.contract.spec import EXIT_PREEMPTED
+from zerolab.contract.wire import RunExit
 from zeroserver.settings import Timings
 
 SPACE = {
@@ -341,3 +343,31 @@ def test_a_deletion_takes_what_is_on_disk_and_leaves_what_others_have(server: Se
     assert len(list(home.archives.iterdir())) == 1, "the fork has the same"
     assert server.sql("SELECT count(*) FROM searcher_events WHERE experiment_id = 1") == [(0,)]
     server.act("kill", other)
+
+
+def test_nothing_is_left_of_an_experiment_whose_runs_were_on_several_agents(server: Server) -> None:
+    agents = [server.add_agent(name=name, pool="two") for name in ("a", "b")]
+    resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
+    number, trial_id = submitted(server, resources=resources)
+    run_id = server.begin(trial_id, agents[0]).run_id
+    for node in range(2):
+        server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(RunExit(0, node=node)))
+    assert server.sql("SELECT count(*) FROM run_nodes") == [(2,)]
+    server.request("DELETE", f"/experiments/{number}")
+    for table in ("experiments", "trials", "runs", "run_nodes"):
+        assert server.sql(f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+def test_what_goes_on_without_its_newest_checkpoint_goes_on_from_the_one_before(
+    server: Server,
+) -> None:
+    _, trial_id = submitted(server, checkpoint_storage={"save_trial_latest": 2})
+    run_id = begun(server, trial_id)
+    newest = checkpoint(9)
+    server.report(run_id, validation(9, 0.4), newest)
+    server.exit(run_id, 1, "boom")
+    server.request("DELETE", f"/checkpoints/{newest.uuid}")
+    server.post(f"/trials/{trial_id}/continue")
+    begins_with = server.begin(trial_id).latest_checkpoint
+    assert begins_with is not None
+    assert begins_with.steps_completed == 5

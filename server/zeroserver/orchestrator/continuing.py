@@ -102,7 +102,6 @@ def continue_experiment(
     searches_on = grows or any(isinstance(each, Create) for each in wanted)
     move_experiment(
         transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
-        waits_since=None,
         # A search that goes on says by itself how far it is.
         progress=0.0 if searches_on else 1 - len(opened) / max(experiment["num_trials"], 1),
     )  # fmt: skip
@@ -180,7 +179,6 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         # What was ended searches no more: only this trial goes on.
         move_experiment(
             transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
-            waits_since=None,
         )  # fmt: skip
     reopen_trial(transaction, trial, state)
     schedule(world, transaction)

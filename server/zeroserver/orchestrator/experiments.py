@@ -56,7 +56,7 @@ def _host_slots(hosts: Mapping[str, Sequence[int]]) -> list[str]:
 def move_experiment(
     transaction: Transaction, experiment: Fields, state: ExperimentState, **values: Any
 ) -> None:
-    """Change an experiment's state, and other columns with it.
+    """Change an experiment's state, and other columns with it; no wait for slots outlives that.
 
     Raises:
         ConflictError: If the transition is not legal.
@@ -64,6 +64,7 @@ def move_experiment(
     if experiment["state"] != state:
         name = f"experiment {experiment['id']}"
         check_move(EXPERIMENT_MOVES, name, experiment["state"], state)
+        values["waits_since"] = None
     save(transaction, experiments, experiment["id"], state=state, **values)
     touch(transaction, "experiment", experiment["id"], experiment["id"])
 

@@ -132,8 +132,11 @@ def assign(
         started_at=trial["started_at"] or now,
     )  # fmt: skip
     touch(transaction, "trial", experiment["id"], trial["id"])
-    if experiment["started_at"] is None:
-        save(transaction, experiments, experiment["id"], started_at=now)
+    if experiment["started_at"] is None or experiment["waits_since"] is not None:
+        started_at = experiment["started_at"] or now
+        save(
+            transaction, experiments, experiment["id"], started_at=started_at, waits_since=None
+        )  # a run may be over before the clock ticks again
     transaction.changes.append(agents_changed())
     return run_id
 

@@ -189,11 +189,12 @@ _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 
 def tick(world: World, transaction: Transaction) -> None:
-    """Look after deadlines, dead agents and waits that are over; then schedule."""
+    """Look after deadlines and dead agents, and schedule; what then still waits may have to end."""
     lose_silent(world, transaction)
     _kill_late_runs(world, transaction)
-    end_long_waits(world, transaction)
     schedule(world, transaction)
+    if end_long_waits(world, transaction):  # slots may have been kept for one of them
+        schedule(world, transaction)
 
 
 def bound_deadlines(world: World, transaction: Transaction) -> None:

@@ -38,6 +38,8 @@ _PRELOAD = (
     "zerotrial.engine.build",
     "zerolab.client.http",
     "zerolab.config.checking",
+    "httpcore",  # httpx imports it with its first client
+    "encodings.idna",  # the elastic agent asks for the name of this machine
     "torch.utils.data",
     "safetensors.torch",
     "torch.distributed.tensor",

@@ -12,12 +12,16 @@ from zeroserver.store.schema import WAITING, experiments, runs, trials
 __all__ = ["end_long_waits"]
 
 
-def end_long_waits(world: World, transaction: Transaction) -> None:
+def end_long_waits(world: World, transaction: Transaction) -> bool:
     """End the experiments of which trials have waited for slots too long, and none has run.
 
     The wait begins when a trial is queued and none of the experiment's holds slots. A pause is no
     wait, nor is the moment before a trial that failed is started again.
+
+    Returns:
+        Whether one has ended. Why it waited is what the last round of the scheduler has found.
     """
+    ended = False
     now = world.steady()
     limited = select(experiments).where(
         experiments.c.queue_time.is_not(None),
@@ -33,6 +37,8 @@ def end_long_waits(world: World, transaction: Transaction) -> None:
             save(transaction, experiments, row["id"], waits_since=now)
         elif now - since > row["queue_time"]:
             _end(world, transaction, row)
+            ended = True
+    return ended
 
 
 def _waits(now: float) -> ColumnElement[bool]:

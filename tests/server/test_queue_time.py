@@ -1,0 +1,153 @@
+"""``resources.queue_time`` against a brute force that looks after each thing that happens."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from tests.server.helpers import Clock, Server, serve
+from tests.waiting import until
+from zerolab.contract.spec import EXIT_PREEMPTED
+from zeroserver.settings import Timings
+
+LIMIT_S = 60
+TIMINGS = Timings(tick_s=3600.0, storage_check_s=3600.0, agent_silent_s=1e9, agent_dead_s=1e9)
+POOLS = 4
+SEARCHER = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 3}
+SPACE = {
+    "deepspeed_config": "ds_config.json",
+    "lr": {"type": "double", "minval": 0, "maxval": 1},
+}
+
+
+@dataclass
+class Watched:
+    """An experiment that has a pool of its own, of one slot at most; and what is known of it."""
+
+    number: int
+    pool: str
+    agent: int = 0
+    quota: bool = False
+    since: float | None = None
+    """The first tick of a wait that nothing has broken since."""
+    error: str | None = None
+    """With which it has ended."""
+    due: dict[int, float] = field(default_factory=dict)
+    """Trial to the moment before which it is not started again."""
+
+    def waits(self, server: Server) -> bool:
+        """Whether it has a trial that may start, and no slot."""
+        if self.agent and server.work(self.agent):
+            return False
+        rows = server.sql(f"SELECT id, state FROM trials WHERE experiment_id = {self.number}")
+        now = server.clock.now
+        return any(state == "QUEUED" and self.due.get(id_, 0.0) <= now for id_, state in rows)
+
+    def judge(self, server: Server, seen: Counter[str]) -> None:
+        """See that a tick has ended it if it had waited too long, and else has not."""
+        experiment, now = server.experiment(self.number), server.clock.now
+        if self.since is None or now - self.since <= LIMIT_S:
+            assert experiment["error"] == self.error
+            return
+        seen["ended"] += 1
+        assert experiment["state"] == "ERROR"
+        assert experiment["error"].startswith(
+            f"it has waited for slots for more than {LIMIT_S} s (resources.queue_time): "
+            + (f"it needs 1 slot, and quota pool:{self.pool} allows 0: "
+               if self.agent else f"no agent of pool {self.pool} is there")
+        )  # fmt: skip
+        assert {trial["state"] for trial in server.trials(self.number)} <= {"CANCELED", "COMPLETED"}
+        self.since, self.error = None, experiment["error"]
+
+
+def start(server: Server, pool: str) -> Watched:
+    resources = {"queue_time": LIMIT_S, "resource_pool": pool}
+    made = server.submit(
+        hyperparameters=SPACE, searcher=SEARCHER, max_restarts=50, resources=resources
+    )
+    return Watched(made["id"], pool)
+
+
+def happen(server: Server, watched: Watched, rng: Random, seen: Counter[str]) -> None:
+    """Something that its state allows happens to an experiment."""
+    state = server.experiment(watched.number)["state"]
+    if state in {"COMPLETED", "ERROR", "CANCELED"}:
+        if state == "ERROR" and rng.random() < 0.5:
+            server.act("continue", watched.number)
+            watched.error, seen["continued"] = None, seen["continued"] + 1
+        return
+    runs = server.work(watched.agent) if watched.agent else []
+    what = rng.choice(["pause", "join", "quota", *["exit"] * 3])
+    if what == "pause" or state == "PAUSED":
+        server.act("activate" if state == "PAUSED" else "pause", watched.number)
+    elif what == "join" and not watched.agent:
+        watched.agent = server.add_agent(name=watched.pool, pool=watched.pool)
+    elif what == "quota":
+        path, watched.quota = f"/quotas/pool/{watched.pool}", not watched.quota
+        if watched.quota:
+            server.request("PUT", path, json={"max_slots": 0})
+        else:
+            server.request("DELETE", path)
+    elif what == "exit" and runs:
+        code = rng.choice([0, 1, 1, EXIT_PREEMPTED, EXIT_PREEMPTED])
+        trial_id = runs[0].spec.trial_id
+        server.exit(runs[0].run_id, code, "boom")
+        if code == 1:
+            back_off = 2.0 ** (server.trial(trial_id)["restarts"] - 1)
+            watched.due[trial_id] = server.clock.now + min(back_off, 60.0)
+    else:
+        return
+    seen[what] += 1
+
+
+def tick(server: Server, all_of_them: list[Watched], seen: Counter[str]) -> None:
+    waiting = [one.waits(server) for one in all_of_them]
+    server.tick()
+    for one, waits in zip(all_of_them, waiting, strict=True):
+        if not waits:
+            one.since = None
+        elif one.since is None:
+            one.since = server.clock.now
+        one.judge(server, seen)
+        if not one.waits(server):  # it has been given slots
+            one.since = None
+
+
+def test_a_wait_is_what_nothing_breaks_and_too_long_a_one_ends_its_experiment_once(
+    tmp_path: Path,
+) -> None:
+    clock, rng, seen = Clock(), Random(7), Counter[str]()
+    watched: list[Watched] = []
+    for _ in range(3):  # the server is stopped and started between two of them
+        with serve(tmp_path, timings=TIMINGS, clock=clock) as server:
+            until("its own first tick is over", lambda: server.services.database.jobs >= 2)
+            watched = watched or [start(server, f"p{number}") for number in range(POOLS)]
+            tick(server, watched, seen)
+            for _ in range(45):
+                clock.now += rng.choice([0.1, 1.0, 7.0, 19.0])
+                one = rng.choice(watched)
+                happen(server, one, rng, seen)
+                if not one.waits(server):
+                    one.since = None
+                if rng.random() < 0.6:
+                    tick(server, watched, seen)
+        clock.now += rng.choice([0.5, 30.0])
+    assert min(seen[what] for what in ("ended", "continued", "pause", "exit")) > 3, seen
+
+
+def test_a_run_or_a_pause_between_two_ticks_breaks_a_wait(tmp_path: Path) -> None:
+    with serve(tmp_path, timings=TIMINGS) as server:
+        for number in (1, 2):
+            server.submit(resources={"queue_time": LIMIT_S, "resource_pool": f"p{number}"})
+        server.tick()
+        server.tick(59)
+        server.act("pause", 1)
+        server.act("activate", 1)
+        agent_id = server.add_agent(pool="p2")
+        server.request("PUT", "/quotas/pool/p2", json={"max_slots": 0})
+        server.exit(server.run_of(2, agent_id).run_id, EXIT_PREEMPTED)
+        server.tick(2)  # the first that sees the second wait
+        server.tick(59)
+        assert [server.experiment(number)["state"] for number in (1, 2)] == ["ACTIVE", "ACTIVE"]
+        server.tick(2)
+        assert [server.experiment(number)["state"] for number in (1, 2)] == ["ERROR", "ERROR"]
