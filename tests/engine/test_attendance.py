@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from torch.distributed import HashStore
 
 import zerotrial
 from tests.engine.ranks import run_on_ranks
+from tests.waiting import until
 from zerotrial.engine.comm import attendance as module
 from zerotrial.engine.comm.attendance import VARIABLE, Attendance
 
 LONG_S = 1e9
-LIMIT_S = 60.0
-"""How long a test waits for a line."""
 
 
 class Lines(logging.Handler):
@@ -35,11 +33,13 @@ class Lines(logging.Handler):
             file.write(f"{record.getMessage()}\n")
 
 
-def wait_for_a_line(path: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, "nothing was logged"
-        time.sleep(0.05)
+def line_about(rank: int, path: Path) -> str:
+    """Wait for the line that says that a rank is missed; others are of a machine that is slow."""
+    return until(
+        f"rank {rank} is missed",
+        lambda: [line for line in path.read_text().splitlines() if f"for rank {rank}, " in line],
+        not_yet=FileNotFoundError,
+    )[0]
 
 
 def engine_of(stage: int) -> Any:
@@ -91,25 +91,25 @@ def calls(directory: Path) -> dict[str, tuple[int, Callable[[Any], Any], Callabl
 
 def late(directory: str, names: list[str], who: int) -> dict[str, str]:
     """Let one rank be late for each call until another rank's line says so."""
-    os.environ[VARIABLE] = "2"
+    os.environ[VARIABLE] = "1"
     rank, base = dist.get_rank(), Path(directory)
     found = {}
     logger = logging.getLogger(module.__name__)
     for name in names:
         heard = base / f"{name}.log"
         handler = Lines(heard)
-        logger.addHandler(handler)
         stage, before, call = calls(base / name)[name]
         engine = engine_of(stage)
         before(engine)
         dist.barrier()
+        logger.addHandler(handler)
         if rank == who:
-            wait_for_a_line(heard)
+            line_about(who, heard)
         call(engine)
+        logger.removeHandler(handler)
         engine.close()
         dist.barrier()
-        logger.removeHandler(handler)
-        found[name] = heard.read_text()
+        found[name] = line_about(who, heard)
     return found
 
 
@@ -126,8 +126,7 @@ def over_gloo(directory: str, names: list[str], who: int) -> tuple[dict[str, str
 def test_every_call_that_all_must_make_names_the_rank_that_has_not_come(tmp_path: Path) -> None:
     names = list(calls(tmp_path))
     for found in run_on_ranks(late, 2, str(tmp_path), names, 1):
-        for name, text in found.items():
-            (line,) = text.splitlines()
+        for name, line in found.items():
             call = line.partition("(")[0]
             assert call in {name, "backward", "step"} if name == "train_batch" else call == name
             assert "for rank 1, which has not come: rank 1 " in line
@@ -140,35 +139,35 @@ def test_ranks_without_shared_memory_are_named_by_the_lowest_that_waits(tmp_path
     for found, kind in run_on_ranks(over_gloo, 3, str(tmp_path), names, 0):
         assert kind == "GroupCommunicator"
         for name in names:
-            (line,) = found[name].splitlines()
+            line = found[name]
             assert line.startswith(f"{name}(): rank 1 has waited ")
             assert "for rank 0, which has not come" in line
 
 
-def late_to_initialize(directory: str) -> list[str]:
+def late_to_initialize(directory: str) -> str:
     """Let rank 1 be late for a second engine, and then a third one be made by all."""
-    os.environ[VARIABLE] = "2"
+    os.environ[VARIABLE] = "1"
     heard = Path(directory) / "initialize.log"
     logger, handler = logging.getLogger(module.__name__), Lines(heard)
     engines = [engine_of(1)]
     dist.barrier()
     logger.addHandler(handler)
     if dist.get_rank() == 1:
-        wait_for_a_line(heard)
+        line_about(1, heard)
     engines += [engine_of(1), engine_of(3)]
     assert len(module._watcher._watched) == len(engines)
     for engine in engines:
         engine.close()
     dist.barrier()
     logger.removeHandler(handler)
-    return heard.read_text().splitlines()
+    return line_about(1, heard)
 
 
 @pytest.mark.processes
 def test_a_rank_that_does_not_come_to_initialize_is_named(tmp_path: Path) -> None:
-    for lines in run_on_ranks(late_to_initialize, 2, str(tmp_path)):
-        assert "initialize(): rank 0 has waited" in lines[0]
-        assert "for rank 1, which has not come: rank 1 does not answer" in lines[0]
+    for line in run_on_ranks(late_to_initialize, 2, str(tmp_path)):
+        assert line.startswith("initialize(): rank 0 has waited")
+        assert "for rank 1, which has not come: rank 1 does not answer" in line
 
 
 def test_a_rank_that_has_come_and_gone_on_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
@@ -216,6 +215,20 @@ def test_a_rank_in_another_call_is_said_to_be_there(caplog: pytest.LogCaptureFix
     mine = [r.getMessage() for r in caplog.records if "save_checkpoint(): rank 0" in r.message]
     assert len(mine) == 1
     assert "rank 1 is in backward()" in mine[0]
+
+
+def test_a_rank_has_its_time_to_answer_however_late_it_was_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, _, store = pair()
+    first.enter("step")
+    for _ in range(2):  # the seconds have passed while the machine slept
+        first.look(store, 0.0)
+    assert not caplog.records
+    for _ in range(10):
+        first.look(store, 0.0)
+    (line,) = caplog.messages
+    assert "rank 1 does not answer" in line
 
 
 def test_a_rank_that_has_gone_on_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,7 @@ def test_an_agent_waits_until_slurm_answers(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("zerolab.launcher.slurm.partition._WAIT_S", 0.01)
     await_partition(SlurmSettings("p", slots_per_node=4))
-    (told,) = [record.getMessage() for record in caplog.records]
+    (told,) = [record.getMessage() for record in caplog.records if "Slurm" in record.getMessage()]
     assert told.startswith("Slurm does not answer (sinfo: Unable to contact slurm controller)")
     with pytest.raises(ConfigError, match="slots_per_node: must be at most 4"):
         await_partition(SlurmSettings("p", slots_per_node=5))

@@ -88,6 +88,9 @@ class Attendance:
         """What was answered last."""
         self._told = -1
         """The last call of which was told that ranks are missing."""
+        self._looks = (0, 0)
+        """The call that others are asked about, and how often this rank has looked since. No
+        seconds: in those of a machine that was suspended nobody could have answered."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> Attendance:
@@ -150,14 +153,17 @@ class Attendance:
         own = _Answer(self._calls, self._name)
         question = self._asked(store)
         waited = time.monotonic() - self._since if own.name else 0.0
-        if waited > patience / 2 and question < own.calls:
-            question = own.calls
-            store.set(f"{self._token}/asked", str(question))
+        if waited > patience / 2:
+            call, looks = self._looks
+            self._looks = own.calls, looks + 1 if call == own.calls else 1
+            if question < own.calls:
+                question = own.calls
+                store.set(f"{self._token}/asked", str(question))
         self._answer(store, replace(own, question=question))
         if waited > patience and self._told != own.calls:
             answers = self._answers(store, own)
             # One that does not answer hangs, or is slow: it gets more time.
-            if len(answers) == len(self._ranks) or waited > 1.4 * patience:
+            if len(answers) == len(self._ranks) or self._looks[1] > 0.9 * _STEPS:
                 self._tell(answers, own, waited)
 
     def _asked(self, store: Store) -> int:
