@@ -1,5 +1,6 @@
 """How a script gets the module named deepspeed that stands on this engine."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from torch import nn
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerotrial.compat.deepspeed.engine import initialize
+from zerotrial.compat.deepspeed.gathering import GatheredParameters
 from zerotrial.engine.pipeline import PipelineModule
 
 pytestmark = pytest.mark.processes
@@ -119,3 +121,21 @@ def test_a_pipeline_of_ours_clips_there_too() -> None:
 
     _, distance = moved(PipelineModule([nn.Linear(1, 1, bias=False)], 1, loss_fn=loss), {})
     assert distance == pytest.approx(1, rel=1e-2)
+
+
+def test_parameters_of_several_engines_are_gathered_in_the_order_in_which_ranks_made_them() -> None:
+    engines, opened = [], []
+    for number in range(12):
+        model = nn.Linear(1, 1)
+        engine = initialize(model=model, config={"train_batch_size": 1})[0]
+
+        def gathered(names: Any, number: int = number, **_: Any) -> Any:
+            opened.append(number)
+            return contextlib.nullcontext(names)
+
+        engine.gathered = gathered  # type: ignore[method-assign]
+        engines.append(engine)
+    with GatheredParameters([p for each in reversed(engines) for p in each.module.parameters()]):
+        assert opened == list(range(12))  # the addresses of objects have another one on each rank
+    for each in engines:
+        each.close()

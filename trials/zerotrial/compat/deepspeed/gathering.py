@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -37,7 +38,9 @@ __all__ = [
 LEAF = "_zerotrial_leaf"
 """Marks modules that stage 3 is to gather as one."""
 
-_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+_engines: "weakref.WeakValueDictionary[int, Engine]" = weakref.WeakValueDictionary()
+"""In the order in which they were made, which is the same on all ranks: that of a set is not."""
+_numbers = itertools.count()
 
 
 _ranks_differ = False
@@ -60,7 +63,7 @@ class ZeroParamStatus(enum.Enum):
 
 def know(engine: Engine) -> None:
     """Let an engine's parameters be found, and say whether they are whole."""
-    _engines.add(engine)
+    _engines[next(_numbers)] = engine
     if engine.zero_optimization_stage() == 3:
         # Whole ones are other objects than their shards, made anew for each forward.
         Tensor.ds_status = property(_status_of)  # type: ignore[attr-defined]
@@ -102,7 +105,7 @@ class _NoModules(nn.Module):
 
 def _home(parameter: Any) -> tuple[Engine, str] | None:
     """The engine that has a parameter, and its name there."""
-    for engine in _engines:
+    for engine in _engines.values():
         for name, mine in engine.module.named_parameters():
             if mine is parameter:
                 return engine, name
@@ -181,7 +184,7 @@ class GatheredParameters:
     def __enter__(self) -> None:
         names: dict[Engine, list[str]] = {}
         wanted = {id(parameter) for parameter in self._parameters}
-        for engine in list(_engines):
+        for engine in list(_engines.values()):
             found = [n for n, p in engine.module.named_parameters() if id(p) in wanted]
             if found:
                 names[engine] = found
