@@ -78,6 +78,34 @@ class Both(nn.Module):
         return x + first if self.ends else [x, first, mask, number]
 
 
+class Woven(nn.Module):
+    """Uses its weights several times, and gives tensors that share parts of their graph."""
+
+    def __init__(self, *, ends: bool = False) -> None:
+        super().__init__()
+        self.biases = nn.ParameterList(torch.full((WIDTH,), 0.1 * part) for part in range(3))
+        self.mixes = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.places = nn.Embedding(MICRO, WIDTH)
+        self.scale = nn.Parameter(torch.full((WIDTH,), 0.7))
+        self.ends = ends
+
+    def forward(self, value: Any) -> Any:
+        x, beside = (value, value) if isinstance(value, Tensor) else value[:2]
+        first, second, both = self.biases
+        x = x + (first + both) + beside  # sums keep no tensors: to pass them twice is no error
+        x = x + (second + both)
+        for mix in (*self.mixes, *self.mixes):  # by turns: each lies between the other's places
+            x = torch.tanh(mix(x)) + x
+        scaled = self.mixes[0].weight * self.scale
+        x = torch.tanh(x @ scaled) @ scaled + self.normed(self.normed(x))
+        places = self.places(torch.arange(len(x)))
+        inner = torch.tanh(x + places)
+        outer = torch.tanh(inner * places - beside)
+        alone = places * self.scale  # computed from weights only
+        return outer + inner + alone if self.ends else [outer, inner, alone]
+
+
 def _specs(kind: Callable[..., nn.Module], *arguments: Any, count: int = 8) -> list[Any]:
     return [LayerSpec(kind, *arguments) for _ in range(count)]
 
@@ -91,6 +119,7 @@ MODELS: dict[str, Callable[[], list[Any]]] = {
     "turned": lambda: _specs(Turned),
     "apart": lambda: _specs(Apart),
     "both": lambda: [*_specs(Both, count=7), LayerSpec(Both, ends=True)],
+    "woven": lambda: [*_specs(Woven, count=7), LayerSpec(Woven, ends=True)],
     "frozen first": lambda: [LayerSpec(Frozen), *_specs(Block, WIDTH, count=7)],
     "cuts": lambda: [LayerSpec(Block, WIDTH), LayerSpec(Cuts), *_specs(Block, WIDTH, count=6)],
     "three owners": lambda: [
@@ -109,6 +138,7 @@ CASES: list[tuple[str, str, int, int, int]] = [
     ("in place", "1f1b", 1, 0, 4),
     *[("blocks", *way, 2, 4) for way in [*BOTH_WAYS, ("gpipe", 1), ("interleaved", 2)]],
     *[("both", *way, 1, 4) for way in BOTH_WAYS],
+    ("woven", "zero-bubble", 2, 1, 4),
     *[("blocks", *way, 0, 1) for way in [*BOTH_WAYS, ("gpipe", 1), ("interleaved", 2)]],
     ("blocks", "1f1b", 1, 0, 3),
 ]

@@ -8,18 +8,19 @@ lies there is swept up after each pass. After an exception chunks compute no mor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from zerotrial.engine.flat.stages import FlatStage
+from zerotrial.engine.pipeline.split import add_weight_gradients
 from zerotrial.engine.seams import Observer
 
 if TYPE_CHECKING:
@@ -143,7 +144,22 @@ class ZeroStage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the chunk."""
         output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
-        return tree_map_only(Tensor, _own, output) if self._splits else output
+        if not self._splits:
+            return output
+        inner = _inner(tree_leaves(output))
+        return tree_map_only(Tensor, lambda part: _own(part, inner), output)
+
+    def backward_maybe_with_nosync(
+        self,
+        backward_type: str,
+        bwd_kwargs: dict[str, Any],
+        last_backward: bool = False,  # noqa: FBT001, FBT002 - torch's
+    ) -> Any:
+        """Run backward: ``full``, or a half, for the ``input`` or the ``weight`` gradients."""
+        if backward_type == "weight":
+            add_weight_gradients(bwd_kwargs["param_groups"])
+            return (), None
+        return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Say what is sent after a forward."""
@@ -213,10 +229,29 @@ class ZeroStage(PipelineStage):
                     super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
-def _own(output: Tensor) -> Tensor:
-    """Copy what is a part of another tensor, or was received: a split backward detaches outputs."""
-    shared = output.requires_grad and (output.is_leaf or output._is_view())  # noqa: SLF001
-    return output.clone() if shared else output
+def _own(output: Tensor, inner: set[Node]) -> Tensor:
+    """Copy what is in use elsewhere, since a split backward detaches outputs.
+
+    Args:
+        output: A part of another tensor, or what was received, or one of
+        inner: what others were computed from; or none of these.
+    """
+    shared = output.is_leaf or output._is_view() or output.grad_fn in inner  # noqa: SLF001
+    return output.clone() if output.requires_grad and shared else output
+
+
+def _inner(outputs: Iterable[Any]) -> set[Node]:
+    """Nodes of the graph from which some output was computed, its own excepted."""
+    ends = [out.grad_fn for out in outputs if isinstance(out, Tensor) and out.grad_fn is not None]
+    if len(ends) < 2:  # an only one is not computed from itself
+        return set()
+    found: set[Node] = set()
+    while ends:
+        for origin, _ in ends.pop().next_functions:
+            if origin is not None and origin not in found:
+                found.add(origin)
+                ends.append(origin)
+    return found
 
 
 def _depends(output: Tensor, leaves: set[int]) -> bool:
