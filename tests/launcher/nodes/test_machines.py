@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -17,8 +18,9 @@ from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 pytestmark = [pytest.mark.processes, pytest.mark.machines, pytest.mark.slow]
 
 SCRIPT = Path("examples/hostfile/train.py").resolve()
-STEPS = 12
-MORE = 40
+ENDLESS = ["--steps", "100000", "--save-every", "4", "--pause", "0.3"]
+"""Until it is cut off, or told to end, however late the test comes to that."""
+SILENCE_S = 8
 
 
 def losses(text: str) -> dict[int, float]:
@@ -37,13 +39,13 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
 
     def launch(*words: str, out: Path) -> subprocess.Popen[bytes]:
         command = [zerolab, "launch", "--hostfile", "hosts", "--ssh-config", str(keys.config)]
-        command += ["--node-timeout", "4", "--master_port", str(free_port()), *words]
+        command += ["--node-timeout", str(SILENCE_S), "--master_port", str(free_port()), *words]
         with out.open("wb") as output:
             return subprocess.Popen(
                 command, cwd=tmp_path, stdout=output, stderr=output, env=environment
             )
 
-    script = [str(SCRIPT), "--steps", str(STEPS), "--save-every", "4"]
+    lost = f"worker-2: the node is lost: it gave no sign of life for {SILENCE_S} s"
     with ExitStack() as stack:
         net = stack.enter_context(network("zlt", 77))
         machines = [
@@ -65,7 +67,7 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
                 )
 
         out = tmp_path / "cut"
-        cut = launch(*script, "--pause", "0.3", out=out)
+        cut = launch(str(SCRIPT), *ENDLESS, out=out)
         until(
             "a checkpoint is there, and training goes on",
             out.read_text,
@@ -75,50 +77,55 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
         until("the run has ended", lambda: cut.poll() is not None)
         text = out.read_text()
         assert cut.returncode == EXIT_INFRASTRUCTURE, text
-        assert "worker-2: the node is lost: it gave no sign of life for 4 s" in text
+        assert lost in text
         nothing_left()
         net.mend("zlt2")
-        assert max(losses(text)) < STEPS
+        saved = int((tmp_path / "checkpoints/latest").read_text().removeprefix("global_step"))
+        end = saved + 8
 
         out = tmp_path / "both"
-        both = launch(*script, out=out)
+        both = launch(str(SCRIPT), "--steps", str(end), "--save-every", "4", out=out)
         until("the run on both has ended", lambda: both.poll() is not None)
         again = out.read_text()
         assert both.returncode == 0, again
-        assert "[worker-2:2] goes on after step 4" in again
+        assert f"[worker-2:2] goes on after step {saved}" in again
 
         out = tmp_path / "one"
-        more = [str(SCRIPT), "--steps", str(STEPS + 2)]
-        one = launch("--include", "worker-1", *more, out=out)
+        more = ["--steps", str(end + 2), "--save-every", "100000"]
+        one = launch("--include", "worker-1", str(SCRIPT), *more, out=out)
         until("the run on one has ended", lambda: one.poll() is not None)
         last = out.read_text()
         assert one.returncode == 0, last
-        assert f"goes on after step {STEPS}" in last
+        assert f"goes on after step {end}" in last
 
         out = tmp_path / "elastic"
-        more = [str(SCRIPT), "--steps", str(MORE), "--save-every", "4", "--pause", "0.3"]
-        shrinks = launch("--elastic", *more, out=out)
+        shrinks = launch("--elastic", str(SCRIPT), *ENDLESS, out=out)
         until(
-            "it trains on both",
+            "it trains on both, from a checkpoint of its own",
             out.read_text,
-            lambda text: f"step {STEPS + 5} " in text or shrinks.poll() is not None,
+            lambda text: f"step {end + 6} " in text or shrinks.poll() is not None,
         )
         net.cut("zlt2")
+        shrunk = f"{lost}; the script starts again on 1 of 2 machines (2 ranks): worker-1"
+        until(
+            "it trains on one",
+            out.read_text,
+            lambda text: len(losses(text.partition(shrunk)[2])) > 2 or shrinks.poll() is not None,
+        )
+        shrinks.send_signal(signal.SIGTERM)
         until("the elastic run has ended", lambda: shrinks.poll() is not None)
         rest = out.read_text()
-        assert shrinks.returncode == 0, rest
-        assert (
-            "worker-2: the node is lost: it gave no sign of life for 4 s; the script starts "
-            "again on 1 of 2 machines (2 ranks): worker-1"
-        ) in rest
+        assert shrinks.returncode == 128 + signal.SIGTERM, rest
+        assert "goes on after step" in rest.partition(shrunk)[2]
         nothing_left()
 
+    told = losses(text) | losses(again) | losses(last) | losses(rest)
     reference = subprocess.run(
-        [sys.executable, *script[:2], str(MORE), "--checkpoints", "ref"],
+        [sys.executable, str(SCRIPT), "--steps", str(max(told)), "--checkpoints", "ref"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     expected = losses(reference.stdout)
-    for step, loss in (losses(text) | losses(again) | losses(last) | losses(rest)).items():
+    for step, loss in told.items():
         assert loss == pytest.approx(expected[step], abs=1e-5), step
 
 
