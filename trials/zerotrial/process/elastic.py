@@ -112,7 +112,7 @@ class _Agent(LocalElasticAgent):
         self._run_spec = run
         self._asked: int | None = None
         self._asked_until = 0.0
-        self._reap_next = 0.0
+        self._reap_next = time.monotonic() + _REAP_S
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)

@@ -13,6 +13,7 @@ server -> {"ended": pid, "exit_code": n}         -n for signal n
 When the agent ends, the channel closes and the server ends; its children die with it.
 """
 
+import gc
 import importlib
 import json
 import logging
@@ -72,6 +73,10 @@ def serve(channel_fd: int) -> int:
             ready = {key.fileobj for key, _ in selector.select(0 if waiting else None)}
             if not ready and waiting:
                 _preload(waiting.pop(0))
+                if not waiting:
+                    # A launcher and a rank that look through all this for garbage write to it, and
+                    # so copy it: more than a third of the pages that a short trial copies.
+                    gc.freeze()
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 _reap(channel)
