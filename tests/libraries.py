@@ -1,6 +1,7 @@
 """Libraries that must not lie in the environment: pip puts each into a folder of its own.
 
-Only the processes that a test starts look there.
+Only the processes that a test starts look there. Of a library that cannot be used here at all, the
+files can be had.
 """
 
 import json
@@ -8,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-__all__ = ["folder_with"]
+__all__ = ["folder_with", "sources_of"]
 
 INSTALL_S = 120.0
 """For pip, which takes seconds with a cache, and up to half a minute without one."""
@@ -43,31 +45,63 @@ def folder_with(
     Returns:
         The folder; nothing where the environment has them.
     """
+
+    def install(parent: Path) -> tuple[str, str]:
+        if here():
+            return "", try_it("")
+        # what dill, which datasets uses, takes for a library's place
+        place = str(parent / "site-packages")
+        command = ["install", "--target", place, *options, *packages]
+        return place, _pip(parent, command, environment or {}) or try_it(place)
+
+    return _once(tmp_path_factory, packages[0], install)
+
+
+def sources_of(tmp_path_factory: pytest.TempPathFactory, package: str) -> Path:
+    """A folder with the files that a package is published with, unpacked; nothing is installed.
+
+    Skips where pip cannot have them.
+
+    Args:
+        tmp_path_factory: As for :func:`folder_with`.
+        package: ``name==version``.
+    """
+
+    def unpack(parent: Path) -> tuple[str, str]:
+        problem = _pip(parent, ["download", "--no-binary", ":all:", "--dest", ".", package], {})
+        for archive in () if problem else parent.glob("*.tar.gz"):
+            with tarfile.open(archive) as packed:
+                packed.extractall(parent, filter="data")
+        return str(parent / package.replace("==", "-")), problem
+
+    return Path(_once(tmp_path_factory, package, unpack))
+
+
+def _once(
+    tmp_path_factory: pytest.TempPathFactory,
+    package: str,
+    make: Callable[[Path], tuple[str, str]],
+) -> str:
+    """The place that is made in an empty folder, once for all workers; skips with the problem."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # one for all workers
-    name = packages[0].partition("=")[0]
+    name = package.partition("=")[0]
     said = base / f"{name}.json"
     with FileLock(base / f"{name}.lock"):
         if not said.exists():
-            # what dill, which datasets uses, takes for a library's place
-            place = "" if here() else str(base / name / "site-packages")
-            problem = _install(place, packages, options, environment or {}) if place else ""
-            said.write_text(json.dumps([place, problem or try_it(place)]))
+            (base / name).mkdir()
+            said.write_text(json.dumps(make(base / name)))
     place, problem = json.loads(said.read_text())
     if problem:
-        pytest.skip(f"{packages[0]} cannot be had here: {problem}")
+        pytest.skip(f"{package} cannot be had here: {problem}")
     return str(place)
 
 
-def _install(
-    folder: str, packages: Sequence[str], options: Sequence[str], environment: Mapping[str, str]
-) -> str:
-    """Have pip put packages there, and nothing else; returns what was wrong, or nothing."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--retries", "1"]
-    command += ["--no-deps", "--target", folder, *options, *packages]
-    parent = Path(folder).parent
-    parent.mkdir()
+def _pip(parent: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Have pip work in a folder, without dependencies; returns what was wrong, or nothing."""
+    command = [sys.executable, "-m", "pip", *arguments, "--no-deps"]
+    command += ["--quiet", "--no-input", "--retries", "1"]
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(

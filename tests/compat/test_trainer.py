@@ -106,11 +106,11 @@ def make_trainer(folder: str, file: dict[str, Any] | None, **more: Any) -> Any:
     model = more.pop("model", None)
     callbacks = more.pop("callbacks", None)
     more.setdefault("per_device_train_batch_size", 2)
+    more.setdefault("max_steps", STEPS)
     arguments = TrainingArguments(
         folder,
         per_device_eval_batch_size=2,
         gradient_accumulation_steps=2,
-        max_steps=STEPS,
         learning_rate=5e-3,
         weight_decay=0.1,
         logging_steps=1,

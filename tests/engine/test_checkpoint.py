@@ -130,6 +130,14 @@ def test_client_state_that_could_not_be_loaded_safely_is_refused_by_name(tmp_pat
     engine = make_engine(STAGE)
     with pytest.raises(CheckpointError, match=r"client_state.*'where' \(PosixPath\)"):
         engine.save_checkpoint(tmp_path / "run", client_state={"fine": 1, "where": tmp_path})
+    round_itself: list[Any] = [1, tmp_path]
+    round_itself.append(round_itself)
+    deep = {"fine": 1, "loops": {"fit": [{"best": 1.0, 2: tmp_path}], "again": round_itself}}
+    wanted = r": 'loops'\['fit'\]\[0\]\[2\] \(PosixPath\), 'loops'\['again'\]\[1\] \(PosixPath\)$"
+    with pytest.raises(CheckpointError, match=wanted):
+        engine.save_checkpoint(tmp_path / "run", client_state=deep)
+    with pytest.raises(CheckpointError, match=r": 'key' \(dict\)$"):  # in no value of it
+        engine.save_checkpoint(tmp_path / "run", client_state={"key": {tmp_path: 1}})
     assert not (tmp_path / "run" / "latest").exists()
 
 

@@ -96,12 +96,24 @@ def _serialize(value: Any) -> bytes | None:
 
 
 def unsavable(values: Mapping[str, Any]) -> list[str]:
-    """Name those of some values that no checkpoint could hold, with their types."""
-    return [
-        f"{name!r} ({type(value).__name__})"
-        for name, value in values.items()
-        if _serialize({"value": value}) is None
-    ]
+    """Name those of some values that no checkpoint could hold, with their types.
+
+    What is in a container is named as it is reached there: ``'loops'['fit'][0] (Path)``.
+    """
+    return [text for name, value in values.items() for text in _unsavable(repr(name), value, ())]
+
+
+def _unsavable(path: str, value: Any, around: tuple[Any, ...]) -> list[str]:
+    if _serialize({"value": value}) is not None or any(value is other for other in around):
+        return []
+    inside: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        inside = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        inside = list(enumerate(value))
+    around = (*around, value)
+    found = [text for key, v in inside for text in _unsavable(f"{path}[{key!r}]", v, around)]
+    return found or [f"{path} ({type(value).__name__})"]  # the container itself, or a key of it
 
 
 def from_file(path: Path) -> Any:
