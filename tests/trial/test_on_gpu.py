@@ -1,0 +1,135 @@
+"""What a GPU changes around the engine; all of these wait for one. See docs/gpu.md."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.engine.stage3_models import make_batches
+from tests.engine.test_cuda import GPU, MICRO, STEPS, config_of, language, make_engine, train
+from zerolab.launcher.devices import find_gpus
+from zerolab.reports.system_metrics import _gpu_sample, _open_gpus
+from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
+from zerotrial.data.devices import choose_device, to_device
+from zerotrial.data.random_state import capture, restore
+from zerotrial.engine import initialize
+from zerotrial.engine.watch.step_observer import memory_line
+from zerotrial.engine.watch.timers import PhaseTimer
+from zerotrial.plan.plan import find_devices
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ALONE = """
+import torch, torch.distributed as dist
+{start}
+total = torch.ones(2, device="cuda")
+dist.all_reduce(total)
+found = torch.ones(1)
+if {both}:
+    dist.all_reduce(found)
+of_gpus = dist.group.WORLD._get_backend(torch.device("cuda"))
+print(of_gpus.name(), total.tolist(), torch.cuda.current_device())
+dist.destroy_process_group()
+"""
+
+
+def test_phases_are_timed_by_the_gpu() -> None:
+    timer = PhaseTimer(GPU)
+    one = torch.randn(2048, 2048, device=GPU)
+    with timer.phase("outer"):
+        with timer.phase("inner"):
+            for _ in range(16):
+                one = one @ one / 2048
+        one.sum()
+    found = timer.take()
+    assert list(found) == ["outer", "inner"]
+    assert found["inner"] > 0
+    torch.cuda.synchronize()
+    assert timer.take() == {}
+
+
+def test_where_the_time_of_a_step_goes_and_what_is_held_is_said() -> None:
+    config = config_of(1, "bf16", wall_clock_breakdown=True, steps_per_print=2)
+    engine = make_engine(language(), config)
+    train(engine, make_batches(STEPS, MICRO, 1))
+    assert engine.observer.measured["forward_share"] > 0
+    assert engine.observer.measured["backward_share"] > 0
+    line = memory_line(engine)
+    assert "GPU " in line
+    assert ", at most " in line
+    engine.close()
+
+
+def test_random_numbers_of_the_gpu_are_put_back() -> None:
+    before = capture()
+    drawn = torch.randn(8, device=GPU), random.random()
+    restore(before)
+    assert torch.equal(torch.randn(8, device=GPU), drawn[0])
+    assert random.random() == drawn[1]
+
+
+def test_a_rank_computes_on_its_own_gpu_and_batches_go_there() -> None:
+    count = torch.cuda.device_count()
+    assert [choose_device(rank).index for rank in range(count + 1)] == [*range(count), 0]
+    there = to_device({"x": [torch.ones(2)], "name": "a"}, GPU)
+    assert there["x"][0].device.type == "cuda"
+    assert there["name"] == "a"
+
+
+def test_the_engines_loader_gives_pinned_memory() -> None:
+    model = torch.nn.Linear(4, 1)
+    data = torch.utils.data.TensorDataset(torch.randn(8, 4))
+    made = initialize(model=model, config=config_of(1, "fp32"), training_data=data, device=GPU)
+    (batch,) = next(iter(made[2]))
+    assert batch.is_pinned()
+    made[0].close()
+
+
+def test_slots_samples_and_plans_see_the_gpus_that_torch_sees(tmp_path: Path) -> None:
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert [slot.device.split(" ", 1)[1] for slot in find_gpus()] == names
+    sample = _gpu_sample(_open_gpus())
+    assert sample["gpu0_memory_used_bytes"] > 0
+    found = find_devices(1, tmp_path)
+    assert (found.kind, found.name) == ("cuda", names[0])
+    assert found.device_bytes == torch.cuda.mem_get_info(0)[1]
+    assert found.host_bytes == psutil.virtual_memory().total
+
+
+def test_the_accelerator_of_scripts_is_the_gpu() -> None:
+    named = get_accelerator()
+    assert named.device_name(1) == "cuda:1"
+    assert named.current_device_name() == f"cuda:{torch.cuda.current_device()}"
+    assert named.communication_backend_name() == "nccl"
+    assert named.device_count() == torch.cuda.device_count()
+    assert named.memory_allocated() == torch.cuda.memory_allocated()
+    named.empty_cache()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("start", "both"),
+    [
+        ("from zerotrial.compat.scripts import init_distributed as start; start()", False),
+        ("from zerotrial.ranks import Distributed; Distributed.from_environment(cuda=True)", True),
+    ],
+)
+def test_a_world_of_ranks_on_gpus_speaks_over_nccl(tmp_path: Path, start: str, both: bool) -> None:
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    answer = subprocess.run(
+        [sys.executable, "-c", ALONE.format(start=start, both=both)],
+        env={**os.environ, **world, **address},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.strip() == "nccl [1.0, 1.0] 0"
