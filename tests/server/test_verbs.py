@@ -89,7 +89,7 @@ TRIALS: dict[str, dict[str, str]] = {
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """One with a large machine, which stays however slow this one is."""
-    timings = Timings(tick_s=3600.0, agent_dead_s=1e9, agent_silent_s=1e9)
+    timings = Timings(tick_s=3600.0, agent_dead_s=1e9, agent_silent_s=1e9, storage_check_s=3600.0)
     with serve(tmp_path, timings=timings) as running:
         running.add_agent(slots=500)
         yield running

@@ -156,26 +156,28 @@ class Channel:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.heard = time.monotonic()
-            try:
-                message = decode_from_node(line)
-            except msgspec.DecodeError:  # a login shell's greeting
-                text = line.decode(errors="replace").rstrip()
-                message = Said(text)
-            self._news.put(News(self.host, message))
-            if isinstance(message, Ended):
-                self.close()
+        with self._process.stdout as lines:
+            for line in lines:
+                self.heard = time.monotonic()
+                try:
+                    message = decode_from_node(line)
+                except msgspec.DecodeError:  # a login shell's greeting
+                    text = line.decode(errors="replace").rstrip()
+                    message = Said(text)
+                self._news.put(News(self.host, message))
+                if isinstance(message, Ended):
+                    self.close()
         code = self._process.wait()
         self._complains.join(1.0)
         self._news.put(News(self.host, Gone(code, "; ".join(self._last_words))))
 
     def _keep_complaints(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            text = line.decode(errors="replace").strip()
-            opened = _ALLOCATED.match(text)
-            if opened is not None:
-                self._news.put(News(self.host, Opened(int(opened[1]))))
-            elif text:
-                self._last_words = [*self._last_words, text][-_LAST_WORDS:]
+        with self._process.stderr as lines:
+            for line in lines:
+                text = line.decode(errors="replace").strip()
+                opened = _ALLOCATED.match(text)
+                if opened is not None:
+                    self._news.put(News(self.host, Opened(int(opened[1]))))
+                elif text:
+                    self._last_words = [*self._last_words, text][-_LAST_WORDS:]

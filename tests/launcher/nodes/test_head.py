@@ -1,0 +1,44 @@
+"""The head of a run, on this machine alone."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.launcher.nodes.test_options import plan
+from zerolab.contract.outcome import Outcome
+from zerolab.launcher.nodes import head as module
+from zerolab.launcher.nodes.channel import News
+from zerolab.launcher.nodes.head import Head
+from zerolab.launcher.nodes.messages import Said
+
+pytestmark = pytest.mark.processes
+
+SLEPT_S = 1e6
+
+
+def test_a_head_that_was_held_up_while_machines_start_waits_for_them_as_long_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('here')\n")
+    slept = 0.0
+    lines: list[str] = []
+
+    def show(_host: str, said: Said) -> None:
+        nonlocal slept
+        lines.append(said.text)
+        if said.text == "early":
+            slept = SLEPT_S
+
+    clock: Any = SimpleNamespace(monotonic=lambda: time.monotonic() + slept)
+    monkeypatch.setattr(module, "time", clock)
+    made = replace(plan({"cpu": True}, num_gpus=1), start_s=300.0, silence_s=2 * SLEPT_S)
+    head = Head(made, show)
+    head._news.put(News("localhost", Said("early")))  # before the machine says that it is there
+    assert head.run() == ("localhost", Outcome(0))
+    assert head.lost == []
+    assert [line for line in lines if line in {"early", "here"}] == ["early", "here"]
