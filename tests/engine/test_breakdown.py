@@ -13,8 +13,9 @@ from tests.engine.pipelines import MICRO, SAMPLES, Block, batches, engine_of
 from tests.engine.ranks import run_on_ranks
 from zerotrial.engine.watch.breakdown import Overlap
 
-SLOWER_S = (0.1, 0.5, 2.5)
-"""Each more than all else that a step takes; the later ones where the machine is busy."""
+SLOWER_S = (0.1, 0.5, 2.5, 2.5, 2.5)
+"""Each more than all else that a step takes; the later ones where the machine is busy, or stood
+still in the earlier ones."""
 
 STEPS = 3
 
@@ -76,7 +77,7 @@ def shares(measured: Any) -> dict[str, float]:
         for name, value in measured.items()
         if name.endswith("_share")
     }
-    assert 0 <= found.pop("hidden_communication", 0.0) < 1
+    assert 0 <= found.pop("hidden_communication", 0.0) <= 1
     assert sum(found.values()) == pytest.approx(1.0)
     assert min(found.values()) >= 0
     return found

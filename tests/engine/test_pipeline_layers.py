@@ -207,8 +207,25 @@ def _overflow() -> dict[str, Any]:
     return found
 
 
+def _computed() -> int:
+    """Count how often a rank computes a layer under a split backward with checkpointing."""
+    model = _build("blocks", RANKS, chunks=2, activation_checkpoint_interval=1)
+    engine = _engine(model, "zero-bubble", 4)
+    engine.train_batch(iter(_data(0, 4)))  # the first looks at shapes
+    calls: list[str] = []
+    for name, layer in model.layers.items():
+        layer.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+    engine.train_batch(iter(_data(1, 4)))
+    engine.close()
+    return len(calls)
+
+
 def everything() -> dict[Any, Any]:
-    return {"overflow": _overflow(), **{case: _train(case) for case in CASES}}
+    return {
+        "overflow": _overflow(),
+        "computed": _computed(),
+        **{case: _train(case) for case in CASES},
+    }
 
 
 def plain(name: str, count: int) -> list[float]:
@@ -258,3 +275,11 @@ def test_all_stages_skip_a_step_whose_gradient_is_too_large_on_one(
         assert found["skipped"] == found["skipped after"] == 1
         assert found["moved"]
         assert found["scales"] == answers[0]["overflow"]["scales"]
+
+
+def test_a_split_backward_computes_a_layer_again_once_for_each_half(
+    answers: list[dict[Any, Any]],
+) -> None:
+    first, *others = [answer["computed"] for answer in answers]
+    assert others == [2 * 4 * (1 + 2)] * (RANKS - 1)  # chunks, micro-batches
+    assert first == 4 * (1 + 1) + 4 * (1 + 2)  # there is no half for the inputs of the model

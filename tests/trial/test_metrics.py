@@ -449,7 +449,9 @@ def test_a_trial_reports_where_the_time_of_a_step_went(tmp_path: Path) -> None:
     fit(make_spec(tmp_path), Trial, make_settings(4, report_period=Batch(2)))
     found = metrics(tmp_path, "training")[4]
     shares = {name: value for name, value in found.items() if name.endswith("_share")}
+    always = {"input_share", "forward_share", "backward_share", "communication_share", "step_share"}
+    assert always <= shares.keys()
     assert sum(shares.values()) == pytest.approx(1.0)
-    assert shares["input_share"] > 0.5
-    assert found["step_seconds"] > 0.2
+    assert min(shares.values()) >= 0
+    assert shares["input_share"] * found["step_seconds"] > 0.19  # however slow the rest is
     assert found["momentum"] == pytest.approx(0.9)

@@ -68,6 +68,7 @@ class Runner:
         self._device = device
         self._name = schedule
         self._total = module.num_stages * module.chunks
+        self._recomputes = module.activation_checkpoint_interval > 0
         self._chunks = {place: module.chunk(place) for place in module.own_chunks}
         self._feed = Feed(self._chunks[0]) if 0 in self._chunks else None
         self._plans: dict[tuple[int, int], _Plan] = {}
@@ -174,6 +175,7 @@ class Runner:
                 received=signatures[place][0],
                 given=signatures[place][1],
                 splits=self._name == "zero-bubble",
+                recomputes=self._recomputes,
             )
             for place, chunk in self._chunks.items()
         ]

@@ -35,21 +35,23 @@ class _Group:
     """Where these weights come in, with the gradients that arrive there: one of each output."""
 
 
-def add_weight_gradients(noted: Iterable[Mapping[str, Any]]) -> None:
+def add_weight_gradients(noted: Iterable[Mapping[str, Any]], *, together: bool) -> None:
     """Add to ``.grad`` of all weights what a micro-batch's first half has kept.
 
     Args:
         noted: Groups as ``stage_backward_input`` of torch gives them: ``params``, ``intermediates``
             and ``grads`` of the intermediates, in the same order.
+        together: In one pass, which goes from weight to weight once more, in place of one for each
+            group. Better where activations are computed again: each pass does that anew.
     """
     # From several origins the way leads through what lies between them, which belongs to others:
     # these groups go first, and free nothing.
-    groups = _disjoint(noted)
+    groups = _disjoint(noted, together=together)
     for group in sorted(groups, key=lambda group: len(group.origins), reverse=True):
         _add(group)
 
 
-def _disjoint(noted: Iterable[Mapping[str, Any]]) -> list[_Group]:
+def _disjoint(noted: Iterable[Mapping[str, Any]], *, together: bool) -> list[_Group]:
     found: list[_Group] = []
     for each in noted:
         gradients = each.get("grads") or ()  # none has arrived where a graph ends before
@@ -58,10 +60,10 @@ def _disjoint(noted: Iterable[Mapping[str, Any]]) -> list[_Group]:
         group = _Group(set(each["params"]), origins)
         apart = []
         for other in found:
-            if group.weights.isdisjoint(other.weights) and not group.origins.keys() & other.origins:
-                apart.append(other)
-            else:
+            if together or group.weights & other.weights or group.origins.keys() & other.origins:
                 group = _Group(group.weights | other.weights, group.origins | other.origins)
+            else:
+                apart.append(other)
         found = [*apart, group]
     return found
 

@@ -99,6 +99,7 @@ class ZeroStage(PipelineStage):
         received: What the chunk gets.
         given: What it returns.
         splits: Whether the schedule splits backward.
+        recomputes: Whether activations are computed again in backward.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class ZeroStage(PipelineStage):
         received: Signature,
         given: Signature,
         splits: bool,
+        recomputes: bool,
     ) -> None:
         inputs = torch.zeros(1, dtype=torch.long) if position == 0 else _examples(received, device)
         super().__init__(
@@ -128,6 +130,7 @@ class ZeroStage(PipelineStage):
         self._received = received
         self._given = given
         self._splits = splits
+        self._recomputes = recomputes
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Run one micro-batch forward."""
@@ -157,7 +160,7 @@ class ZeroStage(PipelineStage):
     ) -> Any:
         """Run backward: ``full``, or a half, for the ``input`` or the ``weight`` gradients."""
         if backward_type == "weight":
-            add_weight_gradients(bwd_kwargs["param_groups"])
+            add_weight_gradients(bwd_kwargs["param_groups"], together=self._recomputes)
             return (), None
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 

@@ -83,6 +83,7 @@ class Breakdown:
         parts = [f"{name} {part * 1e3:.2f} ms ({part / whole:.0%})" for name, part in found.items()]
         text = f"time of a step, {seconds * 1e3:.2f} ms: {', '.join(parts)}"
         if self._overlap is not None and (hidden := self._overlap.take() / steps):
+            hidden = min(hidden, whole)  # not with what has passed since the step ended
             self.shares[f"hidden_{COMMUNICATION}_share"] = hidden / whole
             text += f"; {COMMUNICATION} hidden behind them {hidden * 1e3:.2f} ms"
             text += f" ({hidden / whole:.0%})"
