@@ -4,11 +4,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from threading import Event
+
+import pytest
 
 from tests.server.helpers import Clock, Server, serve
-from tests.waiting import until
+from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import EXIT_PREEMPTED
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.scheduling import tick
 from zeroserver.settings import Timings
+from zeroserver.store.database import Transaction
 
 LIMIT_S = 60
 TIMINGS = Timings(tick_s=3600.0, storage_check_s=3600.0, agent_silent_s=1e9, agent_dead_s=1e9)
@@ -60,6 +66,25 @@ class Watched:
         self.since, self.error = None, experiment["error"]
 
 
+@pytest.fixture
+def own_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Set when a server that has started has done a tick of its own, the only one."""
+    done = Event()
+
+    def told(world: World, transaction: Transaction) -> None:
+        tick(world, transaction)
+        done.set()
+
+    monkeypatch.setattr("zeroserver.app.tick", told)
+    return done
+
+
+def wait_for(own_tick: Event, server: Server) -> None:
+    assert own_tick.wait(DEADLINE_S)
+    own_tick.clear()
+    server.write(lambda _world, _transaction: None)  # the writer has committed what it did before
+
+
 def start(server: Server, pool: str) -> Watched:
     resources = {"queue_time": LIMIT_S, "resource_pool": pool}
     made = server.submit(
@@ -100,9 +125,13 @@ def happen(server: Server, watched: Watched, rng: Random, seen: Counter[str]) ->
     seen[what] += 1
 
 
-def tick(server: Server, all_of_them: list[Watched], seen: Counter[str]) -> None:
-    waiting = [one.waits(server) for one in all_of_them]
-    server.tick()
+def look(
+    server: Server, all_of_them: list[Watched], seen: Counter[str], *, ticked: bool = False
+) -> None:
+    """See what a tick does, or has done: what waited before a restart then waits after it."""
+    waiting = [one.since is not None or one.waits(server) for one in all_of_them]
+    if not ticked:
+        server.tick()
     for one, waits in zip(all_of_them, waiting, strict=True):
         if not waits:
             one.since = None
@@ -114,15 +143,15 @@ def tick(server: Server, all_of_them: list[Watched], seen: Counter[str]) -> None
 
 
 def test_a_wait_is_what_nothing_breaks_and_too_long_a_one_ends_its_experiment_once(
-    tmp_path: Path,
+    tmp_path: Path, own_tick: Event
 ) -> None:
     clock, rng, seen = Clock(), Random(7), Counter[str]()
     watched: list[Watched] = []
     for _ in range(3):  # the server is stopped and started between two of them
         with serve(tmp_path, timings=TIMINGS, clock=clock) as server:
-            until("its own first tick is over", lambda: server.services.database.jobs >= 2)
+            wait_for(own_tick, server)
+            look(server, watched, seen, ticked=True)
             watched = watched or [start(server, f"p{number}") for number in range(POOLS)]
-            tick(server, watched, seen)
             for _ in range(45):
                 clock.now += rng.choice([0.1, 1.0, 7.0, 19.0])
                 one = rng.choice(watched)
@@ -130,13 +159,14 @@ def test_a_wait_is_what_nothing_breaks_and_too_long_a_one_ends_its_experiment_on
                 if not one.waits(server):
                     one.since = None
                 if rng.random() < 0.6:
-                    tick(server, watched, seen)
+                    look(server, watched, seen)
         clock.now += rng.choice([0.5, 30.0])
     assert min(seen[what] for what in ("ended", "continued", "pause", "exit")) > 3, seen
 
 
-def test_a_run_or_a_pause_between_two_ticks_breaks_a_wait(tmp_path: Path) -> None:
+def test_a_run_or_a_pause_between_two_ticks_breaks_a_wait(tmp_path: Path, own_tick: Event) -> None:
     with serve(tmp_path, timings=TIMINGS) as server:
+        wait_for(own_tick, server)
         for number in (1, 2):
             server.submit(resources={"queue_time": LIMIT_S, "resource_pool": f"p{number}"})
         server.tick()
