@@ -154,7 +154,7 @@ class Classes(Farm):
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Classes]:
-    farm = Classes(tmp_path, 8.0, "--grow-after", "1")
+    farm = Classes(tmp_path, 20.0, "--grow-after", "1")
     try:
         farm.join("large", "--slots", "2")
         farm.join("small", "--slots", "2")
