@@ -212,7 +212,7 @@ class Server:
         """Keep the writer from its work until the block ends; yields how many jobs wait for it."""
         database = self.services.database
         # A server has jobs of its own when it starts, which would be counted with the test's.
-        until("the sweep and the first tick are done", lambda: database.jobs >= 2)
+        until("deadlines, the sweep and the first tick are done", lambda: database.jobs >= 3)
         begun, let_go = threading.Event(), threading.Event()
 
         def hold(_transaction: Transaction) -> None:
