@@ -283,3 +283,19 @@ def test_a_split_backward_computes_a_layer_again_once_for_each_half(
     first, *others = [answer["computed"] for answer in answers]
     assert others == [2 * 4 * (1 + 2)] * (RANKS - 1)  # chunks, micro-batches
     assert first == 4 * (1 + 1) + 4 * (1 + 2)  # there is no half for the inputs of the model
+
+
+def test_a_block_of_the_file_that_a_pipeline_does_not_follow_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = PipelineModule([LayerSpec(nn.Linear, WIDTH, 1)], num_stages=1, loss_fn=nn.MSELoss())
+    config = {
+        "train_micro_batch_size_per_gpu": MICRO,
+        "optimizer": {"type": "Adam", "params": {"lr": LR}},
+        "activation_checkpointing": {"partition_activations": True},
+    }
+    engine, *_ = zerotrial.initialize(model=model, config=config)
+    engine.close()
+    told = [one.getMessage() for one in caplog.records if "has no effect on a Pipe" in one.msg]
+    assert len(told) == 1
+    assert "pipeline.activation_checkpoint_interval" in told[0]

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import Server, serve, validation
+from zerolab.client.search import _plain
+from zerolab.searcher import Create
 
 SPACE = {"deepspeed_config": "ds_config.json"}
 CUSTOM: dict[str, Any] = {"name": "custom", "metric": "loss", "max_length": 100}
@@ -79,6 +81,7 @@ def test_a_server_that_was_started_again_knows_what_was_answered(tmp_path: Any) 
         ),
         (-1, [{"kind": "shutdown"}, create(1)], 422, "operations[0]: must be the last operation"),
         (-1, [{"kind": "dance"}], 422, "dance"),
+        (-1, [create(1, source=1)], 422, "operations[0].source: must be the number of a trial"),
     ],
 )
 def test_operations_that_cannot_be_are_refused_and_none_is_carried_out(
@@ -94,3 +97,11 @@ def test_operations_that_cannot_be_are_refused_and_none_is_carried_out(
 def test_a_searcher_that_decides_by_itself_takes_no_operations(sqlite_server: Server) -> None:
     sqlite_server.submit()
     assert send(sqlite_server, -1, 0, create(5)).status_code == 409
+
+
+def test_a_trial_begins_with_the_weights_of_another_one(search: Server) -> None:
+    assert send(search, -1, 0, create(1), create(2, source=1)).is_success
+    found = search.sql("SELECT id, source_trial_id FROM trials ORDER BY id")
+    assert found == [(1, None), (2, 1)]
+    wanted = _plain(Create(2, {"lr": 0.1}, 0, source=1))  # what a class of the user sends
+    assert wanted == create(2, trial_seed=0, source=1)

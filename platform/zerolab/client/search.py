@@ -106,6 +106,7 @@ def _plain(operation: Operation) -> dict[str, Any]:
                 "trial_id": operation.trial_id,
                 "hparams": operation.hparams,
                 "trial_seed": operation.trial_seed,
+                "source": operation.source,
             }
         case Continue():
             return {

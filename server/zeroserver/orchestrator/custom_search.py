@@ -93,6 +93,9 @@ def _check(
             if operation.trial_id in known:
                 text = f"must be a number that no trial has, got {operation.trial_id}"
                 problems.append(f"{key}.trial_id: {text}")
+            if operation.source is not None and operation.source not in known:
+                text = f"must be the number of a trial that was created, got {operation.source}"
+                problems.append(f"{key}.source: {text}")
             known.add(operation.trial_id)
         elif isinstance(operation, Stop | Continue) and operation.trial_id not in known:
             text = f"must be the number of a trial that was created, got {operation.trial_id}"

@@ -1,6 +1,7 @@
 """From DeepSpeed's arguments to an engine: chooses its parts by stage, precision and offload."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -50,6 +51,8 @@ from zerotrial.engine.update.states import check_savable
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
 __all__ = ["built_by", "initialize", "planning"]
+
+logger = logging.getLogger(__name__)
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
@@ -219,6 +222,12 @@ def _prepare_model(model: nn.Module, ground: Ground, observer: Observer) -> Divi
     if is_pipeline(model):
         model.to(ground.device)
         model.prepare(ground.mesh, ground.config.pipeline.activation_checkpoint_interval)
+        if ground.config.activation_checkpointing.active and ground.mesh.saving.rank == 0:
+            logger.warning(
+                "activation_checkpointing: has no effect on a PipelineModule; give "
+                "pipeline.activation_checkpoint_interval, the number of layers that are computed "
+                "again together"
+            )
     divided = divide(
         model, ground.config.tensor_parallel, ground.mesh, ground.device, observer.phase
     )

@@ -41,6 +41,7 @@ class CreateBody(BaseModel):
     trial_id: Number
     hparams: dict[str, Any]
     trial_seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    source: Number | None = None
 
 
 class ContinueBody(BaseModel):
@@ -164,7 +165,7 @@ async def post_operations(
 def _operation(body: CreateBody | ContinueBody | StopBody | ShutdownBody) -> Operation:
     match body:
         case CreateBody():
-            return Create(body.trial_id, body.hparams, body.trial_seed)
+            return Create(body.trial_id, body.hparams, body.trial_seed, body.source)
         case ContinueBody():
             return Continue(body.trial_id, body.until)
         case StopBody():
