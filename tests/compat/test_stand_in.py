@@ -139,3 +139,25 @@ def test_parameters_of_several_engines_are_gathered_in_the_order_in_which_ranks_
         assert opened == list(range(12))  # the addresses of objects have another one on each rank
     for each in engines:
         each.close()
+
+
+def test_what_is_written_to_a_shard_that_was_taken_before_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Linear(2, 2)
+    config = {
+        "train_batch_size": 1,
+        "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 3},
+    }
+    engine = initialize(model=model, config=config)[0]
+    taken = list(model.parameters())
+    with torch.no_grad(), GatheredParameters(taken, modifier_rank=0):
+        model.weight.fill_(3)
+    assert "was changed through" not in caplog.text
+    assert engine.full("weight").tolist() == [[3, 3], [3, 3]]
+    with torch.no_grad(), GatheredParameters(taken, modifier_rank=0):
+        taken[0].zero_()
+    assert "GatheredParameters: weight was changed through" in caplog.text
+    assert "bias was" not in caplog.text
+    engine.close()

@@ -3,6 +3,7 @@
 import contextlib
 import enum
 import itertools
+import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -34,6 +35,8 @@ __all__ = [
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
 ]
+
+logger = logging.getLogger(__name__)
 
 LEAF = "_zerotrial_leaf"
 """Marks modules that stage 3 is to gather as one."""
@@ -160,7 +163,8 @@ class GatheredParameters:
     """Has parameters whole within a ``with`` block; see ``deepspeed.zero.GatheredParameters``.
 
     Inside, a module's attribute (``layer.weight``) is the whole parameter. What was a reference to
-    the sharded one before stays that. **Collective** where an engine shards them.
+    the sharded one before stays that: what is written to it in place is lost, which a log line of
+    the modifier says. **Collective** where an engine shards them.
 
     Args:
         params: One, or several; of a module, a list or a generator.
@@ -180,6 +184,7 @@ class GatheredParameters:
         self._parameters = _listed(params) if enabled else []
         self._modifier = modifier_rank
         self._open = contextlib.ExitStack()
+        self._shards: list[tuple[str, Tensor, Tensor]] = []
 
     def __enter__(self) -> None:
         names: dict[Engine, list[str]] = {}
@@ -188,13 +193,38 @@ class GatheredParameters:
             found = [n for n, p in engine.module.named_parameters() if id(p) in wanted]
             if found:
                 names[engine] = found
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if self._modifier == rank:
+            self._shards = [
+                (name, shard, shard.clone())
+                for engine, found in names.items()
+                for name, shard in _shards(engine, found)
+            ]
         for engine, found in names.items():
             self._open.enter_context(engine.gathered(found, modifier_rank=self._modifier))
         if _ranks_differ and not names and self._modifier is not None and dist.is_initialized():
             self._open.callback(_spread, self._parameters, self._modifier)
 
     def __exit__(self, *error: Any) -> None:
+        for name, shard, before in self._shards:
+            if not torch.equal(shard.nan_to_num(), before.nan_to_num()):
+                logger.warning(
+                    "GatheredParameters: %s was changed through a parameter that was taken before "
+                    "the block, which holds this rank's shard: that is lost; take it from the "
+                    "model inside of the block",
+                    name,
+                )
+        self._shards = []
         self._open.__exit__(*error)
+
+
+def _shards(engine: Engine, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """This rank's parts that are in memory now, not in a file."""
+    for name, parameter in engine.module.named_parameters():
+        if name in names and isinstance(parameter, DTensor):
+            shard = parameter.to_local().detach()
+            if not shard.is_meta and shard.untyped_storage().nbytes() >= shard.nbytes:
+                yield name, shard
 
 
 def _spread(parameters: list[Any], source: int) -> None:
