@@ -101,3 +101,40 @@ def test_the_engine_raises_errors_of_engine_and_configuration_only() -> None:
     }
     assert found
     assert {name for _, name in found} <= allowed, found
+
+
+MAKERS = {
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "split_group",
+    "init_device_mesh",
+}
+"""Functions of torch.distributed that make groups."""
+
+
+def makes_groups(source: str) -> bool:
+    """Whether a file names a function that makes groups, or does more than name ``DeviceMesh``."""
+    nodes = list(ast.walk(ast.parse(source)))
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    asked = [node.value for node in nodes if isinstance(node, ast.Attribute)]
+    imported_names = {node.name for node in nodes if isinstance(node, ast.alias)}
+    names = {bare(node) for node in nodes} | imported_names
+    return bool(names & MAKERS) or "DeviceMesh" in {bare(node) for node in [*called, *asked]}
+
+
+def bare(node: ast.AST) -> str | None:
+    """The last word of a name: ``dist.new_group`` is ``new_group``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def test_the_mesh_alone_makes_groups() -> None:
+    found = {str(path.relative_to(ROOT)) for path in SOURCES if makes_groups(path.read_text())}
+    mesh = "trials/zerotrial/engine/mesh.py"
+    reexported = "trials/zerotrial/compat/deepspeed/names/comm.py"  # for scripts: it calls none
+    assert found == {mesh, reexported}
+    assert makes_groups("from torch import distributed as d; d.DeviceMesh('cpu', [0])")
+    assert makes_groups("DeviceMesh.from_group(group, 'cpu')")
+    assert not makes_groups("def take(mesh: DeviceMesh) -> None: ...")

@@ -18,6 +18,7 @@ from zerolab.errors import ConfigError
 from zerolab.ranks import Located
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
+from zerotrial.engine.mesh import group_on_cpu
 
 __all__ = [
     "CollectiveError",
@@ -57,8 +58,7 @@ class Distributed(Located, GroupRanks):
     ) -> None:
         group = None
         if size > 1:
-            # A group of its own, on CPU, so that it neither waits for a GPU nor meets the engine's.
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+            group = group_on_cpu(timedelta(seconds=timeout_s))
         super().__init__(group)
         self.rank = rank
         self.size = size

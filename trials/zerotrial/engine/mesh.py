@@ -1,5 +1,8 @@
 """The ranks of a run as a mesh of three axes: the only source of groups, and of who counts.
 
+No other file makes a process group or a ``DeviceMesh``; what needs one beside the axes asks
+:func:`group_on_cpu` or :func:`group_alike`.
+
 ::
 
                 data 0              data 1
@@ -25,15 +28,17 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Axis", "Mesh", "Tie", "is_cut", "tie_of"]
+__all__ = ["Axis", "Mesh", "Tie", "group_alike", "group_on_cpu", "is_cut", "tie_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +80,18 @@ class Axis:
     def rank(self) -> int:
         """This one's place among them."""
         return 0 if self.group is None else dist.get_rank(self.group)
+
+    def device_mesh(self, kind: str) -> DeviceMesh:
+        """Give the ranks as torch's functions want them; torch.distributed must be started.
+
+        Args:
+            kind: Of the devices that train: cpu or cuda.
+        """
+        group = self.group
+        if group is None:
+            alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            group = cast("dist.ProcessGroup", alone)
+        return DeviceMesh.from_group(group, kind)
 
 
 _ALONE = Axis()
@@ -259,6 +276,30 @@ class Mesh:
     def _model_axes(self) -> list[Axis]:
         axes = [self.tensor, self.pipe] if self.model is None else [self.model]
         return [axis for axis in axes if axis.size > 1]
+
+
+def group_on_cpu(timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """Make a group of all ranks that neither waits for a GPU nor meets others. **Collective**.
+
+    Args:
+        timeout: Of its collectives; torch's by default.
+    """
+    return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
+
+
+def group_alike(names: Sequence[str]) -> dist.ProcessGroup:
+    """Make a group on CPU of the ranks that bear this one's name. **Collective** over all.
+
+    Args:
+        names: Of each rank, in their order; the same everywhere.
+    """
+    own: Any = None
+    for name in dict.fromkeys(names):
+        ranks = [rank for rank, other in enumerate(names) if other == name]
+        group = dist.new_group(ranks, backend="gloo")
+        if dist.get_rank() in ranks:
+            own = group
+    return cast("dist.ProcessGroup", own)
 
 
 def _axis(rows: Tensor, world: dist.ProcessGroup) -> Axis:

@@ -17,6 +17,7 @@ from zerotrial.engine.comm.shared_memory import SharedMemoryCommunicator, connec
 from zerotrial.engine.comm.wires import host_name
 from zerotrial.engine.memory.heap import give_back_now
 from zerotrial.engine.memory.lent import is_lent
+from zerotrial.engine.mesh import group_alike, group_on_cpu
 
 __all__ = ["HostMemory", "host_memory"]
 
@@ -113,15 +114,10 @@ def host_memory() -> HostMemory | None:
 
 
 def _connect(world: dist.ProcessGroup) -> HostMemory:
-    talk = dist.new_group(backend="gloo")
+    talk = group_on_cpu()
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, host_name(), group=talk)
-    lender = None
-    for host in dict.fromkeys(names):
-        ranks = [rank for rank, name in enumerate(names) if name == host]
-        group = dist.new_group(ranks, backend="gloo")
-        if dist.get_rank() in ranks:
-            lender = connect_shared_memory(group)
+    lender = connect_shared_memory(group_alike(names))
     found: list[bool] = [False] * len(names)
     dist.all_gather_object(found, lender is not None, group=talk)
     if not all(found):

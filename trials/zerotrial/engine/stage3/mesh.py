@@ -6,14 +6,15 @@ started here, for this process only, and ended when the last engine that uses it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from zerotrial.engine.seams import StageInputs
 
@@ -38,11 +39,7 @@ def open_mesh(inputs: StageInputs) -> tuple[DeviceMesh, Callable[[], None]]:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         ours = True
     _users += ours
-    group = inputs.mesh.shard.group
-    if group is None:
-        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        group = cast("dist.ProcessGroup", alone)
-    return DeviceMesh.from_group(group, kind), _leave if ours else _stay
+    return inputs.mesh.shard.device_mesh(kind), _leave if ours else _stay
 
 
 def _stay() -> None:
