@@ -11,7 +11,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
+from starlette.routing import BaseRoute
 
 from zerolab import __version__
 from zerolab.paths import Home
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 _SAY_S = 60.0
 """Between two lines of the log that say the same."""
 
+_READ_MOST = ("experiments", "trials")
+
 STATIC = Path(__file__).parent / "static"
 
 _NO_PAGE = (
@@ -66,21 +70,37 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
-        generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan,
     )
     services = _services(settings)
     app.state.services = services
     app.add_middleware(Guard, keys=services.keys, settings=settings)
     install_error_handlers(app)
-    app.router.routes.extend(route.route() for route in WIRE_ROUTES)  # the hot ones first
-    reading = (server, agents, queue, analysis, view, preview, custom)
-    for module in (*reading, checkpoints, models, submitted, experiments, trials, events):
-        app.include_router(module.router)
-    app.include_router(experiments.imports)
+    app.router.routes.extend(_routes())
     _add_page(app, static)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+def _routes() -> list[BaseRoute]:
+    """Every route in the order in which a request tries them.
+
+    One list, in place of ``include_router``: that makes each route a second time, and finds the
+    one of a request twice, a third of what a small answer costs.
+    """
+    wire: list[BaseRoute] = [route.route() for route in WIRE_ROUTES]  # asked for all the time
+    of_experiments = (experiments, trials, checkpoints, submitted, view, analysis, preview, custom)
+    modules = (*of_experiments, events, server, agents, queue, models)
+    routers = (*(module.router for module in modules), experiments.imports)
+    return wire + sorted((each for one in routers for each in one.routes), key=_place)
+
+
+def _place(route: BaseRoute) -> tuple[int, list[bool]]:
+    """Where a route stands: what is read most first, and a word before a parameter in its place."""
+    assert isinstance(route, APIRoute)
+    area = route.path.removeprefix("/api/v1/").partition("/")[0]
+    rank = _READ_MOST.index(area) if area in _READ_MOST else len(_READ_MOST)
+    return rank, [part.startswith("{") for part in route.path.split("/")]
 
 
 def _services(settings: Settings) -> Services:

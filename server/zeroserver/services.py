@@ -113,9 +113,11 @@ def _store_something(transaction: Transaction) -> int:
 def settle_memory() -> None:
     """Have the garbage collector leave alone what a server consists of that has just started.
 
-    It would look through all of it, 50 ms, again and again while requests are answered.
+    It would look through all of it, 50 ms, again and again while requests are answered. What comes
+    from now on it looks through, also where it was switched off for the start.
     """
     gc.freeze()
+    gc.enable()
 
 
 def services_of(request: Request) -> Services:

@@ -9,10 +9,10 @@ import signal
 from collections.abc import Sequence
 
 from zerolab.searcher import Operation
-from zeroserver.__main__ import main
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.searching import Event
+from zeroserver.process import main
 from zeroserver.store.database import Transaction
 
 

@@ -16,7 +16,7 @@ from zerolab.client.http import Client
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     log: Path = tmp_path_factory.mktemp("nursery") / "nursery.log"
-    with Nursery("zeroserver.__main__", "tests.faults.helpers", log=log) as nursery:
+    with Nursery("zeroserver.process", "tests.faults.helpers", log=log) as nursery:
         yield nursery
 
 

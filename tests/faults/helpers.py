@@ -62,7 +62,7 @@ class KillableServer:
 
 def serve(arguments: list[str]) -> int:
     """What a child of the nursery runs."""
-    from zeroserver.__main__ import main
+    from zeroserver.process import main
 
     return main(arguments)
 

@@ -28,7 +28,7 @@ SERVER_KILLS = 50
 
 @pytest.fixture
 def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    modules = ("zeroserver.__main__", "tests.faults.helpers", "tests.faults.reporter")
+    modules = ("zeroserver.process", "tests.faults.helpers", "tests.faults.reporter")
     with Nursery(*modules, log=tmp_path / "nursery.log") as nursery:
         yield nursery
 

@@ -118,7 +118,7 @@ def mortal_search(directory: Path, searcher: dict[str, Any], slots: int) -> dict
     with Installation.running(directory / "home", slots) as installation:
         installation.kill_server()
         log = directory / "deaths.log"
-        with Nursery("zeroserver.__main__", "tests.faults.dying_server", log=log) as nursery:
+        with Nursery("zeroserver.process", "tests.faults.dying_server", log=log) as nursery:
             lives = Lives(installation, nursery)
             _submit(installation, lives, config(directory, searcher), directory / "model")
             until("the search has ended", lambda: _state(installation, lives), ENDED.__contains__)

@@ -17,9 +17,9 @@ from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.reports.file import MetricsFile
-from zeroserver.__main__ import serving
 from zeroserver.access.connections import Patience
 from zeroserver.app import create_app
+from zeroserver.process import serving
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 

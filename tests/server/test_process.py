@@ -304,7 +304,7 @@ def test_reports_that_were_answered_survive_every_death_of_the_server(
 def test_a_home_that_cannot_be_written_is_named_in_one_message(tmp_path: Path) -> None:
     # Root may write anywhere: as root, the server becomes somebody else.
     drop = "os.setgroups([]), os.setgid(65534), os.setuid(65534)" if os.getuid() == 0 else "0"
-    start = f"import os, sys; from zeroserver.__main__ import main; {drop}; sys.exit(main())"
+    start = f"import os, sys; from zeroserver.process import main; {drop}; sys.exit(main())"
     with tempfile.TemporaryDirectory(prefix="zerolab-") as place:
         Path(place).chmod(0o755)
         home = Home(Path(place) / "home").create()

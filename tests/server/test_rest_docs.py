@@ -16,10 +16,10 @@ from sqlalchemy import select
 from tests.server.helpers import Server, checkpoint, training, validation
 from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S
-from zeroserver.__main__ import _parser
 from zeroserver.api import resources
 from zeroserver.api.generate import TOLD, generated
 from zeroserver.api.rows import Resource
+from zeroserver.process import _parser
 from zeroserver.store.schema import logs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,13 +4,12 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from starlette.routing import Mount, Route
+from starlette.routing import Match, Mount, Route
 
 from tests.server.helpers import Server, serve, training
 from zeroserver.access.guard import OPEN_PATHS
@@ -27,24 +26,30 @@ CORPUS = [
 
 def routes(server: Server) -> Iterator[tuple[str, str]]:
     """Every method and path of the application, with numbers for the parameters."""
-    found = list(_flat(server.app.routes))
+    found = server.app.routes
     assert len(found) > 30
     for route in found:
         assert isinstance(route, Route | APIRoute | Mount), route
-        path = re.sub(r"\{[^}]*\}", "1", route.path)
         methods = getattr(route, "methods", None) or {"GET"}
         for method in sorted(methods - {"HEAD"}):
-            yield method, path
+            yield method, _path(route)
 
 
-def _flat(found: Any) -> Iterator[Any]:
-    """Routes, those of included routers too."""
-    for route in found:
-        inner = getattr(route, "original_router", None)
-        if inner is not None:
-            yield from _flat(inner.routes)
-        else:
-            yield route
+def _path(route: Route | APIRoute | Mount) -> str:
+    return re.sub(r"\{[^}]*\}", "1", route.path)
+
+
+def test_no_route_stands_behind_one_that_takes_its_requests(sqlite_server: Server) -> None:
+    for route in sqlite_server.app.routes:
+        if isinstance(route, Mount):
+            continue
+        assert isinstance(route, Route | APIRoute), route
+        (method,) = (route.methods or {"GET"}) - {"HEAD"}
+        scope = {"type": "http", "method": method, "path": _path(route), "headers": []}
+        matching = (
+            each for each in sqlite_server.app.routes if each.matches(scope)[0] is Match.FULL
+        )
+        assert next(matching) is route, (method, route.path)
 
 
 @pytest.mark.parametrize(

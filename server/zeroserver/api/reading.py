@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from operator import attrgetter
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -23,6 +24,7 @@ class ReadingRoute(APIRoute):
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        options["generate_unique_id_function"] = attrgetter("name")
         super().__init__(path, _on_one_thread(endpoint), **options)
 
 

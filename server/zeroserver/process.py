@@ -1,0 +1,254 @@
+"""One server process for one data directory: its command line, its socket, its start and end."""
+
+import argparse
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import filelock
+import uvicorn
+from fastapi import FastAPI
+
+from zerolab.contract.ports import read_port
+from zerolab.errors import ConfigError, ConflictError, ZerolabError
+from zerolab.files import write_json
+from zerolab.paths import Home
+from zeroserver.access.connections import Patience, protocol_of, raise_file_limit
+from zeroserver.app import create_app, prepare
+from zeroserver.services import Services, settle_memory
+from zeroserver.settings import Settings, Timings
+
+__all__ = ["main", "serving"]
+
+logger = logging.getLogger("zeroserver")
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens once it does, and wakes who waits when it stops."""
+
+    def __init__(self, config: uvicorn.Config, services: Services, home: Home) -> None:
+        super().__init__(config)
+        self._services = services
+        self._home = home
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets=sockets)
+        if self.started:
+            settle_memory()
+            write_json(self._home.server_file, {"url": self._services.url, "pid": os.getpid()})
+            sys.stdout.write(f"{self._services.url}\n")
+            sys.stdout.flush()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop: long polls and event streams must not hold the process."""
+        loop = self._services.loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._services.hub.close)
+        # Not the method of the base class: it raises the signal again after a clean end.
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a server until SIGTERM or SIGINT; return the exit code."""
+    options = _parser().parse_args(arguments)
+    os.umask(0o077)  # what the server writes is its owner's alone
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        return _serve(options)
+    except ZerolabError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+def serving(app: FastAPI, patience: Patience) -> uvicorn.Config:
+    """How the application is served."""
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=protocol_of(patience),
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=10,
+        timeout_keep_alive=75,
+        server_header=False,
+    )
+
+
+def _serve(options: argparse.Namespace) -> int:
+    home = Home(Path(options.home).absolute() if options.home else Home.default().path).create()
+    _check_host(options.host, allow_remote=options.allow_remote)
+    lock = filelock.FileLock(home.path / "server.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        msg = f"another server already works on {home.path}; stop it with `zerolab down`"
+        raise ConflictError(msg) from None
+    except OSError as error:
+        raise home.unwritable(error) from error
+    with lock, _listen(options.host, options.port) as listening:
+        host, port = listening.getsockname()[:2]
+        settings = Settings(
+            home=home.path,
+            host=options.host,
+            port=port,
+            database_url=options.database,
+            synchronous=options.synchronous,
+            allow_remote=options.allow_remote,
+            host_names=tuple(options.host_name),
+            timings=replace(Timings(), grow_first_s=options.grow_after).with_agent_timeout(
+                options.agent_timeout
+            ),
+        )
+        try:
+            app = create_app(settings)
+            services: Services = app.state.services
+            prepare(services)
+        except OSError as error:
+            raise home.unwritable(error) from error
+        services.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        patience = Patience(most_of_peer=max(64, raise_file_limit() // 2))
+        server = _Server(serving(app, patience), services, home)
+        try:
+            server.run(sockets=[listening])
+        except OSError as error:  # it could not write down where it listens
+            raise home.unwritable(error) from error
+        finally:
+            _forget(home)
+    return 0 if server.started else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m zeroserver", description="One server process for one data directory."
+    )
+    parser.add_argument("--home", help="data directory (default: ZEROLAB_HOME or ~/.zerolab)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument(
+        "--port",
+        type=_port,
+        default=None,
+        help="port to listen on; 0: any free one (default: 8080, or a free one if it is taken)",
+    )
+    parser.add_argument(
+        "--database", default="", help="postgresql://USER@HOST/NAME (default: SQLite)"
+    )
+    parser.add_argument(
+        "--synchronous",
+        choices=("full", "normal"),
+        default="full",
+        help="SQLite: full survives a power cut (default); normal only the death of the server",
+    )
+    parser.add_argument(
+        "--allow-remote",
+        action="store_true",
+        help="listen beyond this machine without TLS: only behind a proxy that adds it, or in a "
+        "network that you trust",
+    )
+    parser.add_argument(
+        "--host-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name under which this server is called; may be repeated",
+    )
+    parser.add_argument(
+        "--agent-timeout",
+        type=_seconds,
+        default=Timings.agent_dead_s,
+        metavar="SECONDS",
+        help="an agent that was not heard of for so long is gone, and its trials start elsewhere "
+        f"(default: {Timings.agent_dead_s:g})",
+    )
+    parser.add_argument(
+        "--grow-after",
+        type=_seconds,
+        default=Timings.grow_first_s,
+        metavar="SECONDS",
+        help="an elastic trial that runs on fewer slots than its own has run for so long before it "
+        f"leaves for more; longer each time (default: {Timings.grow_first_s:g})",
+    )
+    return parser
+
+
+def _seconds(text: str) -> float:
+    """Read a length of time.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 1_000_000:
+        msg = f"must be a number of seconds, at least 1, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds
+
+
+def _port(text: str) -> int:
+    """Read a port.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    try:
+        return read_port(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _check_host(host: str, *, allow_remote: bool) -> None:
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise ConfigError("server", [f"--host: must be an IP address, got {host!r}"]) from None
+    if not loopback and not allow_remote:
+        problem = (
+            f"--host: must be a loopback address, got {host!r}; whoever reaches this port with "
+            "the token can run code here: add --allow-remote if that is what you want"
+        )
+        raise ConfigError("server", [problem])
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """Open the listening socket; without a port, 8080 or any free one.
+
+    Raises:
+        ConfigError: If the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for wanted in (8080, 0) if port is None else (port,):
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, wanted))
+        except OSError as error:
+            listening.close()
+            if port is not None:
+                raise ConfigError("server", [f"--port {port}: cannot listen: {error}"]) from error
+            continue
+        listening.set_inheritable(True)
+        return listening
+    raise ConfigError("server", [f"--host {host}: no port can be listened on"])
+
+
+def _forget(home: Home) -> None:
+    """Remove server.json if it is still ours."""
+    try:
+        mine = json.loads(home.server_file.read_bytes()).get("pid") == os.getpid()
+    except (OSError, ValueError):
+        return
+    if mine:
+        home.server_file.unlink(missing_ok=True)
