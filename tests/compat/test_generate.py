@@ -8,7 +8,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tests.compat.test_trainer import KEPT, assert_alike, auto, become_rank, forget_accelerate
+from tests.compat.test_trainer import (
+    FP32,
+    KEPT,
+    assert_alike,
+    assert_plain,
+    auto,
+    become_rank,
+    forget_accelerate,
+)
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import EngineError
 from zerotrial.compat.deepspeed import install
@@ -110,15 +118,16 @@ def beside_itself(root: str) -> tuple[list[int], list[int]]:
     become_rank()
     install()
     trainer, plain, order = trained(f"{root}/plain", None)
+    assert_plain(trainer)
     wanted, lengths = predicted(trainer)
     for stage in (0, 1, 2, 3):
         trainer, mine, mine_order = trained(f"{root}/{stage}", auto(stage))
         told, mine_lengths = predicted(trainer)
         assert mine_order == order
-        assert_alike(mine, plain, 2e-6)
+        assert_alike(mine, plain, FP32)
         assert told.predictions.tolist() == wanted.predictions.tolist()
         assert mine_lengths == lengths
-        assert told.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], rel=2e-6)
+        assert told.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], rel=FP32)
         if stage == 3:
             check_alone(trainer.model)
         trainer.model_wrapped.close()
