@@ -14,6 +14,8 @@ from zerolab.config.describe import table, with_tables
 from zerotrial.engine.memory import estimate, kept_activations
 from zerotrial.plan.layouts import bubble, data_traffic, pipe_traffic, tensor_traffic
 
+PEAK_FLOPS = 312e12
+"""Of an A100 in 16 bits, as both papers count it."""
 LENGTH, WORDS = 2048, 51_200
 """Tokens of a sample and of the vocabulary, in both papers of Megatron-LM."""
 
@@ -32,7 +34,13 @@ class Model:
     batch: int
     micro: int = 1
     teraflops: float = 0.0
-    """Published, of one GPU."""
+    """Published, of one GPU; what is 0 follows from :attr:`step_s`."""
+    step_s: float = 0.0
+    """Published, with all blocks computed again; what is 0 follows from :attr:`teraflops`."""
+    fast_step_s: float = 0.0
+    """Published, with attention alone computed again."""
+    utilization: float = 0.0
+    """Published with that: the share of :data:`PEAK_FLOPS` that the model needs."""
 
     @property
     def parameters(self) -> int:
@@ -46,6 +54,13 @@ class Model:
         length, width = LENGTH, self.width
         inside = 1 + length / (6 * width) + WORDS / (16 * self.blocks * width)
         return 96.0 * self.batch * length * self.blocks * width**2 * inside
+
+    @property
+    def model_flops(self) -> float:
+        """Of one step, nothing computed twice: Korthikanti et al., equation 7."""
+        length, width = LENGTH, self.width
+        inside = 1 + length / (6 * width) + WORDS / (12 * self.blocks * width)
+        return 72.0 * self.batch * length * self.blocks * width**2 * inside
 
     @property
     def replicas(self) -> int:
@@ -76,12 +91,12 @@ NARAYANAN = [
 """Table 1 of Narayanan et al., up to 1,024 GPUs; its micro-batches are taken as of one sample."""
 
 KORTHIKANTI = [
-    Model("22 B", 64, 6144, 48, 8, 1, 8, 4, 4),
-    Model("175 B", 96, 12288, 96, 8, 8, 64, 64),
-    Model("530 B", 128, 20480, 105, 8, 35, 280, 280),
-    Model("1 T", 160, 25600, 128, 8, 64, 512, 512),
+    Model("22 B", 64, 6144, 48, 8, 1, 8, 4, 4, 0, 1.42, 1.10, 0.415),
+    Model("175 B", 96, 12288, 96, 8, 8, 64, 64, 1, 0, 18.13, 13.75, 0.514),
+    Model("530 B", 128, 20480, 105, 8, 35, 280, 280, 1, 0, 49.05, 37.83, 0.560),
+    Model("1 T", 160, 25600, 128, 8, 64, 512, 512, 1, 0, 94.42, 71.49, 0.563),
 ]
-"""Table 3 of Korthikanti et al."""
+"""Tables 3 and 5 of Korthikanti et al."""
 
 ZERO = {
     (1, 64): (31.4, 536, 4187), (1, 1024): (30.1, 513, 4011),
@@ -124,12 +139,16 @@ def layout_rows() -> Iterator[tuple[str, ...]]:
         pipe = pipe_traffic(one.activation, m, one.pipe)
         kept = activations(one, checkpointing=True, partitioned=True)
         held = states(one.share, one.replicas, 1)
-        step = one.step_flops / (one.gpus * one.teraflops * 1e12) if one.teraflops else 0.0
+        all_gpus = one.gpus * 1e12
+        speed = f"{one.teraflops:g}"
+        step = f"({one.step_flops / (all_gpus * one.teraflops):.1f})" if one.teraflops else ""
+        if one.step_s:
+            speed, step = f"({one.step_flops / (all_gpus * one.step_s):.0f})", f"{one.step_s:g}"
         yield (
             f"{one.gpus:,}", one.name, f"{one.pipe} x {one.replicas} x {one.tensor}", str(m),
             gb(held), gb(kept), gb(2 * data), gb(2 * tensor), gb(2 * pipe),
             f"{bubble(m, one.pipe):.1%}" if one.pipe > 1 else "-",
-            f"{one.teraflops:g}" if step else "", f"{step:.1f}" if step else "",
+            speed, step,
         )  # fmt: skip
 
 
@@ -175,7 +194,7 @@ TABLES = {
     ),
     "layouts": lambda: table(
         ("GPUs", "model", "pipe x data x tensor", "m", "states", "activations", "data", "tensor",
-         "pipe", "bubble", "TFLOP/s, published", "step, s"),
+         "pipe", "bubble", "TFLOP/s", "step, s"),
         layout_rows(),
     ),
     "activations": lambda: table(

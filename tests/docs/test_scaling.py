@@ -7,6 +7,7 @@ import pytest
 from benchmarks.scaling import (
     KORTHIKANTI,
     NARAYANAN,
+    PEAK_FLOPS,
     TABLES,
     ZERO,
     ZERO_MODELS,
@@ -36,6 +37,16 @@ def test_the_published_models_have_as_many_parameters_as_their_names_say(model) 
     number, unit = model.name.split()
     assert model.parameters == pytest.approx(float(number) * {"B": 1e9, "T": 1e12}[unit], rel=0.04)
     assert model.gpus == model.replicas * model.tensor * model.pipe
+
+
+def test_published_speeds_and_times_agree_with_our_count_of_operations() -> None:
+    petaflops = [one.gpus * one.teraflops / 1e3 for one in NARAYANAN]
+    assert petaflops == pytest.approx([4.4, 8.8, 18.2, 34.6, 70.8, 143.8], rel=0.01)
+    for one in KORTHIKANTI:
+        share = one.model_flops / (one.gpus * one.fast_step_s * PEAK_FLOPS)
+        assert share == pytest.approx(one.utilization, rel=0.01), one.name
+        again = one.step_flops / (one.gpus * one.step_s * 1e12)
+        assert 130 < again < 180, (one.name, again)  # beside 135 to 163 of the other paper
 
 
 def test_sequence_parallelism_without_scores_keeps_a_fifth() -> None:

@@ -56,13 +56,13 @@ def test_an_interpreter_is_refused_with_what_to_do_unless_it_can_train(
     assert interpreter_problem(str(complete / "bin" / "python")) is None
 
 
+@pytest.mark.parametrize("entrypoint", ["python script.py", "script:Trial"])
 def test_a_run_has_the_interpreter_that_it_names_although_a_fork_server_has_another(
-    complete: Path, tmp_path: Path
+    complete: Path, tmp_path: Path, entrypoint: str
 ) -> None:
-    script = "import sys; print(sys.prefix)"
-    folder = make_run(
-        tmp_path / "run", script, slots=1, environment={"python": str(complete)}
-    )  # fmt: skip
+    script = "import sys; print(sys.prefix); sys.exit(0)"
+    environment = {"python": str(complete)}
+    folder = make_run(tmp_path / "run", script, 1, entrypoint, environment=environment)
     launcher = LocalLauncher(Home(tmp_path / "home").create(), [SlotInfo(0, "cpu")])
     launcher.keep_ready()
     try:

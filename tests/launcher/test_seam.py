@@ -12,6 +12,7 @@ from tests.end_to_end.installation import Installation
 from tests.launcher.toy_launcher import ToyLauncher
 from tests.waiting import until
 from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
+from zerolab.launcher import registered
 from zerolab.launcher.interface import MakeLauncher
 from zerolab.launcher.registered import LAUNCHERS
 from zerolab.linux import kill_tree
@@ -40,8 +41,20 @@ pathlib.Path(GATE).write_text(os.environ["TOY_SLOTS"])
 
 def test_every_launcher_is_one() -> None:
     makers: list[MakeLauncher] = [*LAUNCHERS.values(), ToyLauncher]
-    verbs = ("keep_ready", "start", "stop", "sweep", "close")
+    verbs = ("keep_ready", "offers", "start", "stop", "sweep", "close")
     assert all(callable(getattr(maker, verb)) for maker in makers for verb in verbs)
+    # Each in a file or a package of its own, of which nothing but the registry knows.
+    homes = {name: str(maker.__module__) for name, maker in LAUNCHERS.items()}  # type: ignore[attr-defined]
+    parts = {name: home.removesuffix(".launcher") for name, home in homes.items()}
+    assert parts == {name: f"zerolab.launcher.{name}" for name in ("local", "slurm", "ssh")}
+    sources = Path(registered.__file__).parents[1].rglob("*.py")
+    for source in sources:
+        text = source.read_text(encoding="utf-8")
+        inside = f".{source.relative_to(Path(registered.__file__).parents[1])}".replace("/", ".")
+        for part in parts.values():
+            of_itself = f"zerolab{inside}".startswith(part)
+            known = f"from {part}." in text or f"from {part} " in text
+            assert of_itself or source.samefile(registered.__file__) or not known, source
 
 
 @pytest.mark.processes
@@ -69,4 +82,4 @@ def test_an_agent_runs_an_experiment_with_a_new_launcher(tmp_path: Path) -> None
 def test_a_launcher_that_is_not_there_is_named(tmp_path: Path) -> None:
     with Installation.running(tmp_path / "home") as installation:
         done = installation.quick("agent", "start", "--launcher", "kubernetes", expect=2)
-    assert "must be one of local, slurm, got 'kubernetes'" in done.stderr
+    assert "must be one of local, slurm, ssh, got 'kubernetes'" in done.stderr

@@ -27,15 +27,18 @@ class ToyProcess:
 
 class ToyLauncher:
     def __init__(self, home: Home, slots: Sequence[SlotInfo]) -> None:
-        self.slots = len(slots)
+        self.slots = list(slots)
 
     def keep_ready(self) -> None:
         """There is nothing to prepare."""
 
+    def offers(self) -> Sequence[SlotInfo]:
+        return self.slots
+
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
         spec = read_run_spec(folder.spec)
         assert isinstance(spec.entrypoint, Command)
-        toy = {"TOY_SLOTS": str(self.slots), ENV_RUN_SPEC: str(folder.spec)}
+        toy = {"TOY_SLOTS": str(len(self.slots)), ENV_RUN_SPEC: str(folder.spec)}
         process = subprocess.Popen(
             spec.entrypoint.words, cwd=spec.model_dir, env={**os.environ, **environment, **toy}
         )

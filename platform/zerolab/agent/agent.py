@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
 
 import filelock
 
@@ -18,7 +17,7 @@ from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
 from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import AgentRegistration, AgentWork, SlotInfo, WorkItem
+from zerolab.contract.wire import AgentRegistration, AgentWork, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
@@ -39,6 +38,7 @@ _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _ALIVE_POLL_S = 1.0
+_SLOTS_POLL_S = 5.0
 
 
 class Agent:
@@ -48,26 +48,27 @@ class Agent:
         home: Holds the runs; one agent at a time.
         client: The server.
         token: Handed to the ranks.
-        slots: What to offer.
-        launcher: Starts the ranks.
+        launcher: Starts the ranks; has the slots that are offered.
+        for_hosts: Starts those that name machines of a hostfile; ``launcher`` does when None.
         name: Of this agent; the machine's when empty.
         pool: The pool that it joins.
     """
 
-    def __init__(  # noqa: PLR0917 - what an agent is made of
+    def __init__(
         self,
         home: Home,
         client: Client,
         token: str,
-        slots: Sequence[SlotInfo],
         launcher: Launcher,
+        for_hosts: Launcher | None = None,
+        *,
         name: str = "",
         pool: str = DEFAULT_POOL,
     ) -> None:
         self._home = home
         self._client = client
         self._token = token
-        self._slots = list(slots)
+        self._slots = list(launcher.offers())
         self._name = name or socket.gethostname()
         self._pool = pool
         self._identity = home.identity()
@@ -79,6 +80,7 @@ class Agent:
         self._runs: dict[int, Run] = {}
         self._finished: dict[int, float] = {}  # runs that an earlier agent left
         self._launcher = launcher
+        self._for_hosts = for_hosts or launcher
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT; then stop the runs, so that they may checkpoint.
@@ -109,6 +111,7 @@ class Agent:
             arguments = (folder, run_id)
             threading.Thread(target=self._finish, args=arguments, daemon=True).start()
         threading.Thread(target=self._poll, name="poll", daemon=True).start()
+        threading.Thread(target=self._watch_slots, name="slots", daemon=True).start()
         while not self._stopping.is_set():
             self._launcher.keep_ready()
             self._stopping.wait(_ALIVE_POLL_S)
@@ -118,6 +121,22 @@ class Agent:
         if answered:
             self._tell_leaving(done=True)
         self._launcher.close()
+
+    def _watch_slots(self) -> None:
+        """Tell the server when other slots than before can be used."""
+        while not self._stopping.wait(_SLOTS_POLL_S):
+            try:
+                offered = list(self._launcher.offers())
+                if offered == self._slots:
+                    continue
+                self._slots = offered
+                if self._agent_id is not None:
+                    self._agent_id = self._register()
+            except ZerolabError as error:
+                logger.warning("%s", error)
+                self._agent_id = None  # it introduces itself again when the server is there
+            except Exception:  # the thread's boundary
+                logger.exception("asking for the slots failed")
 
     def _finish(self, folder: RunFolder, run_id: int) -> None:
         finish_run(folder, run_id, self._client, self._closing)
@@ -196,7 +215,8 @@ class Agent:
         )
         agent_id = self._client.register_agent(registration)
         self._note(agent_id=agent_id)
-        logger.info("registered as %s (%s) with %d slots", self._name, agent_id, len(self._slots))
+        ready = sum(not slot.down for slot in self._slots)
+        logger.info("registered as %s (%s) with %d slots", self._name, agent_id, ready)
         return agent_id
 
     def _note(self, **known: str | int) -> None:
@@ -242,7 +262,7 @@ class Agent:
             self._client,
             token=self._token,
             environment=environment,
-            launcher=self._launcher,
+            launcher=self._for_hosts if item.spec.hosts else self._launcher,
             closing=self._closing,
             cache=self._home.cache,
         )

@@ -157,6 +157,8 @@ class SlotInfo(msgspec.Struct, frozen=True):
     node: int | None = None
     """Number of the node on which it is, where the agent offers those of a cluster; None on the
     agent's own machine."""
+    down: bool = False
+    """Nothing can start on it now: the cluster has no node for it."""
 
 
 class AgentRegistration(msgspec.Struct, frozen=True):

@@ -31,6 +31,10 @@ class Launcher(Protocol):
         """Prepare for runs to come; called every second, by the thread that outlives all runs."""
         ...
 
+    def offers(self) -> Sequence[SlotInfo]:
+        """Return the slots of its agent as they are now; asked every five seconds, and may wait."""
+        ...
+
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
         """Start the ranks of a run.
 

@@ -1,17 +1,10 @@
-"""Ranks on the agent's own machine: forked from a process that has imported torch, or afresh.
+"""Ranks on the agent's own machine: forked from a process that has imported torch, or afresh."""
 
-A run that names machines of a hostfile is started there from here, over ssh.
-"""
-
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import read_run_spec
 from zerolab.contract.wire import SlotInfo
-from zerolab.files import append_private
 from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import (
@@ -34,6 +27,7 @@ class LocalLauncher:
     """
 
     def __init__(self, home: Home, slots: Sequence[SlotInfo]) -> None:
+        self._slots = slots
         self._log = home.logs / "fork_server.log"
         self._forks = all(slot.device == "cpu" for slot in slots)
         self._fork_server: ForkServer | None = None
@@ -43,6 +37,10 @@ class LocalLauncher:
         if self._forks and (self._fork_server is None or self._fork_server.lost):
             self._fork_server = ForkServer(self._log)
 
+    def offers(self) -> Sequence[SlotInfo]:
+        """Return the slots, which are always there."""
+        return self._slots
+
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
         """Fork a launcher where that can be, else start one; it starts the ranks.
 
@@ -51,7 +49,7 @@ class LocalLauncher:
         run = read_run_spec(folder.spec)
         forks = self._fork_server is not None and not run.python
         start = self._fork_server.start if forks and self._fork_server else start_launcher
-        process = _start_head(folder) if run.hosts else start(folder, environment)
+        process = start(folder, environment)
         note_launcher(folder, process)
         return process
 
@@ -67,19 +65,3 @@ class LocalLauncher:
         """End the fork server."""
         if self._fork_server is not None:
             self._fork_server.close()
-
-
-def _start_head(folder: RunFolder) -> LauncherProcess:
-    """Start what runs the ranks on the machines of a hostfile; each has threads of its own."""
-    with append_private(folder.launcher_log) as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", _HEAD, str(os.getpid()), str(folder.spec)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=folder.path,
-            start_new_session=True,
-        )
-
-
-_HEAD = "zerolab.launcher.nodes.follow"

@@ -139,6 +139,11 @@ def _off(agents: Sequence[AgentSlots]) -> str:
         for one in agents
         if one.disabled and not one.closed
     ]
+    parts += [
+        f"for {one.down} of agent {one.name} its cluster has no node now"
+        for one in agents
+        if one.down and not one.closed
+    ]
     return f" ({', '.join(parts)})" if parts else ""
 
 

@@ -57,6 +57,8 @@ class AgentSlots:
     """Why nothing new starts there, e.g. ``is disabled``; empty when it may."""
     disabled: int = 0
     """How many slots it has besides, which are disabled."""
+    down: int = 0
+    """How many it has besides for which its cluster has no node now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ export interface Agent {
   enabled: boolean;
   /** Seconds since it was heard of. */
   silent_s: number;
-  /** Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`. */
+  /** Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`, or `down`. */
   slots: Array<Slot>;
   /** When it registered, the last time. */
   registered_at: string;
@@ -665,6 +665,8 @@ export interface Slot {
   run_id: number | null;
   /** Whether new runs may start on it, as its owner says. */
   enabled: boolean;
+  /** Whether nothing can start on it now, for its agent's cluster has no node for it. */
+  down: boolean;
 }
 
 /** The configuration of an experiment as it was submitted. */

@@ -1,5 +1,6 @@
 """Options and files of ``zerolab launch`` mean what they mean to DeepSpeed and accelerate."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from zerolab.contract.nodes import EXIT_TEMPORARY, merge_outcomes, shell_code
@@ -26,7 +28,7 @@ from zerolab.launcher.nodes.head import Place, Plan
 from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
 from zerolab.launcher.nodes.places import Wanted, choose_places
 from zerolab.launcher.nodes.tunnel import tunnel_to
-from zerotrial.process.rendezvous import meet
+from zerotrial.process.rendezvous import meet, name_interface
 
 HOSTS = "worker-1 slots=2\nworker-2 slots=4\n"
 
@@ -336,6 +338,28 @@ def test_ssh_asks_nothing_and_refuses_hosts_whose_key_it_does_not_know() -> None
     assert words[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.node"]
 
 
+def test_ranks_speak_over_the_interface_that_leads_to_the_first_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    found = [
+        (place.address, name)
+        for name, places in psutil.net_if_addrs().items()
+        for place in places
+        if place.family == socket.AF_INET
+    ]
+    assert ("127.0.0.1", "lo") in found
+    for address, name in found:  # packets to an own address carry it
+        for variable in names:
+            monkeypatch.setenv(variable, "")
+            monkeypatch.delenv(variable)
+        name_interface(Nodes((1, 1), 1, address, 29500))
+        assert [os.environ[variable] for variable in names] == [name, name]
+    monkeypatch.setenv(names[0], "mine")
+    name_interface(None)
+    assert os.environ[names[0]] == "mine"
+
+
 def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -441,15 +465,25 @@ def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: P
         (["--num_gpus", "-1", "--num_nodes", "-1", "--localhost:0", "t.py", "--localhost:3", "a:b"],
          0, "['--local_rank=0', '--localhost:3', 'a:b']"),
         (["--localhost", "", "t.py"], 2, "must be numbers with commas between them, got ''"),
+        (["--hostfile", "hosts", "--num_nodes", "9", "t.py"], 2, "got 9"),
+        (["--hostfile", "hosts", "--exclude", f"none@last@{socket.gethostname()}:1",
+          "--master_addr", "127.0.0.2", "--module", "--no_local_rank", "t", "leave"],
+         EXIT_TEMPORARY, "['leave'] t 127.0.0.2 0 of 1"),
     ],
 )  # fmt: skip
-def test_slots_of_this_machine_are_an_option_before_the_script_and_an_argument_behind_it(
+def test_options_before_the_script_are_the_commands_and_behind_it_its_own_and_75_is_preempted(
     words: list[str], code: int, told: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "t.py").write_text("import sys; print(sys.argv[1:])\n")
+    (tmp_path / "hosts").write_text(f"{socket.gethostname()} slots=2\nnone slots=1\nlast slots=1")
+    (tmp_path / "t.py").write_text(
+        "import os, sys\n"
+        "seen = [os.environ[name] for name in ('MASTER_ADDR', 'RANK', 'WORLD_SIZE')]\n"
+        "print(sys.argv[1:], __spec__ and __spec__.name, *seen[:2], 'of', seen[2])\n"
+        f"sys.exit({EXIT_PREEMPTED} if 'leave' in sys.argv else 0)\n"
+    )
     command = [str(Path(sys.executable).with_name("zerolab")), "launch", "--cpu", "--log-dir", "k"]
     done = subprocess.run(
         [*command, *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == code, done.stderr
-    assert told in (done.stdout if code == 0 else done.stderr)
+    assert told in (done.stderr if code == 2 else done.stdout)

@@ -14,34 +14,38 @@ from zerolab.errors import ConfigError
 
 pytestmark = [pytest.mark.processes, pytest.mark.machines, pytest.mark.slow]
 
-STEPS = 12
+STEPS = 16
+GATES = (2, 4, 6, 8, 10, 14)
+CURVES = (3.0, 1.0, 2.0, 0.5)
 SCRIPT = f"""
 import json, pathlib, time
 import zerolab.core
 with zerolab.core.init() as context:
     ranks, train = context.distributed, context.train
     gate = pathlib.Path(GATE)
-    x, v, step = [1.0, -0.7], [0.0, 0.0], 0
+    curves, x, v, step = {CURVES}, [1.0, -0.7, 0.4, 2.0], [0.0] * 4, 0
     if train.latest_checkpoint:
         with context.checkpoint.restore_path(train.latest_checkpoint.uuid) as path:
             x, v, step = json.loads((path / "state").read_text())
     leaves = False
     while step < {STEPS} and not leaves:
         step += 1
-        gradient = ranks.allgather((3.0, 1.0)[ranks.rank] * x[ranks.rank])
-        v = [0.7 * a + b for a, b in zip(v, gradient)]
-        x = [a - 0.1 * b for a, b in zip(x, v)]
-        loss = 1.5 * x[0] ** 2 + 0.5 * x[1] ** 2
+        mine = {{n: curves[n] * x[n] for n in range(ranks.rank, 4, ranks.size)}}
+        gradient = {{n: each for part in ranks.allgather(mine) for n, each in part.items()}}
+        v = [0.7 * v[n] + gradient[n] for n in range(4)]
+        x = [x[n] - 0.1 * v[n] for n in range(4)]
+        loss = sum(0.5 * curves[n] * x[n] ** 2 for n in range(4))
         if ranks.is_chief:
             train.report_training_metrics(step, {{"loss": loss}})
         leaves = context.preempt.should_preempt()
-        waits = context.info.config["data"]["waits"] and step in (3, 6, 9)
+        waits = step in {GATES}
         if waits and ranks.is_chief:
-            (gate / f"at_{{step}}").write_text(str(train.info.run_id))
+            (gate / "now").write_text(f"{{train.info.run_id}} {{ranks.size}}")
+            (gate / "now").rename(gate / f"at_{{step}}")
         while waits and not leaves and not ranks.broadcast((gate / f"go_{{step}}").exists()):
             time.sleep(0.05)
             leaves = context.preempt.should_preempt()
-        if ranks.is_chief and (leaves or step % 4 == 0 or step == {STEPS}):
+        if ranks.is_chief and (leaves or step % 4 == 0):
             with context.checkpoint.store_path({{"steps_completed": step}}) as (path, _):
                 (path / "state").write_text(json.dumps([x, v, step]))
     if step == {STEPS} and ranks.is_chief:
@@ -52,15 +56,25 @@ resource_manager:
   type: slurm
   partition: low
   nodes: 2
-  slots_per_node: 1
-  grace_s: 30
+  slots_per_node: 2
+  grace_s: 50
   sbatch_args: [--time=30]
 """
 
 
+def undisturbed() -> list[list[float]]:
+    """The losses of one process that nothing befalls."""
+    x, v, found = [1.0, -0.7, 0.4, 2.0], [0.0] * 4, []
+    for step in range(1, STEPS + 1):
+        v = [0.7 * v[n] + CURVES[n] * x[n] for n in range(4)]
+        x = [x[n] - 0.1 * v[n] for n in range(4)]
+        found.append([step, sum(0.5 * CURVES[n] * x[n] ** 2 for n in range(4))])
+    return found
+
+
 @pytest.fixture
 def farm(slurm: Cluster, tmp_path: Path) -> Iterator[Farm]:
-    made = Farm(tmp_path, 60.0, "--allow-remote", host=slurm.net.host)
+    made = Farm(tmp_path, 60.0, "--allow-remote", "--grow-after", "1", host=slurm.net.host)
     made.script = SCRIPT
     try:
         (tmp_path / "slurm.yaml").write_text(SLURM)
@@ -70,11 +84,9 @@ def farm(slurm: Cluster, tmp_path: Path) -> Iterator[Farm]:
         made.close()
 
 
-def submit(farm: Farm, *, waits: bool, slots: int = 2) -> int:
+def submit(farm: Farm, **resources: Any) -> int:
     searcher = {**CONFIG["searcher"], "max_length": {"batches": STEPS}}
-    return farm.submit(
-        searcher=searcher, resources={"slots_per_trial": slots}, data={"waits": waits}
-    )
+    return farm.submit(searcher=searcher, resources=resources)
 
 
 def said(*words: str) -> str:
@@ -95,30 +107,32 @@ def curves(farm: Farm, experiment_id: int) -> dict[str, Any]:
     return {curve["group"]: curve["points"] for curve in found if curve["name"] == "loss"}
 
 
-def test_a_time_limit_a_preemption_and_a_lost_node_change_no_loss_and_count_as_no_failure(
+def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as_no_failure(
     farm: Farm, slurm: Cluster
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"3 rank\(s\) of 1 slot\(s\) must fit on the 2 node\(s\)"
+        ConfigError, match=r"5 rank\(s\) of 1 slot\(s\) must fit on the 2 node\(s\)"
     ):
-        submit(farm, waits=True, slots=3)
+        submit(farm, slots_per_trial=5)
     (farm.path / "slurm.yaml").write_text(SLURM.replace("nodes: 2", "nodes: 3"))
     file = str(farm.path / "slurm.yaml")
     assert farm.spawn("large", "--resource-manager", file).wait(DEADLINE_S) == 2
     told = "resource_manager.nodes: must be at most 2, the nodes of partition low (sinfo), got 3"
     assert told in farm.log("large").read_text()
 
-    one = submit(farm, waits=True)
+    one = submit(farm, slots_per_trial=4, elastic={"min_slots": 2})
 
-    def job_at(step: int) -> str:
-        """Wait until the trial stands at a step; return the job in which it does."""
+    def job_at(step: int, ranks: int = 4) -> str:
+        """Wait until the trial stands at a step, on so many ranks; return the job in which."""
         file = farm.gate / f"at_{step}"
         until(
             f"the trial is at step {step}",
-            lambda: file.exists() and file.read_text(),
+            file.exists,
             told=lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.rglob("*.log")),
         )
-        name = f"zerolab-{one}-1-{file.read_text()}"
+        run, size = file.read_text().split()
+        assert int(size) == ranks
+        name = f"zerolab-{one}-1-{run}"
         return said("squeue", "--noheader", "--format=%i", f"--name={name}", "--states=RUNNING")
 
     def left_at(step: int) -> None:
@@ -134,34 +148,44 @@ def test_a_time_limit_a_preemption_and_a_lost_node_change_no_loss_and_count_as_n
         )
         (farm.gate / f"go_{step}").touch()
 
-    said("scontrol", "update", f"jobid={job_at(3)}", "timelimit=1")
-    left_at(3)
+    said("scontrol", "update", f"jobid={job_at(2)}", "timelimit=1")
+    left_at(2)
+    said("scancel", job_at(4))
+    left_at(4)
     job_at(6)
-    urgent = said(
-        "sbatch",
-        "--parsable",
-        "--partition=urgent",
-        "--nodes=2",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap",
-        "true",
-    )
+    words = ["--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null"]
+    urgent = said("sbatch", *words, "--wrap", "true")
     left_at(6)
-    lost = job_at(9)
+    lost = job_at(8)
     states = said("scontrol", "--oneliner", "show", "job", urgent)
     assert "JobState=COMPLETED" in states, states
     slurm.net.cut("zls2")
+    try:
+        until(
+            "Slurm has lost the node",
+            lambda: said("scontrol", "--oneliner", "show", "job", lost),
+            lambda text: "JobState=NODE_FAIL" in text,
+        )
+        (farm.gate / "go_8").touch()
+        job_at(10, ranks=2)  # on the node that is left
+    finally:
+        slurm.net.mend("zls2")
     until(
-        "Slurm has lost the node",
-        lambda: said("scontrol", "--oneliner", "show", "job", lost),
-        lambda text: "JobState=NODE_FAIL" in text,
+        "the pool has all its slots again",
+        lambda: [slot["down"] for agent in farm.client.agents() for slot in agent["slots"]],
+        lambda down: down == [False] * 4,
+        told=slurm.states,
     )
-    slurm.net.mend("zls2")
-    (farm.gate / "go_9").touch()
-    disturbed = curves(farm, one)
+    (farm.gate / "go_10").touch()
+    until(
+        "it has grown back, at the checkpoint of step 12",
+        lambda: [slot["run_id"] for agent in farm.client.agents() for slot in agent["slots"]],
+        lambda runs: None not in runs and len(set(runs)) == 1,
+        told=lambda: said("scontrol", "show", "job"),
+    )
+    (farm.gate / "go_14").touch()
 
-    assert disturbed == curves(farm, submit(farm, waits=False))
-    assert [step for step, _ in disturbed["training"]] == list(range(1, STEPS + 1))
-    texts = [line["text"] for line in farm.client.experiment_logs(one, limit=1000)["logs"]]
-    assert any("NODE_FAIL" in text for text in texts), texts
+    assert curves(farm, one)["training"] == undisturbed()
+    lines = [line["text"] for line in farm.client.experiment_logs(one, limit=1000)["logs"]]
+    assert any("NODE_FAIL" in text for text in lines), lines
+    assert any("it leaves with its checkpoint" in text for text in lines), lines

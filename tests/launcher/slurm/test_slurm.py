@@ -18,7 +18,7 @@ from zerolab.launcher.slurm.follow import outcome_of
 from zerolab.launcher.slurm.job import job_state, job_words
 from zerolab.launcher.slurm.launcher import SlurmLauncher
 from zerolab.launcher.slurm.node import node_folder, sizes_of
-from zerolab.launcher.slurm.partition import await_partition, partition_problems
+from zerolab.launcher.slurm.partition import await_partition, count_ready, partition_problems
 from zerolab.launcher.slurm.settings import SlurmSettings, read_settings
 from zerolab.paths import Home
 
@@ -110,6 +110,17 @@ def test_what_a_partition_does_not_have_is_not_offered(
     assert len(found) == len(keys), found
     for problem, key in zip(found, keys, strict=True):
         assert problem.startswith(f"resource_manager.{key}")
+
+
+def test_slots_of_nodes_that_slurm_has_lost_or_closed_are_down() -> None:
+    states = ["idle", "MIXED", "allocated+", "idle~", "idle*", "down*", "drained", "draining",
+              "maint", "fail", "reboot^"]  # fmt: skip
+    lines = [f"p {state}" for state in states]
+    assert count_ready(SlurmSettings("p"), lines) == 4
+    assert count_ready(SlurmSettings(), ["a* idle", "a* down*", "b idle"]) == 1
+    pool = SlurmSettings(nodes=2, slots_per_node=2)
+    assert [slot.down for slot in pool.slots_on(1)] == [False, False, True, True]
+    assert pool.slots_on(None) == pool.slots_on(9) == pool.slots
 
 
 def test_an_agent_waits_until_slurm_answers(

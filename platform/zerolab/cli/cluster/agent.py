@@ -41,7 +41,11 @@ def start(
         str | None, typer.Option(help="Name of this agent. Default: the name of the machine.")
     ] = None,
     launcher: Annotated[
-        str, typer.Option(help="How ranks are started: local, on this machine; or slurm, as jobs.")
+        str,
+        typer.Option(
+            help="How ranks are started: local, on this machine (over ssh those of a hostfile); "
+            "ssh, those of hostfiles alone; or slurm, as jobs."
+        ),
     ] = "local",
     resource_manager: Annotated[
         Path | None,
@@ -61,9 +65,7 @@ def start(
     from zerolab.agent.slots import find_slots
     from zerolab.cli.connection import connect, token_of
     from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
-    from zerolab.launcher.interface import Launcher
-    from zerolab.launcher.registered import LAUNCHERS
-    from zerolab.launcher.slurm.launcher import SlurmLauncher
+    from zerolab.launcher.registered import LAUNCHERS, launcher_of_file
     from zerolab.paths import Home
 
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -74,24 +76,16 @@ def start(
         if given:
             os.environ[variable] = given
     home = Home.default().create()
-    settings = None
+    place = _place(home, name)
+    over_ssh = None
     if resource_manager is not None:
-        from zerolab.launcher.slurm.job import check_installed
-        from zerolab.launcher.slurm.partition import await_partition
-        from zerolab.launcher.slurm.settings import read_settings
-
-        settings = read_settings(resource_manager)
-        check_installed()
-        await_partition(settings)
-    offered = find_slots(slots, cpu=cpu) if settings is None else settings.slots
+        starts = launcher_of_file(place, resource_manager)
+    else:
+        starts = LAUNCHERS[launcher](place, find_slots(slots, cpu=cpu))
+        if launcher == "local":
+            over_ssh = LAUNCHERS["ssh"](place, starts.offers())
     with connect(home) as client:
-        place = _place(home, name)
-        starts: Launcher
-        if settings is None:
-            starts = LAUNCHERS[launcher](place, offered)
-        else:
-            starts = SlurmLauncher(place, offered, settings)
-        Agent(place, client, token_of(home), offered, starts, name or "", pool).run()
+        Agent(place, client, token_of(home), starts, over_ssh, name=name or "", pool=pool).run()
 
 
 def _check(pool: str, name: str | None, launcher: str) -> None:

@@ -43,6 +43,9 @@ def main() -> int:
 
 
 def _run(folder: RunFolder, run: RunSpec) -> Outcome:
+    if not run.hosts:
+        told = "must be set: this agent starts ranks on the machines of hostfiles alone"
+        raise ConfigError("experiment", [f"resources.hostfile: {told} (--launcher ssh)"])
     plan = _plan(folder, run)
     output = Output(folder.logs, quiet=True, file_of=_file_of)
     spool = folder.path / "spool"

@@ -27,6 +27,7 @@ from zerolab.errors import ConfigError
 from zerolab.files import read_json, write_json
 from zerolab.launcher.slurm.job import ENDED, cancel, job_state, job_words, signal_job, submit
 from zerolab.launcher.slurm.node import node_folder, sizes_of
+from zerolab.launcher.slurm.partition import nodes_ready
 from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environment
 from zerolab.linux import die_with_parent
 
@@ -36,6 +37,10 @@ JOB_FILE = "slurm.json"
 """``{"job"}`` in the run's directory."""
 
 _POLL_S = 1.0
+_LOOK_S = 3.0
+_LACKING_S = 15.0
+"""A job waits for nodes that Slurm has lost no longer than this, in seconds: the agent has told the
+server of them by then."""
 _LAST_FILES_S = 10.0
 """For the outcomes of the nodes to be seen in a shared directory, when the job has ended."""
 
@@ -76,13 +81,49 @@ def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Out
         return Outcome(EXIT_USER_ERROR, f"Slurm does not take the job: {error.problems[0]}")
     write_json(folder.path / JOB_FILE, {"job": job})
     state, passed = job_state(job), False
+    lack, left = _Lack(settings, len(sizes)), None
     while state not in ENDED:
         if asked and not passed:
             passed = True
             signal_job(job)
+        if state == "PENDING" and left is None:
+            left = lack.nodes_left()
+            if left is not None:
+                cancel(job)
         time.sleep(_POLL_S)
         state = job_state(job) or state
+    if left is not None:
+        waited = f"job {job} waited for {len(sizes)} node(s), and Slurm has {left} that it can use"
+        return Outcome(EXIT_PREEMPTED, f"{waited}: the trial takes the slots that are there")
     return outcome_of(folder, job, state or "GONE", len(sizes), told=passed)
+
+
+class _Lack:
+    """Watches whether Slurm has the nodes for which a job waits.
+
+    Args:
+        settings: Of the pool.
+        nodes: That the job needs.
+    """
+
+    def __init__(self, settings: SlurmSettings, nodes: int) -> None:
+        self._settings = settings
+        self._nodes = nodes
+        self._next_look = 0.0
+        self._since: float | None = None
+
+    def nodes_left(self) -> int | None:
+        """Return how many nodes there are when they have been too few for long; else None."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return None
+        self._next_look = now + _LOOK_S
+        ready = nodes_ready(self._settings)
+        if ready is None or ready >= self._nodes:
+            self._since = None
+            return None
+        self._since = now if self._since is None else self._since
+        return ready if now - self._since >= _LACKING_S else None
 
 
 def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: bool) -> Outcome:

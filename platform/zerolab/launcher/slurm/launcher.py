@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -14,7 +16,8 @@ from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import note_launcher, stop_launcher
 from zerolab.launcher.slurm.follow import cancel_job_of
 from zerolab.launcher.slurm.job import check_installed
-from zerolab.launcher.slurm.settings import ENV_SLURM, SlurmSettings
+from zerolab.launcher.slurm.partition import await_partition, nodes_ready
+from zerolab.launcher.slurm.settings import ENV_SLURM, SlurmSettings, read_settings
 from zerolab.paths import Home
 
 __all__ = ["SlurmLauncher"]
@@ -37,9 +40,32 @@ class SlurmLauncher:
     ) -> None:
         check_installed()
         self._settings = settings or SlurmSettings()
+        self._ready: int | None = None
+
+    @classmethod
+    def of_file(cls, home: Home, path: Path) -> Self:
+        """Make it for what a file says; wait until Slurm answers.
+
+        Args:
+            home: Data directory of the agent.
+            path: With the block ``resource_manager``.
+
+        Raises:
+            ConfigError: With everything that is wrong with it, or that Slurm does not have.
+        """
+        settings = read_settings(path)
+        check_installed()
+        await_partition(settings)
+        return cls(home, settings.slots, settings)
 
     def keep_ready(self) -> None:
         """Nothing is kept: Slurm starts the ranks."""
+
+    def offers(self) -> Sequence[SlotInfo]:
+        """Return the slots: those of nodes that Slurm has lost or closed are down."""
+        ready = nodes_ready(self._settings)
+        self._ready = self._ready if ready is None else ready
+        return self._settings.slots_on(self._ready)
 
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
         """Submit a job, and follow it by a process.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from zerolab.errors import ConfigError
 from zerolab.launcher.slurm.settings import SlurmSettings
 
-__all__ = ["await_partition", "partition_problems"]
+__all__ = ["await_partition", "count_ready", "nodes_ready", "partition_problems"]
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +17,10 @@ _WAIT_S = 10.0
 _ANSWER_S = 120.0
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^,:()]+)?:(\d+)")
 """In what Slurm calls generic resources: ``gpu:4`` and ``gpu:a100:4(S:0-1)``."""
+_NOT_READY = (
+    "down", "drain", "drng", "fail", "error", "unk", "maint", "reboot", "inval", "no_resp", "block",
+)  # fmt: skip
+"""How the states begin in which Slurm starts no job on a node."""
 _ITS_OWN = ("-p", "--partition", "-w", "--nodelist", "-C", "--constraint", "-M", "--clusters")
 """Options of sbatch that choose nodes in their own way."""
 
@@ -27,11 +31,11 @@ def await_partition(settings: SlurmSettings) -> None:
     Raises:
         ConfigError: With what it does not have.
     """
-    if any(word.startswith(_ITS_OWN) for word in settings.sbatch_args):
+    if _chooses(settings):
         return
     while True:
         try:
-            lines = _ask(settings.partition)
+            lines = _ask(settings.partition, "%P %c %G")
         except OSError as error:
             text = "Slurm does not answer (sinfo: %s); no slots are offered before it does"
             logger.warning(text, error)
@@ -50,10 +54,7 @@ def partition_problems(settings: SlurmSettings, lines: Sequence[str]) -> list[st
         settings: Of the agent.
         lines: ``PARTITION CPUS GRES`` of each node; the default partition's name ends in ``*``.
     """
-    nodes = [line.split(maxsplit=2) for line in lines]
-    default = [node for node in nodes if node[0].endswith("*")]
-    if not settings.partition and default:
-        nodes = default
+    nodes = _of_partition(settings, lines)
     where = f"partition {settings.partition or nodes[0][0].rstrip('*')}" if nodes else "it"
     if not nodes:
         named = settings.partition or "(the default one)"
@@ -75,13 +76,49 @@ def partition_problems(settings: SlurmSettings, lines: Sequence[str]) -> list[st
     return problems
 
 
-def _ask(partition: str) -> list[str]:
+def nodes_ready(settings: SlurmSettings) -> int | None:
+    """Count the nodes on which Slurm may start a job, now or when other jobs have ended.
+
+    Returns:
+        None where that is not known: Slurm does not answer, or sbatch's own options choose.
+    """
+    if _chooses(settings):
+        return None
+    try:
+        return count_ready(settings, _ask(settings.partition, "%P %T"))
+    except OSError as error:
+        logger.info("sinfo: %s", error)
+        return None
+
+
+def count_ready(settings: SlurmSettings, lines: Sequence[str]) -> int:
+    """Count the nodes that are neither lost nor closed.
+
+    Args:
+        settings: Of the agent.
+        lines: ``PARTITION STATE`` of each node; the state of one that is silent ends in ``*``.
+    """
+    states = [node[1].lower() for node in _of_partition(settings, lines)]
+    return sum(not one.startswith(_NOT_READY) and not one.endswith("*") for one in states)
+
+
+def _chooses(settings: SlurmSettings) -> bool:
+    return any(word.startswith(_ITS_OWN) for word in settings.sbatch_args)
+
+
+def _of_partition(settings: SlurmSettings, lines: Sequence[str]) -> list[list[str]]:
+    nodes = [line.split(maxsplit=2) for line in lines]
+    default = [node for node in nodes if node[0].endswith("*")]
+    return default if default and not settings.partition else nodes
+
+
+def _ask(partition: str, form: str) -> list[str]:
     """Ask for the nodes.
 
     Raises:
         OSError: If Slurm does not answer.
     """
-    words = ["sinfo", "--noheader", "--Node", "--format=%P %c %G"]
+    words = ["sinfo", "--noheader", "--Node", f"--format={form}"]
     words += [f"--partition={partition}"] if partition else []
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_ANSWER_S)

@@ -43,6 +43,15 @@ class SlurmSettings:
             SlotInfo(number, device, node=number // each) for number in range(self.nodes * each)
         ]
 
+    def slots_on(self, ready: int | None) -> list[SlotInfo]:
+        """Slots that the agent offers while Slurm has so many nodes ready; None: not known."""
+        if ready is None:
+            return self.slots
+        return [
+            msgspec.structs.replace(slot, down=slot.node is not None and slot.node >= ready)
+            for slot in self.slots
+        ]
+
     @property
     def nodes_slots(self) -> list[int]:
         """Slots of each node."""

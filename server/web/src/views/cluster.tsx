@@ -238,14 +238,14 @@ function Agents({ agents, pooled, act }: { agents: Agent[]; pooled: boolean; act
 
 /** A device: what holds it, and whether it takes more; a click says whether it may. */
 function OneSlot({ agent, slot, act }: { agent: Agent; slot: Slot; act: Do }) {
-  const what = slot.run_id !== null ? `run ${slot.run_id}` : slot.enabled ? "free" : "disabled";
+  const what = slot.run_id !== null ? `run ${slot.run_id}` : !slot.enabled ? "disabled" : slot.down ? "no node for it" : "free";
   const deed = slot.enabled ? "disable" : "enable";
   const told = `slot ${slot.id} (${slot.device}): ${what}${slot.run_id !== null && !slot.enabled ? ", takes no other" : ""}`;
   const wish = { slots: [slot.id], ...(slot.enabled ? { drain: true } : {}) };
   return (
     <button
       type="button"
-      class={`slot ${slot.run_id !== null ? "held" : slot.enabled ? "free" : "off"}`}
+      class={`slot ${slot.run_id !== null ? "held" : slot.enabled && !slot.down ? "free" : "off"}`}
       disabled={!agent.alive || !agent.enabled}
       aria-pressed={slot.enabled}
       aria-label={told}

@@ -39,6 +39,7 @@ def _agent(
             device=slot["device"],
             run_id=held.get((row["id"], slot["id"])),
             enabled=bool(row["enabled"]) and slot["id"] not in disabled,
+            down=slot.get("down", False),
         )
         for slot in msgspec.json.decode(row["slots"])
     ]

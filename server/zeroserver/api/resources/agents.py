@@ -18,6 +18,8 @@ class Slot(Resource, frozen=True):
     """The run that holds it."""
     enabled: bool
     """Whether new runs may start on it, as its owner says."""
+    down: bool = False
+    """Whether nothing can start on it now, for its agent's cluster has no node for it."""
 
 
 class Agent(Resource, frozen=True):
@@ -41,7 +43,8 @@ class Agent(Resource, frozen=True):
     silent_s: float
     """Seconds since it was heard of."""
     slots: list[Slot]
-    """Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`."""
+    """Its devices: `id`, `device`, `run_id` of the run that holds it, whether it is `enabled`, or
+    `down`."""
     registered_at: Time
     """When it registered, the last time."""
 

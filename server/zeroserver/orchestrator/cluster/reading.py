@@ -163,15 +163,17 @@ def read_cluster(world: World, transaction: Transaction) -> Cluster:
 def _agent(world: World, row: Fields) -> AgentSlots:
     slots = msgspec.json.decode(row["slots"])
     off = set(msgspec.json.decode(row["disabled_slots"]))
+    down = {slot["id"] for slot in slots if slot.get("down")} - off
     cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
     return AgentSlots(
         agent_id=row["id"],
-        slots=tuple(int(slot["id"]) for slot in slots if slot["id"] not in off),
+        slots=tuple(int(slot["id"]) for slot in slots if slot["id"] not in off | down),
         kind="cuda" if cuda else "cpu",
         pool=row["pool"],
         name=row["name"],
         closed=why_closed(world, row),
         disabled=sum(slot["id"] in off for slot in slots),
+        down=len(down),
     )
 
 
