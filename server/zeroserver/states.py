@@ -148,7 +148,10 @@ _E_NOT_OVER = _instead(_E_OPEN, _END_FIRST) | _instead(
     EXPERIMENT_STOPPING, "wait until it has ended, then ask again"
 )
 _T_GO_ON = "`zerolab trial continue {id}` has it go on from its checkpoint"
-_T_OVER = _instead(TRIAL_ENDED, _T_GO_ON) | {_T.STOPPING: "wait until it has ended, then ask again"}
+_T_STOPPING: Mapping[str, str] = {_T.STOPPING: "wait until it has ended, then ask again"}
+_T_OVER = {**_instead(TRIAL_ENDED, _T_GO_ON), **_T_STOPPING}
+_T_END_FIRST = "`zerolab trial cancel {id}` or `kill {id}` first, and wait until it has ended"
+_T_NOT_OVER = {**_instead(_T_OPEN, _T_END_FIRST), **_T_STOPPING}
 
 EXPERIMENT_ACTIONS: Mapping[str, Action] = {
     "pause": Action(frozenset({_E.ACTIVE}), frozenset({_E.PAUSED}), "paused", _E_OVER),
@@ -184,14 +187,14 @@ TRIAL_ACTIONS: Mapping[str, Action] = {
     "activate": Action(_T_OPEN, frozenset(), "activated", _T_OVER),  # a pause may be on its way
     "cancel": Action(_T_OPEN, TRIAL_ENDED | {_T.STOPPING}, "canceled", {}),
     "kill": Action(_T_OPEN | {_T.STOPPING}, TRIAL_ENDED, "killed", {}),
+    "archive": Action(TRIAL_ENDED, frozenset(), "archived", _T_NOT_OVER),
+    "unarchive": Action(frozenset(_T), frozenset(), "unarchived", {}),
+    "delete": Action(TRIAL_ENDED, frozenset(), "deleted", _T_NOT_OVER),
     "continue": Action(
         TRIAL_ENDED,
         frozenset({_T.QUEUED, _T.RUNNING}),
         "continued",
-        {
-            _T.PAUSED: "`zerolab trial activate {id}` has it go on",
-            _T.STOPPING: "wait until it has ended, then ask again",
-        },
+        {_T.PAUSED: "`zerolab trial activate {id}` has it go on", **_T_STOPPING},
     ),
     "fork": Action(frozenset(_T), frozenset(), "forked", {}),
 }

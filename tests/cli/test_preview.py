@@ -1,11 +1,14 @@
 """``zerolab experiment preview`` without a server."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.end_to_end.installation import in_process
 
 FILE = """
 entrypoint: ["true"]
@@ -36,6 +39,45 @@ def test_a_preview_tells_trials_by_length_and_what_they_cost(file: Path) -> None
     ]  # fmt: skip
     assert "10 trials train 3,200 batches together, on 2 slots each" in told
     assert "cost: 0.889 slot-hours, at 0.5 s each" in told
+
+
+STEPS = "metric: loss, time_metric: batches, max_trials: 8"
+TABLES: dict[str, tuple[str, dict[int, int], str]] = {
+    # Stopping at 4, 8, 16: half of 8 go on, half of these to the end.
+    "async_halving": (f"num_rungs: 3, divisor: 2, max_time: 16, {STEPS}", {4: 4, 8: 2, 16: 2}, ""),
+    # Two of five end after each of the first two rounds, and copies begin: the copies end first.
+    "pbt": (
+        "metric: loss, population_size: 5, num_rounds: 3, length_per_round: {batches: 10}, "
+        "replace_function: {truncate_fraction: 0.4}",
+        {10: 6, 30: 3},
+        "",
+    ),
+    "random": ("metric: loss, max_trials: 7, max_length: {epochs: 3}", {3: 7}, ""),
+    "grid": (
+        "metric: loss, max_length: 50",
+        {50: 6},
+        "{lr: {type: log, minval: -3, maxval: -1, count: 3}, "
+        "kind: {type: categorical, vals: [a, b]}}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_preview_counts_what_is_counted_by_hand(tmp_path: Path, name: str) -> None:
+    block, ends, space = TABLES[name]
+    path = tmp_path / "experiment.yaml"
+    path.write_text(
+        f'entrypoint: ["true"]\nresources: {{slots_per_trial: 3}}\n'
+        f"hyperparameters: {space or '{}'}\nsearcher: {{name: {name}, {block}}}\n"
+    )
+    unit = "epoch" if "epochs" in block else "batch"
+    words = ("experiment", "preview", path, f"--seconds-per-{unit}", "120", "--json")
+    found = json.loads(in_process(dict(os.environ), *words).stdout)
+    assert {each["length"]: each["trials"] for each in found["lengths"]} == ends
+    assert found["trials"] == sum(ends.values())
+    total = sum(length * trials for length, trials in ends.items())
+    assert found["total_length"] == total
+    assert found["slot_hours"] == pytest.approx(3 * total / 30)
 
 
 def test_without_a_time_the_cost_is_told_in_batches_and_what_to_give(file: Path) -> None:

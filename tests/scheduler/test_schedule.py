@@ -1,5 +1,7 @@
 """The scheduler, case by case; ``test_model.py`` holds its rules against a model."""
 
+import pytest
+
 from zerolab.scheduler import (
     AgentSlots,
     Allocation,
@@ -282,18 +284,19 @@ def test_a_job_holds_no_more_than_its_max_slots() -> None:
     assert reasons(decision) == {1: told}
 
 
-def test_the_jobs_of_a_group_hold_no_more_than_its_quota() -> None:
+@pytest.mark.parametrize("group", ["label:x", "user:ann"])  # any kind of group will do
+def test_the_jobs_of_a_group_hold_no_more_than_its_quota(group: str) -> None:
     waiting = [
-        request(1, 2, groups=("label:x", "pool:default")),
-        request(2, 2, groups=("label:x", "pool:default")),
+        request(1, 2, groups=(group, "pool:default")),
+        request(2, 2, groups=(group, "pool:default")),
         request(3, 2, groups=("pool:default",)),
         request(4, 2, groups=("pool:default",)),
     ]
-    cluster = of(agent(1, 9), quotas={"label:x": 3, "pool:default": 5})
+    cluster = of(agent(1, 9), quotas={group: 3, "pool:default": 5})
     decision = schedule(cluster, waiting, [])
     assert started(decision) == [1, 3]
     assert reasons(decision) == {
-        2: "it needs 2 slots on one machine, and 2 of the 3 of quota label:x are held",
+        2: f"it needs 2 slots on one machine, and 2 of the 3 of quota {group} are held",
         4: "experiment 2 goes first: slots of quota pool:default are kept for it",
     }
 

@@ -18,6 +18,10 @@ TPE: dict[str, Any] = {
     "name": "tpe_asha", "metric": "loss", "max_trials": 12, "max_length": 27,
     "max_concurrent_trials": 2,
 }  # fmt: skip
+PROMOTING: dict[str, Any] = {
+    "name": "async_halving", "metric": "loss", "num_rungs": 2, "divisor": 2, "max_trials": 6,
+    "max_concurrent_trials": 2, "max_time": 8, "time_metric": "batches", "stop_once": False,
+}  # fmt: skip
 PBT: dict[str, Any] = {
     "name": "pbt", "metric": "loss", "population_size": 3, "num_rounds": 2, "length_per_round": 5,
     "replace_function": {"truncate_fraction": 0.4}, "max_concurrent_trials": 3,
@@ -81,6 +85,34 @@ def test_a_server_that_forgets_its_searcher_after_every_event_makes_the_same_tri
         if not finish(server, most=1):
             break
     assert log_of(server)[count:] == first
+
+
+@pytest.mark.parametrize("searcher", [TPE, PROMOTING, PBT], ids=["tpe_asha", "asha", "pbt"])
+def test_a_search_that_goes_on_without_deleted_trials_comes_to_its_end(
+    server: Server, searcher: dict[str, Any]
+) -> None:
+    server.add_agent(slots=3)
+    server.submit(hyperparameters=SPACE, searcher=searcher)
+    reached = [trial_id for trial_id, _ in finish(server, most=2)]
+    server.act("kill")
+    for item in server.work():
+        server.exit(item.run_id, -9)
+    for trial_id in reached:  # they wait at a rung, and the searcher counts on them
+        server.request("DELETE", f"/trials/{trial_id}")
+    left = {trial["id"] for trial in server.trials()}
+    assert not left & set(reached)
+    server.post("/experiments/1/continue")
+    server.services.world.searchers.clear()
+    finish(server)
+    assert server.experiment()["state"] == "COMPLETED"
+    created = server.sql("SELECT request_id FROM searcher_events WHERE kind = 'created'")
+    assert len(created) == len(set(created)) > len(reached)
+    ends = {trial["error"] for trial in server.trials() if trial["id"] not in left}
+    lost = "the trial with whose weights it begins has been deleted"
+    assert ends == ({lost} if searcher is PBT else {None})  # both of the best are copied
+    brackets = server.get("/experiments/1/searcher")["searcher"]["brackets"]
+    rungs = [rung for bracket in brackets for rung in bracket["rungs"]]
+    assert not {entry["trial_id"] for rung in rungs for entry in rung["entries"]} & set(reached)
 
 
 def test_a_copy_begins_with_the_weights_of_the_best_at_the_end_of_the_round(

@@ -57,33 +57,39 @@ EXPERIMENTS: dict[str, dict[str, str]] = {
 TRIALS: dict[str, dict[str, str]] = {
     "QUEUED": {
         "pause": "PAUSED", "activate": SAME, "continue": SAME, "cancel": "CANCELED",
-        "kill": "CANCELED", "fork": SAME,
+        "kill": "CANCELED", "fork": SAME, "archive": REFUSED, "unarchive": SAME,
+        "delete": REFUSED,
     },
     "RUNNING": {
         "pause": SAME, "activate": SAME, "continue": SAME, "cancel": "STOPPING",
-        "kill": "STOPPING", "fork": SAME,
+        "kill": "STOPPING", "fork": SAME, "archive": REFUSED, "unarchive": SAME,
+        "delete": REFUSED,
     },
     "PAUSED": {
         "pause": SAME, "activate": "QUEUED", "continue": REFUSED, "cancel": "CANCELED",
-        "kill": "CANCELED", "fork": SAME,
+        "kill": "CANCELED", "fork": SAME, "archive": REFUSED, "unarchive": SAME,
+        "delete": REFUSED,
     },
     "STOPPING": {
         "pause": REFUSED, "activate": REFUSED, "continue": REFUSED, "cancel": SAME, "kill": SAME,
-        "fork": SAME,
+        "fork": SAME, "archive": REFUSED, "unarchive": SAME,
+        "delete": REFUSED,
     },
     "COMPLETED": {
         "pause": REFUSED, "activate": REFUSED, "continue": REFUSED, "cancel": SAME, "kill": SAME,
-        "fork": SAME,
+        "fork": SAME, "archive": SAME, "unarchive": SAME,
+        "delete": REFUSED,
     },
     "CANCELED": {
         "pause": REFUSED, "activate": REFUSED, "continue": "QUEUED", "cancel": SAME, "kill": SAME,
-        "fork": SAME,
+        "fork": SAME, "archive": SAME, "unarchive": SAME,
+        "delete": REFUSED,
     },
     "ERROR": {
         "pause": REFUSED, "activate": REFUSED, "continue": "QUEUED", "cancel": SAME, "kill": SAME,
-        "fork": SAME,
-    },
-}  # fmt: skip
+        "fork": SAME, "archive": SAME, "unarchive": SAME,
+        "delete": REFUSED,
+    },}  # fmt: skip
 
 
 @pytest.fixture
@@ -181,14 +187,20 @@ def test_what_a_verb_does_with_an_experiment(server: Server, state: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("state", TRIALS)
 def test_what_a_verb_does_with_a_trial(server: Server, state: str) -> None:
-    assert len(TRIALS[state]) == 6
-    searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 7}
+    assert len(TRIALS[state]) == 9
+    searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 10}
     restarts = int(state == "QUEUED")
     server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=restarts)
     for trial_id, (verb, expected) in enumerate(TRIALS[state].items(), 1):
         bring(server, trial_id, state)
         assert server.trial(trial_id)["state"] == state
         asked_twice(server, "trial", trial_id, verb, expected)
+        if verb == "delete" and state in {"COMPLETED", "CANCELED", "ERROR"}:
+            refused = server.http.delete(f"{PREFIX}/trials/{trial_id}").json()["error"]["message"]
+            assert refused == (
+                f"trial {trial_id}: its experiment 1 is ACTIVE, and the searcher still counts on "
+                f"it; `zerolab trial archive {trial_id}` hides it until that has ended"
+            )
         if expected == "QUEUED" and verb in {"activate", "continue"}:
             spec = server.begin(trial_id)
             assert spec.latest_checkpoint is not None
@@ -343,6 +355,62 @@ def test_a_deletion_takes_what_is_on_disk_and_leaves_what_others_have(server: Se
     assert len(list(home.archives.iterdir())) == 1, "the fork has the same"
     assert server.sql("SELECT count(*) FROM searcher_events WHERE experiment_id = 1") == [(0,)]
     server.act("kill", other)
+
+
+def test_a_deleted_trial_takes_what_is_its_own_and_nothing_that_another_one_needs(
+    server: Server,
+) -> None:
+    searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 3}
+    server.submit(hyperparameters=SPACE, searcher=searcher)
+    for trial_id, loss in ((1, 0.1), (2, 0.3), (3, 0.2)):
+        run_id = server.begin(trial_id).run_id
+        server.report(run_id, validation(20, loss), checkpoint(20, str(trial_id)))
+        server.log(run_id, 0, "a line")
+        server.exit(run_id, 0)
+    kept = checkpoint(20, "1").uuid
+    weights = server.services.world.home.checkpoints / kept / "weights"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"of the one that goes")
+    by_lr = server.get("/experiments/1/trials", sort="hparams.lr")["trials"]
+
+    def refused() -> str:
+        told = server.http.delete(f"{PREFIX}/trials/1")
+        assert told.status_code == 409
+        assert server.get("/experiments/1/trials", sort="hparams.lr")["trials"] == by_lr
+        message: str = told.json()["error"]["message"]
+        return message
+
+    server.post("/models", {"name": "good"})
+    server.post("/models/good/versions", {"checkpoint": kept})
+    assert "is version 1 of model good; `zerolab model remove-version good 1`" in refused()
+    server.request("DELETE", "/models/good/versions/1")
+    fork = server.post("/trials/1/fork", {"activate": False})["experiment"]["id"]
+    assert f"with whose weights trials of experiment {fork} begin" in refused()
+    server.act("kill", fork)
+
+    server.request("DELETE", "/trials/1")
+    until("the weights go", lambda: not weights.exists())
+    for table in ("points", "rollups", "logs", "checkpoints", "runs"):
+        left = server.sql(f"SELECT DISTINCT trial_id FROM {table} ORDER BY 1")
+        assert left == [(2,), (3,)], table
+    experiment = server.experiment()
+    assert (experiment["num_trials"], experiment["best_trial_id"]) == (2, 3)
+    assert experiment["best_validation"] == 0.2
+    page = server.get("/experiments/1/trials", sort="hparams.lr")
+    assert (page["trials"], page["total"]) == ([row for row in by_lr if row["id"] != 1], 2)
+
+    server.post("/trials/2/archive")
+    for more in ({}, {"where": '[["steps_completed", ">", 0]]'}):
+        page = server.get("/experiments/1/trials", archived=False, **more)
+        assert ([row["id"] for row in page["trials"]], page["total"]) == ([3], 1)
+    body = {"config": {"searcher": {"max_trials": 4, "max_length": 40}}}
+    server.post("/experiments/1/continue", body)
+    there = [(row["id"], row["state"], row["archived"]) for row in server.trials()]
+    newest = there[-1][0]  # the fourth, and not the first once more
+    assert there == [(each, "QUEUED", False) for each in (2, 3, newest)]
+    assert server.sql("SELECT request_id FROM trials WHERE experiment_id = 1 ORDER BY id") == [
+        (2,), (3,), (4,)
+    ]  # fmt: skip
 
 
 def test_nothing_is_left_of_an_experiment_whose_runs_were_on_several_agents(server: Server) -> None:

@@ -322,6 +322,19 @@ def test_only_one_bulk_of_trials_is_changed_and_only_after_a_question(
     dialog.get_by_role("button", name="kill").click()
     expect(dialog).to_have_count(0)
     expect(page.locator("tbody .badge.canceled")).to_have_count(2)
+    page.get_by_role("button", name="archive", exact=True).click()  # of the two that are ticked
+    dialog.get_by_role("button", name="archive").click()
+    expect(dialog).to_have_count(0)
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_label("archived too (2)").check()
+    expect(page.locator("tbody tr")).to_have_count(3)
+    expect(page.get_by_role("button", name="delete", exact=True)).to_be_disabled()
+    stage.played.act("kill", made["id"])
+    page.get_by_role("button", name="delete", exact=True).click()
+    expect(dialog).to_contain_text("delete 2 trials?")
+    dialog.get_by_role("button", name="delete").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    assert len(stage.played.trials(made["id"])) == 1
     away(stage, made["id"])
 
 

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerolab.cli.connection import ExperimentId, id_of
-from zerolab.cli.output import AsJson, number, print_fields, print_json, print_table, result, say
+from zerolab.cli.output import (
+    AsJson,
+    Yes,
+    number,
+    print_fields,
+    print_json,
+    print_table,
+    result,
+    say,
+)
 from zerolab.sizes import size_text
 
 if TYPE_CHECKING:  # the client is loaded by the commands that need it
@@ -120,7 +129,6 @@ def download(
 
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @group.command()

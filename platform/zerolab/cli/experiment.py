@@ -10,8 +10,10 @@ from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
+    ArchivedToo,
     AsJson,
     Toned,
+    Yes,
     age,
     duration,
     end_state,
@@ -55,6 +57,7 @@ def list_experiments(
         None
     ),
     limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    archived: ArchivedToo = False,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first.
@@ -64,7 +67,8 @@ def list_experiments(
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.experiments(state=state, name=name, sort=sort, limit=limit)
+        shown = None if archived else False
+        found = client.experiments(state=state, name=name, sort=sort, limit=limit, archived=shown)
     if as_json:
         print_json(found)
         return
@@ -304,7 +308,7 @@ def change(
 @group.command()
 def delete(
     experiment_id: ExperimentId,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete an ended experiment with its metrics, logs and checkpoints."""
     if not yes:

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import typer
 
 __all__ = [
+    "ArchivedToo",
     "AsJson",
     "Toned",
+    "Yes",
     "age",
     "duration",
     "end_state",
@@ -29,6 +31,8 @@ __all__ = [
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ArchivedToo = Annotated[bool, typer.Option("--archived", help="Those that are archived, too.")]
 
 
 def port_of(text: str) -> int:

@@ -8,7 +8,9 @@ from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId, TrialId
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
+    ArchivedToo,
     AsJson,
+    Yes,
     duration,
     end_state,
     number,
@@ -39,6 +41,7 @@ def list_trials(
         ),
     ] = "id",
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    archived: ArchivedToo = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with everything.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +56,8 @@ def list_trials(
     if as_csv and as_json:
         raise ConfigError("zerolab trial list", ["give --csv or --json, not both"])
     with connect() as client:
-        trials = client.trials(experiment_id, sort=column_of(sort), limit=limit)
+        shown = None if archived else False
+        trials = client.trials(experiment_id, sort=column_of(sort), limit=limit, archived=shown)
     if as_json:
         print_json(trials)
     elif as_csv:
@@ -175,6 +179,31 @@ def kill(trial_id: TrialId) -> None:
     _act(trial_id, "kill", "is being stopped")
 
 
+@group.command()
+def archive(trial_id: TrialId) -> None:
+    """Put an ended trial away: it leaves the lists, its data stays."""
+    _act(trial_id, "archive", "is archived")
+
+
+@group.command()
+def unarchive(trial_id: TrialId) -> None:
+    """Bring an archived trial back into the lists."""
+    _act(trial_id, "unarchive", "is not archived any more")
+
+
+@group.command()
+def delete(trial_id: TrialId, yes: Yes = False) -> None:
+    """Delete a trial of an ended experiment with its metrics, logs and checkpoints."""
+    if not yes:
+        text = f"Delete trial {trial_id} with its metrics, logs and checkpoints?"
+        typer.confirm(text, abort=True, err=True)
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        client.delete_trial(trial_id)
+    say(f"trial {trial_id} is deleted")
+
+
 @group.command("continue")
 def continue_trial(trial_id: TrialId) -> None:
     """Let a trial that failed or was stopped go on from its checkpoint."""
@@ -205,4 +234,5 @@ def _act(trial_id: int, action: str, done: str) -> None:
         before = client.trial(trial_id)["state"]
         state = client.trial_action(trial_id, action)["state"]
     ended = before == state and state in {"COMPLETED", "CANCELED", "ERROR"}
-    say(f"trial {trial_id} {f'has ended: it stays {state}' if ended else done}")
+    stays = ended and action not in {"archive", "unarchive"}
+    say(f"trial {trial_id} {f'has ended: it stays {state}' if stays else done}")

@@ -233,7 +233,7 @@ class Client(Transport):
         return resource(answer, "experiment")
 
     def trials(self, experiment_id: int, **filters: str | int | bool | None) -> list[Json]:
-        """List an experiment's trials."""
+        """List an experiment's trials; ``state``, ``sort``, ``archived`` narrow the list."""
         return self._list(f"/experiments/{experiment_id}/trials", "trials", filters)
 
     def trial(self, trial_id: int) -> Json:
@@ -243,7 +243,7 @@ class Client(Transport):
     def trial_action(
         self, trial_id: int, action: str, body: Mapping[str, Any] | None = None
     ) -> Json:
-        """Pause, activate, cancel, kill, continue or fork one trial.
+        """Pause, activate, cancel, kill, continue, archive, unarchive or fork one trial.
 
         Args:
             trial_id: Which.
@@ -258,6 +258,10 @@ class Client(Transport):
         """
         answer = self.post(f"/trials/{trial_id}/{action}", body)
         return resource(answer, "experiment" if action == "fork" else "trial")
+
+    def delete_trial(self, trial_id: int) -> None:
+        """Delete a trial of an experiment that has ended, with all that belongs to it."""
+        self._send("DELETE", f"/trials/{trial_id}")
 
     def kill_trial(self, trial_id: int) -> Json:
         """Stop one trial now."""

@@ -16,6 +16,7 @@ export interface Seen {
   restarts: number;
   slot_seconds: number;
   activity: string | null;
+  archived: number | boolean;
   /** Leaves by their dotted names. */
   hparams: Record<string, Value>;
 }

@@ -703,6 +703,8 @@ export interface Trial {
   waiting_reason: string | null;
   /** Names of the log policies that have matched its log. */
   labels: Array<string>;
+  /** Whether a user has put it away: lists can leave it out. */
+  archived: boolean;
   /** Best value of the searcher's metric. */
   best_validation: Num | null;
   /** The batch of that validation. */

@@ -41,7 +41,7 @@ __all__ = [
 
 COLUMNS = (
     "id", "state", "best_validation", "latest_validation", "best_steps", "steps_completed",
-    "progress", "restarts", "slot_seconds", "activity", "result",
+    "progress", "restarts", "slot_seconds", "activity", "result", "archived",
 )  # fmt: skip
 PREFIX = "hparams."
 

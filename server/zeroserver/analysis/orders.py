@@ -1,7 +1,7 @@
 """The order of an experiment's trials by a hyperparameter, found out once.
 
-What a trial was started with never changes, and trials only ever join: so an order stays until
-there are more of them, and a page of ten thousand trials is a look into a list.
+What a trial was started with never changes: so an order stays until a trial joins or is deleted,
+and a page of ten thousand trials is a look into a list.
 """
 
 import threading
@@ -23,6 +23,7 @@ _EXPERIMENTS = 8
 _COLUMNS = 8
 """Orders that are kept of an experiment."""
 
+_COUNT = "SELECT count(*) FROM trials WHERE experiment_id = ?"
 _NEW = "SELECT id, hparams FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
 
 
@@ -36,9 +37,14 @@ class _Started:
     """Places of all trials, by the column with its ``-``."""
 
     def refresh(self, connection: Connection, experiment_id: int) -> None:
-        """Take in the trials that have joined."""
+        """Take in the trials that have joined, and forget those that were deleted."""
         last = next(reversed(self.leaves), 0)
         rows = raw_rows(connection, _NEW, (experiment_id, last))
+        ((count,),) = raw_rows(connection, _COUNT, (experiment_id,))
+        if count < len(self.leaves) + len(rows):
+            self.leaves.clear()
+            self.orders.clear()
+            rows = raw_rows(connection, _NEW, (experiment_id, 0))
         if rows:
             self.leaves |= {trial_id: leaves_of(text) for trial_id, text in rows}
             self.orders.clear()

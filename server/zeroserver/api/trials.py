@@ -70,6 +70,7 @@ def list_trials(
     connection: ReadDep,
     experiment_id: IdPath,
     state: Annotated[TrialState | None, Query()] = None,
+    archived: bool | None = None,
     where: Where = None,
     sort: Sort = "id",
     after: After = None,
@@ -84,6 +85,8 @@ def list_trials(
     if wanted or column not in _STORED:
         if state is not None:
             wanted.append(("state", "=", state))
+        if archived is not None:
+            wanted.append(("archived", "=", int(archived)))
         if column.startswith(PREFIX) and not wanted:
             orders = services.orders
             chosen = orders.choose(connection, experiment_id, sort, after, limit)
@@ -98,6 +101,9 @@ def list_trials(
         total = experiment["num_trials"]
         if state is not None:
             mine.append(trials.c.state == state)
+        if archived is not None:
+            mine.append(trials.c.archived == int(archived))
+        if len(mine) > 1:
             total = connection.scalar(select(func.count()).select_from(trials).where(*mine)) or 0
         window = PageRequest(sort, after, limit)
         found, next_after = queries.page(connection, select(trials).where(*mine), trials, window)
@@ -159,12 +165,21 @@ def _alone(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
     return raw
 
 
-TrialAction = Literal["pause", "activate", "cancel", "kill"]
+@router.delete("/trials/{trial_id}", status_code=204)
+async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
+    """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints."""
+    await services.write(
+        lambda world, transaction: control.remove_trial(world, transaction, trial_id)
+    )
+    return Response(status_code=204)
+
+
+TrialAction = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 
 
 @router.post("/trials/{trial_id}/{action}", responses=answer(TrialAnswer))
 async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAction) -> Response:
-    """Pause, activate, cancel or kill one trial; doing it twice changes nothing."""
+    """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing."""
     await services.write(
         lambda world, transaction: control.act_on_trial(world, transaction, trial_id, action)
     )

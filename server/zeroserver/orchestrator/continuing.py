@@ -20,7 +20,7 @@ from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.trials import carry_out, reopen_trial, tell_searcher
+from zeroserver.orchestrator.trials import DELETED, carry_out, reopen_trial, tell_searcher
 from zeroserver.orchestrator.warm_start import newest_checkpoint, source_problem
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -110,6 +110,7 @@ def continue_experiment(
         reopen_trial(transaction, trial, state)
     carry_out(world, transaction, experiment_id, wanted)
     _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, told)
+    _tell_of_deleted(world, transaction, experiment_id, told)
     if grows:
         _grow(world, transaction, experiment, before, wish.config, opened=bool(opened))
     schedule(world, transaction)
@@ -138,16 +139,16 @@ def _grow(
 
 
 def _without_checkpoint(transaction: Transaction, experiment_id: int) -> set[int]:
-    """The searcher's numbers of the ended trials that could not go on where they were."""
+    """The searcher's numbers of the trials that could not go on where they were, or are gone."""
     there = select(checkpoints.c.trial_id).where(
         checkpoints.c.experiment_id == experiment_id, checkpoints.c.state == "COMPLETED"
     )
     query = select(trials.c.request_id).where(
         trials.c.experiment_id == experiment_id,
-        trials.c.state.in_(TRIAL_ENDED),
-        trials.c.id.not_in(there),
+        trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(there),
     )
-    return set(transaction.connection.scalars(query))
+    able = set(transaction.connection.scalars(query))
+    return searching.created(transaction, experiment_id) - able
 
 
 def continue_trial(world: World, transaction: Transaction, trial_id: int) -> None:
@@ -325,8 +326,7 @@ def _is_unfinished(trial: RowMapping, *, longer: bool) -> bool:
 def _not_carried_out(
     transaction: Transaction, experiment_id: int, operations: list[Operation]
 ) -> list[Operation]:
-    query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
-    there = set(transaction.connection.scalars(query))
+    there = searching.created(transaction, experiment_id)
     return [
         each
         for each in operations
@@ -391,3 +391,14 @@ def _tell_the_rest(
             failed = trial["state"] == TrialState.ERROR
             event = Event("exited_early", number, reason="errored" if failed else "user_canceled")
         tell_searcher(world, transaction, trial["experiment_id"], event)
+
+
+def _tell_of_deleted(
+    world: World, transaction: Transaction, experiment_id: int, told: set[int]
+) -> None:
+    """Tell the searcher of trials that were deleted before it knew that they had ended."""
+    query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
+    there = set(transaction.connection.scalars(query))
+    for number in sorted(searching.created(transaction, experiment_id) - there - told):
+        event = Event("exited_early", number, reason=DELETED)
+        tell_searcher(world, transaction, experiment_id, event)

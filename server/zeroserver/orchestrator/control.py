@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import RowMapping, delete, select
+from sqlalchemy import ColumnElement, RowMapping, delete, func, select
 
 from zerolab.contract.storage import hide_secrets
 from zerolab.errors import ConflictError
@@ -28,9 +28,14 @@ from zeroserver.orchestrator.trials import (
     resting_state,
     stop_trial,
 )
-from zeroserver.orchestrator.warm_start import refuse_while_needed, source_of_experiment
+from zeroserver.orchestrator.warm_start import (
+    forget_source,
+    refuse_while_needed,
+    source_of_experiment,
+)
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
+    EXPERIMENT_ENDED,
     TRIAL_ACTIONS,
     TRIAL_ENDED,
     ExperimentState,
@@ -54,7 +59,15 @@ from zeroserver.store.schema import (
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
 
-__all__ = ["Submission", "act", "act_on_trial", "create", "let_archive_go", "remove"]
+__all__ = [
+    "Submission",
+    "act",
+    "act_on_trial",
+    "create",
+    "let_archive_go",
+    "remove",
+    "remove_trial",
+]
 
 
 @dataclass(frozen=True)
@@ -202,7 +215,7 @@ _ACTIONS = {
 
 
 def act_on_trial(world: World, transaction: Transaction, trial_id: int, action: str) -> None:
-    """Pause, activate, cancel or kill one trial; doing it twice changes nothing.
+    """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing.
 
     Raises:
         NotFoundError: If there is no such trial.
@@ -256,11 +269,21 @@ def _kill_trial(world: World, transaction: Transaction, trial: RowMapping) -> No
     stop_trial(world, transaction, trial, "kill")
 
 
+def _archive_trial(_world: World, transaction: Transaction, trial: RowMapping) -> None:
+    save(transaction, trials, trial["id"], archived=1)
+
+
+def _unarchive_trial(_world: World, transaction: Transaction, trial: RowMapping) -> None:
+    save(transaction, trials, trial["id"], archived=0)
+
+
 _TRIAL_ACTIONS = {
     "pause": _pause_trial,
     "activate": _activate_trial,
     "cancel": _cancel_trial,
     "kill": _kill_trial,
+    "archive": _archive_trial,
+    "unarchive": _unarchive_trial,
 }
 
 
@@ -274,15 +297,9 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
     """
     experiment = find(transaction, experiments, experiment_id)
     EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
-    refuse_while_needed(transaction, experiment_id)
-    refuse_while_registered(transaction, experiment_id)
+    thing = f"experiment {experiment_id}"
+    _discard(world, transaction, thing, experiment_id, checkpoints.c.experiment_id == experiment_id)
     connection = transaction.connection
-    mine = checkpoints.c.experiment_id == experiment_id
-    there = select(checkpoints.c.uuid).where(mine, checkpoints.c.state != "DELETED")
-    if uuids := connection.scalars(there).all():  # what was imported has none, and no storage
-        storage = storage_of(world, transaction, experiment_id)
-        for uuid in uuids:
-            world.janitor.discard(transaction, Chore(storage=storage, name=uuid))
     ids = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
     for table in (points, rollups):
         connection.execute(delete(table).where(table.c.trial_id.in_(ids)))
@@ -294,6 +311,81 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
     world.drop_jobs([experiment_id])
     touch(transaction, "experiment", experiment_id, experiment_id)
     let_archive_go(world, transaction, experiment["archive"])
+
+
+def _discard(
+    world: World,
+    transaction: Transaction,
+    thing: str,
+    experiment_id: int,
+    whose: ColumnElement[bool],
+) -> None:
+    """Have the files of checkpoints removed after the commit, with what they belong to.
+
+    Raises:
+        ConflictError: If something still needs one of them; then nothing is.
+    """
+    refuse_while_needed(transaction, thing, whose)
+    refuse_while_registered(transaction, thing, whose)
+    there = select(checkpoints.c.uuid).where(whose, checkpoints.c.state != "DELETED")
+    # What was imported has none, and no storage.
+    if uuids := transaction.connection.scalars(there).all():
+        storage = storage_of(world, transaction, experiment_id)
+        for uuid in uuids:
+            world.janitor.discard(transaction, Chore(storage=storage, name=uuid))
+
+
+def remove_trial(world: World, transaction: Transaction, trial_id: int) -> None:
+    """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints.
+
+    What its searcher was told stays, so that the trial is not created again if the experiment is
+    continued; the searcher is then told that it will not come back.
+
+    Raises:
+        NotFoundError: If there is no such trial.
+        ConflictError: If it or its experiment has not ended, a trial of another one begins with a
+            checkpoint of it, or one of them is registered.
+    """
+    trial = find(transaction, trials, trial_id)
+    TRIAL_ACTIONS["delete"].wanted("trial", trial_id, trial["state"])
+    experiment = find(transaction, experiments, trial["experiment_id"])
+    home, state = experiment["id"], experiment["state"]
+    if state not in EXPERIMENT_ENDED:
+        msg = (
+            f"trial {trial_id}: its experiment {home} is {state}, and the searcher still counts on "
+            f"it; `zerolab trial archive {trial_id}` hides it until that has ended"
+        )
+        raise ConflictError(msg)
+    whose = checkpoints.c.trial_id == trial_id
+    _discard(world, transaction, f"trial {trial_id}", home, whose)
+    forget_source(transaction, trial_id)
+    connection = transaction.connection
+    of_runs = select(runs.c.id).where(runs.c.trial_id == trial_id)
+    connection.execute(delete(run_nodes).where(run_nodes.c.run_id.in_(of_runs)))
+    for table in (points, rollups, checkpoints, logs, runs):
+        connection.execute(delete(table).where(table.c.trial_id == trial_id))
+    connection.execute(delete(trials).where(trials.c.id == trial_id))
+    _count_again(transaction, experiment)
+    touch(transaction, "trial", home, trial_id)
+    touch(transaction, "experiment", home, home)
+
+
+def _count_again(transaction: Transaction, experiment: RowMapping) -> None:
+    """Count the trials that an experiment has left, and find the best of them."""
+    mine = trials.c.experiment_id == experiment["id"]
+    value = trials.c.best_validation
+    best = transaction.connection.execute(
+        select(trials.c.id, value)
+        .where(mine, value.is_not(None))
+        .order_by(value.asc() if experiment["smaller_is_better"] else value.desc(), trials.c.id)
+        .limit(1)
+    ).first()
+    save(
+        transaction, experiments, experiment["id"],
+        num_trials=transaction.connection.scalar(select(func.count()).where(mine)),
+        best_trial_id=best.id if best else None,
+        best_validation=best.best_validation if best else None,
+    )  # fmt: skip
 
 
 def let_archive_go(world: World, transaction: Transaction, archive: str | None) -> None:

@@ -84,8 +84,7 @@ def _check(
     world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
 ) -> None:
     whole = world.config(transaction, experiment_id).searcher.length
-    query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
-    known = set(transaction.connection.scalars(query))
+    known = searching.created(transaction, experiment_id)
     problems = []
     for place, operation in enumerate(operations):
         key = f"operations[{place}]"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
 __all__ = [
     "Event",
     "Seen",
+    "created",
     "first_operations",
     "grow",
     "look",
@@ -95,6 +96,15 @@ def progress(world: World, transaction: Transaction, experiment_id: int) -> floa
 def searcher_of(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
     """Return an experiment's searcher."""
     return _find(world, transaction, experiment_id)
+
+
+def created(transaction: Transaction, experiment_id: int) -> set[int]:
+    """The searcher's numbers of all trials that it has ever created, those since deleted too."""
+    columns = searcher_events.c
+    query = select(columns.request_id).where(
+        columns.experiment_id == experiment_id, columns.kind == "created"
+    )
+    return set(transaction.connection.scalars(query))
 
 
 class Seen(NamedTuple):

@@ -31,6 +31,7 @@ from zeroserver.store.database import Change, Transaction
 from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = [
+    "DELETED",
     "cancel_idle_trials",
     "carry_out",
     "direct_run",
@@ -43,6 +44,9 @@ __all__ = [
     "stop_trial",
     "tell_searcher",
 ]
+
+DELETED = "user_canceled"
+"""What a searcher is told of a trial that a user has deleted: it never comes back."""
 
 _INSERT_TRIAL = trials.insert().returning(trials.c.id)
 
@@ -94,17 +98,18 @@ def carry_out(
             created += 1
             event = Event("created", operation.trial_id)
             waiting.extend(searching.tell(world, transaction, experiment_id, event))
+        elif isinstance(operation, Shutdown):
+            save(transaction, experiments, experiment_id, searcher_done=1)
+        elif (trial := _requested(transaction, experiment_id, operation.trial_id)) is None:
+            gone = Event("exited_early", operation.trial_id, reason=DELETED)
+            waiting.extend(searching.tell(world, transaction, experiment_id, gone))
         elif isinstance(operation, Stop):
-            trial = _requested(transaction, experiment_id, operation.trial_id)
             if trial["state"] not in TRIAL_ENDED:
                 stop_trial(world, transaction, trial, "searcher")
         elif isinstance(operation, Continue):
-            _continue(transaction, experiment_id, operation)
+            _continue(transaction, trial, operation.until)
         elif isinstance(operation, Reopen):
-            trial = _requested(transaction, experiment_id, operation.trial_id)
             reopen_trial(transaction, trial, ExperimentState.ACTIVE, waits=1)
-        elif isinstance(operation, Shutdown):
-            save(transaction, experiments, experiment_id, searcher_done=1)
     experiment = find(transaction, experiments, experiment_id)
     values: dict[str, Any] = {"num_trials": experiment["num_trials"] + created}
     if not experiment["searcher_done"]:  # else what it was before the end stays
@@ -132,17 +137,17 @@ def _create(world: World, transaction: Transaction, experiment_id: int, operatio
     touch(transaction, "trial", experiment_id, made.scalar_one())
 
 
-def _requested(transaction: Transaction, experiment_id: int, request_id: int) -> RowMapping:
+def _requested(transaction: Transaction, experiment_id: int, request_id: int) -> RowMapping | None:
+    """The trial that the searcher has under a number; None if a user has deleted it."""
     query = select(trials).where(
         trials.c.experiment_id == experiment_id, trials.c.request_id == request_id
     )
-    return transaction.connection.execute(query).mappings().one()
+    return transaction.connection.execute(query).mappings().one_or_none()
 
 
-def _continue(transaction: Transaction, experiment_id: int, operation: Continue) -> None:
-    trial = _requested(transaction, experiment_id, operation.trial_id)
-    save(transaction, trials, trial["id"], until=operation.until, waits=0)
-    experiment = find(transaction, experiments, experiment_id)
+def _continue(transaction: Transaction, trial: RowMapping, until: int) -> None:
+    save(transaction, trials, trial["id"], until=until, waits=0)
+    experiment = find(transaction, experiments, trial["experiment_id"])
     if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
         free = {**trial, "waits": 0}
         move_trial(transaction, trial, resting_state(experiment["state"], free))
@@ -163,7 +168,7 @@ def reopen_trial(
     state = resting_state(experiment_state, {**trial, "held": 0, **values})
     move_trial(
         transaction, trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
-        restarts=0, latest_checkpoint=latest, **values,
+        archived=0, restarts=0, latest_checkpoint=latest, **values,
     )  # fmt: skip
 
 

@@ -11,19 +11,21 @@ stored with the trial, so that neither a restart of the trial nor one of the ser
 
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, select, text, update
+from sqlalchemy import ColumnElement, RowMapping, Select, select, text, update
 
 from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
 from zerolab.searcher.section import SearcherConfig
 from zeroserver.orchestrator.desk import Fields, touch
+from zeroserver.orchestrator.searching import created
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
 
 __all__ = [
     "NO_WEIGHTS",
+    "forget_source",
     "needed_for_warm_start",
     "newest_checkpoint",
     "reference",
@@ -70,6 +72,8 @@ def source_of_trial(
 ) -> dict[str, Any]:
     """Return the columns of a new trial that say with whose weights the searcher has it begin.
 
+    A source that a user has deleted is one without a checkpoint.
+
     Raises:
         ConfigError: If the searcher names a trial that it has not created.
     """
@@ -79,6 +83,8 @@ def source_of_trial(
         trials.c.experiment_id == experiment_id, trials.c.request_id == operation.source
     )
     source = transaction.connection.execute(query).mappings().one_or_none()
+    if source is None and operation.source in created(transaction, experiment_id):
+        return {"source_checkpoint": NO_WEIGHTS}
     if source is None:
         problem = f"must be the number of a trial that was created, got {operation.source}"
         raise ConfigError("searcher", [f"source of trial {operation.trial_id}: {problem}"])
@@ -152,6 +158,8 @@ def source_problem(transaction: Transaction, trial: Fields) -> str | None:
     uuid = trial["source_checkpoint"]
     if trial["latest_checkpoint"] is not None or uuid is None:
         return None
+    if uuid == NO_WEIGHTS and trial["source_trial_id"] is None:
+        return "the trial with whose weights it begins has been deleted"
     if uuid == NO_WEIGHTS:
         return f"trial {trial['source_trial_id']}, with whose weights it begins, has no checkpoint"
     if _complete(transaction, uuid) is None:
@@ -202,13 +210,26 @@ def waiting_for_weights(transaction: Transaction) -> dict[int, tuple[int, str]]:
     }
 
 
-def refuse_while_needed(transaction: Transaction, experiment_id: int) -> None:
-    """Let an experiment be deleted, unless another one begins with a checkpoint of it.
+def forget_source(transaction: Transaction, trial_id: int) -> None:
+    """Let no trial wait for a checkpoint of one that is deleted."""
+    waiting = update(trials).where(
+        trials.c.source_trial_id == trial_id, trials.c.source_checkpoint.is_(None)
+    )
+    transaction.connection.execute(waiting.values(source_checkpoint=NO_WEIGHTS))
+
+
+def refuse_while_needed(transaction: Transaction, thing: str, whose: ColumnElement[bool]) -> None:
+    """Let an experiment or a trial be deleted, unless another one begins with a checkpoint of it.
+
+    Args:
+        transaction: Of the writer.
+        thing: What is to be deleted, as in "trial 3".
+        whose: Which checkpoints go with it.
 
     Raises:
         ConflictError: If one does; it names it.
     """
-    mine = select(checkpoints.c.uuid).where(checkpoints.c.experiment_id == experiment_id)
+    mine = select(checkpoints.c.uuid).where(whose)
     columns = trials.c
     by_trial = select(columns.experiment_id).where(
         columns.source_checkpoint.in_(mine), columns.state.not_in(TRIAL_ENDED)
@@ -219,8 +240,8 @@ def refuse_while_needed(transaction: Transaction, experiment_id: int) -> None:
     found = transaction.connection.scalar(by_trial.union(by_experiment).limit(1))
     if found is not None:
         msg = (
-            f"experiment {experiment_id}: holds a checkpoint with whose weights trials of "
-            f"experiment {found} begin; delete it when that one has ended, or kill that one first"
+            f"{thing}: holds a checkpoint with whose weights trials of experiment {found} begin; "
+            "delete it when that one has ended, or kill that one first"
         )
         raise ConflictError(msg)
 

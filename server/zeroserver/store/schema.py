@@ -49,7 +49,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0011"
+HEAD = "0012"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -149,6 +149,7 @@ trials = Table(
     Column("activity", Text, nullable=True),
     Column("excluded", Text, nullable=False, default="[]"),  # agents, by log policies
     Column("labels", Text, nullable=False, default="[]"),  # names of log policies that matched
+    Column("archived", Integer, nullable=False, server_default="0"),
     Column("error", Text, nullable=True),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),

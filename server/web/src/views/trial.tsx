@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { get, post } from "../api";
+import { get, post, remove } from "../api";
 import { look } from "../chart/looks";
 import { leavesOf, seenTrial, spaceOf } from "../columns";
 import { Ask, AskChanges, Now } from "../dialog";
@@ -79,7 +79,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
         <div class="actions">
           {!connected && <span class="muted">not connected: trying again</span>}
           {connected && !ENDED.includes(trial.state) && <span class="live">live</span>}
-          <Deeds trial={trial} refresh={refresh} />
+          <Deeds trial={trial} row={row} refresh={refresh} />
         </div>
       </header>
       <Noticed trial={trial} row={row} />
@@ -125,7 +125,7 @@ function Noticed({ trial, row }: Both) {
   return <Problem text={`It waits: ${whole}.`} kind="warned" />;
 }
 
-function Deeds({ trial, refresh }: { trial: Row; refresh: () => void }) {
+function Deeds({ trial, row, refresh }: Both & { refresh: () => void }) {
   const act = (deed: string) => () => post(`/trials/${trial.id}/${deed}`).then(refresh);
   const ended = ENDED.includes(trial.state);
   return (
@@ -148,6 +148,17 @@ function Deeds({ trial, refresh }: { trial: Row; refresh: () => void }) {
         </Ask>
       )}
       {trial.latest_checkpoint && <Fork trial={trial.id} />}
+      {ended && <Now act={act(trial.archived ? "unarchive" : "archive")}>{trial.archived ? "unarchive" : "archive"}</Now>}
+      {ended && ENDED.includes(row.state) && (
+        <Ask
+          act={() => remove(`/trials/${trial.id}`).then(() => window.location.replace(address(row.id)))}
+          final
+          title={`delete trial ${trial.id}?`}
+          ask="Its metrics, logs and checkpoints are deleted. This cannot be undone."
+        >
+          delete
+        </Ask>
+      )}
     </>
   );
 }

@@ -39,6 +39,9 @@ const DEEDS: Deed[] = [
   { name: "cancel", ask: "They checkpoint and end." },
   { name: "continue", ask: "Those that failed or were stopped go on from their checkpoints." },
   { name: "kill", ask: "They are stopped now, without a checkpoint.", final: true },
+  { name: "archive", ask: "They leave the list; their data stays." },
+  { name: "unarchive", ask: "They come back into the list." },
+  { name: "delete", ask: "Their metrics, logs and checkpoints are deleted. This cannot be undone.", final: true },
 ];
 
 interface TrialsProps {
@@ -55,9 +58,12 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   const varied = useMemo(() => varying(trials), [trials]);
   const [state, setState] = useChoice("state");
   const [where] = useConditions();
+  const [archived, setArchived] = useChoice("archived");
   const [sort, setSort] = useChoice("sort", "id");
   const all = [...where, ...(STATES.find(([name]) => name === state)?.[2] ?? [])];
-  const query = `&sort=${encodeURIComponent(sort)}${all.length === 0 ? "" : `&where=${encodeURIComponent(JSON.stringify(all))}`}`;
+  const several = trials.length > 1;
+  const hidden = trials.filter((trial) => trial.archived).length;
+  const query = `&sort=${encodeURIComponent(sort)}${several && archived === "" ? "&archived=false" : ""}${all.length === 0 ? "" : `&where=${encodeURIComponent(JSON.stringify(all))}`}`;
   const pages = usePages(`/experiments/${row.id}`, query, changed, tick);
   const [oldest] = trials;
   const reported = useLoaded(`names ${row.id}`, () => reportedBy(row.best_trial_id ?? oldest?.id ?? null), Number(row.best_trial_id ?? 0));
@@ -68,12 +74,14 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   const metrics = heads.map(({ key }) => key).filter((key) => METRIC.test(key));
   const measured = useMeasured(`/experiments/${row.id}/columns`, metrics, tick);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
-  const several = trials.length > 1;
   const tickAll = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));
   const toggle = (id: number) => tickAll(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
-  const stateOf = new Map(trials.map((trial) => [trial.id, trial.state]));
+  const byId = new Map(trials.map((trial) => [trial.id, trial]));
   const fits = (deed: string, id: number) => {
-    const now = stateOf.get(id) ?? "";
+    const now = byId.get(id)?.state ?? "";
+    if (deed === "archive") return ENDED.includes(now) && !byId.get(id)?.archived;
+    if (deed === "unarchive") return Boolean(byId.get(id)?.archived);
+    if (deed === "delete") return ENDED.includes(now) && ENDED.includes(row.state);
     if (deed === "continue") return now === "CANCELED" || now === "ERROR";
     return deed === "activate" ? ENDED.includes(now) ? false : now === "PAUSED" : !ENDED.includes(now) && !(deed === "pause" && now === "PAUSED");
   };
@@ -92,6 +100,12 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
           />
           <div class="choice">
             <Select name="state" value={state} options={STATES.map(([name, told]) => [name, told])} choose={setState} />
+            {hidden > 0 && (
+              <label>
+                <input type="checkbox" checked={archived !== ""} onChange={(e) => setArchived(e.currentTarget.checked ? "1" : "")} />{" "}
+                archived too ({number(hidden)})
+              </label>
+            )}
             {first > 0 && (
               <button type="button" onClick={() => tickAll(pages.rows.slice(0, 10).map((trial) => trial.id))}>
                 tick the first {first}

@@ -33,6 +33,8 @@ class Trial(Resource, frozen=True):
     """Why it has no slots, while it is `QUEUED`; else null."""
     labels: list[str]
     """Names of the log policies that have matched its log."""
+    archived: bool
+    """Whether a user has put it away: lists can leave it out."""
     best_validation: Num | None
     """Best value of the searcher's metric."""
     best_steps: int | None

@@ -6,7 +6,7 @@ the version is removed.
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Select, delete, func, select
+from sqlalchemy import ColumnElement, Select, delete, func, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zeroserver.orchestrator.desk import World
@@ -123,8 +123,15 @@ def versions_of(transaction: Transaction, uuids: Sequence[str]) -> Mapping[str, 
     }
 
 
-def refuse_while_registered(transaction: Transaction, experiment_id: int) -> None:
-    """Let an experiment be deleted, unless a checkpoint of it is registered.
+def refuse_while_registered(
+    transaction: Transaction, thing: str, whose: ColumnElement[bool]
+) -> None:
+    """Let an experiment or a trial be deleted, unless a checkpoint of it is registered.
+
+    Args:
+        transaction: Of the writer.
+        thing: What is to be deleted, as in "trial 3".
+        whose: Which checkpoints go with it.
 
     Raises:
         ConflictError: If one is; it names it.
@@ -133,7 +140,7 @@ def refuse_while_registered(transaction: Transaction, experiment_id: int) -> Non
         select(models.c.name, func.min(model_versions.c.version).label("version"))
         .join(model_versions, models.c.id == model_versions.c.model_id)
         .join(checkpoints, checkpoints.c.uuid == model_versions.c.checkpoint)
-        .where(checkpoints.c.experiment_id == experiment_id)
+        .where(whose)
         .group_by(models.c.name)
         .order_by(models.c.name)
         .limit(1)
@@ -141,7 +148,7 @@ def refuse_while_registered(transaction: Transaction, experiment_id: int) -> Non
     found = transaction.connection.execute(query).first()
     if found is not None:
         msg = (
-            f"experiment {experiment_id}: a checkpoint of it is version {found.version} of model "
+            f"{thing}: a checkpoint of it is version {found.version} of model "
             f"{found.name}; `zerolab model remove-version {found.name} {found.version}` first"
         )
         raise ConflictError(msg)

@@ -1,0 +1,166 @@
+"""What commands do to trials, to the queue and to checkpoints: on one server, runs played."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.installation import in_process
+from tests.server.helpers import Server, checkpoint, validation
+from tests.server.processes import played
+from zerolab.contract.spec import EXIT_PREEMPTED
+
+pytestmark = pytest.mark.processes
+
+SEARCH = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 3}
+SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
+
+Zerolab = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with played(tmp_path_factory.mktemp("acts")) as (_, owner):
+        owner.add_agent(slots=2)
+        yield owner
+
+
+@pytest.fixture
+def zerolab(owner: Server) -> Zerolab:
+    """Runs a command and returns what it says: on standard error, else on standard output."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")}
+    home = str(owner.directory / "home")
+    url = str(owner.http.base_url)
+    environment = kept | {
+        "ZEROLAB_HOME": home, "ZEROLAB_MASTER": url, "ZEROLAB_TOKEN": owner.token,
+    }  # fmt: skip
+
+    def run(*words: object, expect: int = 0) -> str:
+        done = in_process(environment, *map(str, words), expect=expect)
+        return (done.stderr or done.stdout).strip()
+
+    return run
+
+
+def trials(zerolab: Zerolab, number: int, *words: str) -> dict[int, tuple[str, bool]]:
+    """What ``trial list`` shows: each trial with its state and whether it is archived."""
+    listed = json.loads(zerolab("trial", "list", number, "--json", *words))
+    return {each["id"]: (each["state"], each["archived"]) for each in listed}
+
+
+def test_what_is_done_with_one_trial(owner: Server, zerolab: Zerolab) -> None:
+    number = owner.submit(hyperparameters=SPACE, searcher=SEARCH, max_restarts=0)["id"]
+    first, second, third = (trial["id"] for trial in owner.trials(number))
+    runs = {item.spec.trial_id: item.run_id for item in owner.given(2)}
+    for trial_id, run_id in runs.items():
+        owner.post(f"/runs/{run_id}/started", {})
+        saved = checkpoint(5, f"acts {trial_id}")
+        owner.report(run_id, validation(5, 1 / trial_id), saved)
+
+    told = zerolab("trial", "pause", first)
+    assert told == f"trial {first} is pausing: it checkpoints and gives its slots back"
+    assert owner.directive(runs[first]) == "preempt"
+    owner.exit(runs[first], EXIT_PREEMPTED)
+    assert zerolab("trial", "activate", first) == f"trial {first} waits for its slots"
+    assert owner.trial(first)["state"] == "QUEUED"
+
+    told = zerolab("trial", "cancel", second)
+    assert told == f"trial {second} is being canceled: it checkpoints first"
+    assert owner.directive(runs[second]) == "stop"
+    refused = zerolab("trial", "archive", second, expect=2)
+    assert "is STOPPING and cannot be archived; wait until it has ended" in refused
+    owner.exit(runs[second], EXIT_PREEMPTED)
+    assert zerolab("trial", "cancel", second) == f"trial {second} has ended: it stays CANCELED"
+    assert zerolab("trial", "kill", third) == f"trial {third} is being stopped"
+
+    refused = zerolab("trial", "delete", second, "--yes", expect=2)
+    assert f"its experiment {number} is ACTIVE, and the searcher still counts on it" in refused
+    for _ in range(2):
+        assert zerolab("trial", "archive", second) == f"trial {second} is archived"
+    assert second not in trials(zerolab, number)
+    assert trials(zerolab, number, "--archived")[second] == ("CANCELED", True)
+    told = zerolab("trial", "unarchive", second)
+    assert told == f"trial {second} is not archived any more"
+    assert trials(zerolab, number)[second] == ("CANCELED", False)
+    assert zerolab("trial", "continue", second) == f"trial {second} goes on"
+    assert owner.trial(second)["state"] == "QUEUED"
+
+    fork = zerolab("trial", "fork", first, "--paused", "--set", "name=forked")
+    assert owner.experiment(int(fork))["name"] == "forked"
+    assert owner.experiment(int(fork))["source_checkpoint"] == checkpoint(5, f"acts {first}").uuid
+
+    for each in (number, fork):
+        zerolab("experiment", "kill", each)
+    for item in owner.work():
+        owner.exit(item.run_id, -9)
+    assert "Aborted" in zerolab("trial", "delete", second, expect=1)
+    assert zerolab("trial", "delete", second, "--yes") == f"trial {second} is deleted"
+    assert set(trials(zerolab, number)) == {first, third}
+    assert f"there is no trial {second}" in zerolab("trial", "delete", second, "--yes", expect=2)
+
+    assert zerolab("experiment", "archive", fork) == f"experiment {fork} is archived"
+    shown = [
+        json.loads(zerolab("experiment", "list", "--json", *more)) for more in ((), ("--archived",))
+    ]
+    assert [int(fork) in [each["id"] for each in found] for found in shown] == [False, True]
+
+
+def test_experiments_change_places_in_the_queue_within_quotas(
+    owner: Server, zerolab: Zerolab
+) -> None:
+    made = [owner.submit(resources={"slots_per_trial": 4}, labels=["acts"])["id"] for _ in range(3)]
+    first, second, third = made
+
+    def queue() -> list[int]:
+        listed = json.loads(zerolab("job", "list", "--json"))
+        return [job["experiment_id"] for job in listed if job["experiment_id"] in made]
+
+    assert queue() == made
+    told = zerolab("job", "move", third, "--ahead-of", first)
+    assert told == f"experiment {third} is number 1 in pool default, with priority 42"
+    assert queue() == [third, first, second]
+    told = zerolab("job", "move", third, "--behind", first)
+    assert told == f"experiment {third} is number 2 in pool default, with priority 42"
+    assert queue() == [first, third, second]
+    for wrong in ((), ("--ahead-of", first, "--behind", second)):
+        refused = zerolab("job", "move", third, *wrong, expect=2)
+        assert "name one of --ahead-of ID and --behind ID" in refused
+
+    for group, most in (("label:acts", 3), ("pool:default", 9), ("label:acts", 4)):
+        told = zerolab("quota", "set", group, most)
+        assert told == f"{group} may hold {most} slots, and holds 0"
+    listed = json.loads(zerolab("quota", "list", "--json"))
+    assert {each["group"]: each["max_slots"] for each in listed} == {
+        "label:acts": 4, "pool:default": 9,
+    }  # fmt: skip
+    assert ["label:acts", "4"] in [
+        line.split()[:2] for line in zerolab("quota", "list").splitlines()
+    ]
+    for group in ("label:acts", "pool:default"):
+        assert group in zerolab("quota", "remove", group)
+    assert json.loads(zerolab("quota", "list", "--json")) == []
+    assert "must be pool:NAME or label:NAME" in zerolab("quota", "set", "acts", 3, expect=2)
+    for each in made:
+        zerolab("experiment", "kill", each)
+
+
+def test_files_of_a_checkpoint_are_deleted_by_their_names(owner: Server, zerolab: Zerolab) -> None:
+    number = owner.submit(max_restarts=0)["id"]
+    (item,) = owner.given(1)
+    owner.post(f"/runs/{item.run_id}/started", {})
+    saved = checkpoint(100, "globbed")
+    saved = type(saved)(
+        saved.uuid, 100, {"rank-0.pt": 10, "rank-1.pt": 20, "notes": 5}, {}, saved.time
+    )
+    owner.report(item.run_id, validation(100, 0.1), saved)
+    owner.exit(item.run_id, 0)
+    files = ("checkpoint", "delete", saved.uuid, "--glob", "rank-*")
+    plan = json.loads(zerolab(*files, "--dry-run", "--json"))
+    assert plan["size_bytes"] == 30
+    assert "Aborted" in zerolab(*files, expect=1)
+    zerolab(*files, "--yes")
+    found = owner.get(f"/checkpoints/{saved.uuid}")["checkpoint"]
+    assert (found["state"], found["resources"]) == ("PARTIAL", {"notes": 5})
+    assert owner.experiment(number)["state"] == "COMPLETED"
