@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
-from zerotrial.compat.deepspeed.engine import initialize
 from zerotrial.compat.deepspeed.gathering import GatheredParameters
+from zerotrial.compat.deepspeed.initialize import initialize
 from zerotrial.engine.pipeline import PipelineModule
 
 pytestmark = pytest.mark.processes

@@ -111,7 +111,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     device: "torch.device | str | None" = None,
     *,
     weights: str | PathLike[str] | None = None,
-    engine_class: type[Engine] = Engine,
+    engine_class: type[Engine] | None = None,
 ) -> tuple[Engine, torch.optim.Optimizer, Any, Any]:
     """Build an engine; stands where ``deepspeed.initialize`` stood. **Collective**.
 
@@ -135,7 +135,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         device: Where to train; the local rank's GPU where there is one, else the CPU.
         weights: Safetensors, a file or a folder, that a model is filled from unit by unit at
             stage 3; it may be on the meta device.
-        engine_class: Of the engine, unless the model is a pipeline.
+        engine_class: Of the engine; None chooses by the model.
 
     Returns:
         Engine, optimizer or None, training loader or None, schedule or None.
@@ -298,10 +298,10 @@ def _assemble(
     *,
     schedule: Any,
     loader: Any,
-    engine_class: type[Engine],
+    engine_class: type[Engine] | None,
 ) -> Engine:
     """Put the parts together, and show the engine to its observer."""
-    engine = _class_for(inputs.module, engine_class)(
+    engine = (engine_class or _class_for(inputs.module))(
         EngineParts(
             module=inputs.module,
             stage=stage,
@@ -324,9 +324,9 @@ def _assemble(
     return engine
 
 
-def _class_for(model: nn.Module, otherwise: type[Engine]) -> type[Engine]:
+def _class_for(model: nn.Module) -> type[Engine]:
     if not is_pipeline(model):
-        return otherwise
+        return Engine
     from zerotrial.engine.pipeline.engine import PipelineEngine
 
     return PipelineEngine

@@ -18,6 +18,7 @@ from typing import Any
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
+from zerotrial.compat.deepspeed.absent import instead_of_module, instead_of_name
 
 __all__ = ["VERSION", "install"]
 
@@ -39,33 +40,31 @@ _MODULES = {
     "deepspeed.ops.adagrad": "ops",
     "deepspeed.ops.adam": "ops",
     "deepspeed.ops.lion": "ops",
+    "deepspeed.pipe": "pipe",
     "deepspeed.runtime": "empty",
     "deepspeed.runtime.activation_checkpointing": "empty",
     "deepspeed.runtime.activation_checkpointing.checkpointing": "checkpointing",
     "deepspeed.runtime.base_optimizer": "base_optimizer",
     "deepspeed.runtime.engine": "root",
     "deepspeed.runtime.lr_schedules": "lr_schedules",
+    "deepspeed.runtime.pipe": "pipe",
+    "deepspeed.runtime.pipe.engine": "pipe",
+    "deepspeed.runtime.pipe.module": "pipe",
+    "deepspeed.runtime.pipe.topology": "pipe",
     "deepspeed.runtime.zero": "zero",
     "deepspeed.runtime.zero.partition_parameters": "zero",
     "deepspeed.utils": "utils",
     "deepspeed.utils.logging": "utils",
+    "deepspeed.utils.zero_to_fp32": "zero_to_fp32",
     "deepspeed.zero": "zero",
 }
 """Modules of DeepSpeed to those that have their names."""
 
-_INSTEAD = {
-    "deepspeed.inference": "there is no inference engine; call the model under torch.no_grad()",
-    "deepspeed.moe": "there is no expert parallelism",
-    "deepspeed.ops.sparse_attention": "use torch.nn.functional.scaled_dot_product_attention",
-    "deepspeed.ops.transformer": "use the model's own layers, and compile.enabled",
-    "deepspeed.pipe": "use zerotrial.engine.pipeline",
-    "deepspeed.profiling": "set flops_profiler.enabled in the engine file",
-    "deepspeed.runtime.pipe": "use zerotrial.engine.pipeline",
-    "deepspeed.runtime.sequence_parallel": "there is no sequence parallelism over ranks",
-    "deepspeed.sequence": "there is no sequence parallelism over ranks",
-    "deepspeed.utils.zero_to_fp32": "call engine.export(path), or engine.full_state_dict()",
+_ON_DEMAND = {
+    "deepspeed.PipelineEngine": "deepspeed.pipe",
+    "deepspeed.PipelineModule": "deepspeed.pipe",
 }
-"""Modules without a counterpart to what to do instead."""
+"""Names that few scripts ask for, to modules that take time to import."""
 
 
 def install(*, force: bool = False) -> None:
@@ -135,10 +134,7 @@ class _Finder(MetaPathFinder):
 def _missing(fullname: str) -> str:
     """Say that a module has no counterpart, and what there is instead."""
     told = f"No module named {fullname!r}: Zerolab stands in for deepspeed, and has no such part"
-    for prefix, instead in _INSTEAD.items():
-        if f"{fullname}.".startswith(f"{prefix}."):
-            return f"{told}; {instead}"
-    return told
+    return told + instead_of_module(fullname)
 
 
 class _Loader(Loader):
@@ -154,16 +150,17 @@ class _Loader(Loader):
             setattr(module, name, getattr(ours, name))
         module.__doc__ = ours.__doc__
         module.__file__ = ours.__file__
-        instead = getattr(ours, "INSTEAD", {})
 
         def missing(name: str) -> Any:
             if not name.startswith("__"):
                 with_dot = f"{module.__name__}.{name}"
                 if with_dot in _MODULES:
                     return importlib.import_module(with_dot)
+                if with_dot in _ON_DEMAND:
+                    return getattr(importlib.import_module(_ON_DEMAND[with_dot]), name)
             told = f"module {module.__name__!r} has no attribute {name!r}: Zerolab stands in for "
-            hint = f"; {instead[name]}" if name in instead else ""
-            raise AttributeError(f"{told}deepspeed, and has no counterpart{hint}", name=name)
+            told += "deepspeed, and has no counterpart" + instead_of_name(module.__name__, name)
+            raise AttributeError(told, name=name)
 
         module.__getattr__ = missing  # type: ignore[method-assign]
 

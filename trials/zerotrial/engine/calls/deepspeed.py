@@ -7,7 +7,7 @@ They read what the engine is made of and decide nothing. What trains is in
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -26,25 +26,25 @@ from zerotrial.engine.seams import Stage
 
 __all__ = ["DeepSpeedCalls"]
 
-_INSTEAD = {
-    "allreduce_gradients": "step() averages gradients; call no_sync() to wait with it",
-    "coalesce_grad_reduction": "call backward() inside no_sync(), and the last one outside",
-    "compile": "set compile.enabled in the engine file",
-    "flops_profiler": "set flops_profiler.enabled in the engine file",
-    "offload_states": "set zero_optimization.offload_optimizer in the engine file",
-    "reload_states": "set zero_optimization.offload_optimizer in the engine file",
-    "set_batch_fn": "map it over the iterator that train_batch(data_iter) gets",
-    "set_dataiterator": "pass it to train_batch(data_iter)",
-    "set_dataloader": "pass the loader's iterator to train_batch(data_iter)",
-    "set_train_micro_batch_size": "set train_micro_batch_size_per_gpu in the engine file",
-    "tput_timer": "set steps_per_print in the engine file",
-    "monitor": "set tensorboard.enabled or csv_monitor.enabled in the engine file",
-}
-"""Attributes of DeepSpeed's engine to what took their place."""
-
 
 class DeepSpeedCalls:
     """What scripts ask a DeepSpeed engine, answered from the parts of this one."""
+
+    INSTEAD: ClassVar[dict[str, str]] = {
+        "allreduce_gradients": "step() averages gradients; call no_sync() to wait with it",
+        "coalesce_grad_reduction": "call backward() inside no_sync(), and the last one outside",
+        "compile": "set compile.enabled in the engine file",
+        "flops_profiler": "set flops_profiler.enabled in the engine file",
+        "offload_states": "set zero_optimization.offload_optimizer in the engine file",
+        "reload_states": "set zero_optimization.offload_optimizer in the engine file",
+        "set_batch_fn": "map it over the iterator that train_batch(data_iter) gets",
+        "set_dataiterator": "pass it to train_batch(data_iter)",
+        "set_dataloader": "pass the loader's iterator to train_batch(data_iter)",
+        "set_train_micro_batch_size": "set train_micro_batch_size_per_gpu in the engine file",
+        "tput_timer": "set steps_per_print in the engine file",
+        "monitor": "set tensorboard.enabled or csv_monitor.enabled in the engine file",
+    }
+    """Attributes of DeepSpeed's engine to what took their place."""
 
     module: nn.Module
     stage: Stage
@@ -268,6 +268,6 @@ class DeepSpeedCalls:
 @cache
 def _hint(engine: Any, name: str) -> str:
     """What took the place of an attribute, or which one was meant; once for each name."""
-    if name in _INSTEAD:
-        return f"; {_INSTEAD[name]}"
+    if name in engine.INSTEAD:
+        return f"; {engine.INSTEAD[name]}"
     return suggest(name, [known for known in dir(engine) if known[0] != "_"])

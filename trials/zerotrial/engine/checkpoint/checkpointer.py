@@ -33,6 +33,7 @@ from zerotrial.engine.checkpoint.state import (
     to_bytes,
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
+from zerotrial.engine.checkpoint.whole import names_by_first
 from zerotrial.engine.checkpoint.window import gradient_ranges
 from zerotrial.engine.progress import WindowState
 
@@ -231,9 +232,11 @@ class Checkpointer:
 
     def _manifest(self, tag: str, *, exclude_frozen: bool) -> Manifest:
         own = {name for name, _ in self._state.module.named_parameters()}
-        frozen: set[str] = set().union(
-            *self._ranks.allgather(own - set(self._state.trainable) if exclude_frozen else set())
-        )
+        left_out = own - set(self._state.trainable) if exclude_frozen else set()
+        all_names = names_by_first(self._state.module).values()
+        tied = {names[0]: names[1:] for names in all_names if len(names) > 1}
+        told = self._ranks.allgather((left_out, tied))
+        frozen = {name for names, _ in told for name in names}
         return Manifest(
             tag=tag,
             stage=self._state.zero_stage,
@@ -242,6 +245,7 @@ class Checkpointer:
             shapes={name: list(shape) for name, shape in self._state.everywhere.items()},
             excluded=sorted(frozen),
             layout=self._state.mesh.layout,
+            tied={first: names for _, of in told for first, names in of.items()},
         )
 
     def _objects(self, client_state: Mapping[str, Any], window: WindowState) -> dict[str, bytes]:

@@ -10,14 +10,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from zerotrial.engine.checkpoint.files import CheckpointError
+from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, hash_file
+from zerotrial.engine.checkpoint.load import find
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
+from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.checkpoint.whole import gather_whole
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.seams import Stage
 from zerotrial.engine.tensor.divide import Divided
 
-__all__ = ["export_weights"]
+__all__ = ["export_weights", "read_weights"]
 
 
 def export_weights(
@@ -59,6 +61,36 @@ def export_weights(
         if ranks.rank == 0:
             _write(Path(path), found)
     return str(path)
+
+
+def read_weights(directory: str | PathLike[str], tag: str | None = None) -> dict[str, Tensor]:
+    """Read all weights and buffers of a checkpoint, without an engine; needs memory for them.
+
+    Args:
+        directory: As it was passed to ``save_checkpoint``; saved at any stage and number of ranks.
+        tag: None means the one that ``latest`` names.
+
+    Returns:
+        By the module's names, tied ones too; what was trained in fp32.
+
+    Raises:
+        CheckpointNotFoundError: If there is no such checkpoint.
+        CheckpointError: If a file is damaged or missing.
+    """
+    path = find(Path(directory), tag)
+    manifest = Manifest.read(path)
+    for name, record in manifest.files.items():
+        if name.endswith(".safetensors") and hash_file(path / name) != record:
+            raise CheckpointError(f"{path / name}: damaged (its hash is not the manifest's)")
+    files = [path / name for name in manifest.files]
+    found = dict(read_tensors(file for file in files if file.name.startswith("module-")))
+    shards = (file for file in files if file.name.startswith("rank-"))
+    with ShardReader(file for file in shards if file.suffix == ".safetensors") as reader:
+        for name, shape in manifest.shapes.items():
+            found[name] = reader.whole(name, "master", shape)
+    for first, names in manifest.tied.items():
+        found |= {name: found[first] for name in names if first in found}
+    return found
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:

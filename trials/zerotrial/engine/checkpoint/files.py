@@ -90,6 +90,9 @@ class Manifest:
     layout: Mapping[str, int] = field(default_factory=dict)
     """Ranks along each axis of the mesh; nothing, of data alone."""
 
+    tied: Mapping[str, list[str]] = field(default_factory=dict)
+    """Of each parameter that has more than one name: the first, to the others."""
+
     def was_saved_by(self, size: int, layout: Mapping[str, int]) -> bool:
         """Whether these ranks are those that saved it, each with the part that it had.
 

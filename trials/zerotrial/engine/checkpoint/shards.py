@@ -12,7 +12,7 @@ Shapes: a range has ``(stop - start,)``.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,6 +222,22 @@ class ShardReader:
         if spans and sum(e.stop - e.start for e in entries) >= spans[0].whole_numel:
             return None
         return at, stop
+
+    def whole(self, name: str, kind: str, shape: Sequence[int]) -> Tensor:
+        """Read one tensor; zeros for a state that a parameter without gradients lacks.
+
+        Args:
+            name: Of the parameter.
+            kind: ``master`` or an optimizer state.
+            shape: Of the parameter.
+
+        Raises:
+            CheckpointError: If an element is not there.
+        """
+        value = torch.zeros(tuple(shape))
+        if kind == "master" or kind in self.kinds(name):
+            self.read_into(name, kind, 0, value.view(-1))
+        return value
 
     def read_into(
         self, name: str, kind: str, start: int, out: Tensor, span: Span | None = None

@@ -3,9 +3,10 @@
 from typing import Any, NoReturn
 
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed.engine import DeepSpeedEngine, initialize
+from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import OnDevice
+from zerotrial.compat.deepspeed.initialize import initialize
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.compat.deepspeed.names.utils import log_dist
 from zerotrial.compat.scripts import add_config_arguments, init_distributed
@@ -24,14 +25,6 @@ __all__ = [
 ]
 
 __version__ = VERSION
-
-INSTEAD = {
-    "PipelineModule": "use zerotrial.engine.pipeline.PipelineModule",
-    "HybridEngine": "call generate() within deepspeed.zero.GatheredParameters(model.parameters())",
-    "DeepSpeedHybridEngine": "call generate() within deepspeed.zero.GatheredParameters",
-    "ops": "import deepspeed.ops.adam, .adagrad or .lion",
-}
-"""Names without a counterpart to what to do instead."""
 
 
 def init_inference(*unused: Any, **options: Any) -> NoReturn:

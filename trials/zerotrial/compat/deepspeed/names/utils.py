@@ -1,7 +1,7 @@
 """``deepspeed.utils``."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from zerotrial.compat.deepspeed.gathering import (
 )
 
 __all__ = [
+    "RepeatingLoader",
     "log_dist",
     "logger",
     "safe_get_full_fp32_param",
@@ -30,15 +31,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("zerotrial")
-
-INSTEAD = {
-    "groups": "there is no sequence or expert parallelism; ranks are torch.distributed's",
-    "safe_get_local_grad": "call safe_get_full_grad",
-    "safe_get_local_fp32_param": "call safe_get_full_fp32_param",
-    "safe_get_local_optimizer_state": "call safe_get_full_optimizer_state",
-    "zero_to_fp32": "call engine.export(path), or engine.full_state_dict()",
-}
-"""Names without a counterpart to what to do instead."""
 
 
 def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logging.INFO) -> None:
@@ -80,3 +72,25 @@ def unset_z3_leaf_modules(model: Any, leaf_module_classes: Sequence[Any]) -> lis
     for part in found:
         vars(part).pop(LEAF, None)
     return found
+
+
+class RepeatingLoader:
+    """An iterator over a loader that begins again at its end, for ever.
+
+    Args:
+        loader: Anything that can be iterated over more than once.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self.data_iter = iter(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self.data_iter)
+        except StopIteration:
+            self.data_iter = iter(self.loader)
+            return next(self.data_iter)

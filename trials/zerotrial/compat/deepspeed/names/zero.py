@@ -23,9 +23,6 @@ __all__ = [
 
 _orig_torch_arange = torch.arange
 
-INSTEAD = {"TiledLinear": "use nn.Linear; units of stage 3 are whole blocks"}
-"""Names without a counterpart to what to do instead."""
-
 
 def zero_wrapper_for_fp_tensor_constructor(
     fn: Callable[..., Any], *unused: Any, **options: Any

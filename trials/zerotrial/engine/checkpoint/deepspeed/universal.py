@@ -18,7 +18,7 @@ tensors, numbers and strings, and no class of DeepSpeed's: a dynamic loss scale 
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,8 @@ def _write(
     with ShardReader(name for name in shards if name.suffix == ".safetensors") as reader:
         kinds = sorted(reader.all_kinds - {"master"})
         for name, shape in manifest.shapes.items():
-            weights[name] = _whole(reader, name, "master", shape)
-            states = {kind: _whole(reader, name, kind, shape) for kind in kinds}
+            weights[name] = reader.whole(name, "master", shape)
+            states = {kind: reader.whole(name, kind, shape) for kind in kinds}
             _write_parameter(out / "zero" / name, weights[name], states, _steps(engine_state))
     torch.save(_optimizer(engine_state), out / "zero" / "optimizer_state.pt")
     model = _model(manifest, engine_state) | client
@@ -142,14 +142,6 @@ def _problems(
         yield "optimizer steps: must be the same for all parameter groups, which they are not"
     if taken := sorted(OWN_KEYS & client.keys()):
         yield f"client_state: DeepSpeed needs these keys itself: {', '.join(taken)}"
-
-
-def _whole(reader: ShardReader, name: str, kind: str, shape: Sequence[int]) -> Tensor:
-    """Put one tensor together; states that a parameter without gradients lacks are zero."""
-    value = torch.zeros(tuple(shape))
-    if kind == "master" or kind in reader.kinds(name):
-        reader.read_into(name, kind, 0, value.view(-1))
-    return value
 
 
 def _write_parameter(

@@ -1,0 +1,160 @@
+"""A script written for DeepSpeed's pipelines, unchanged, beside plain torch."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import ConfigError
+
+pytestmark = pytest.mark.processes
+
+CONFIG = {
+    "train_batch_size": 8,
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+    "gradient_clipping": 0.1,
+}
+STEPS = 3
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(2, 4), torch.randint(0, 3, (2,))) for _ in range(4)]
+
+
+def script(folder: str) -> dict[str, Any]:
+    from zerotrial.compat.deepspeed import install
+
+    install()
+    import deepspeed
+    from deepspeed.pipe import LayerSpec, PipelineModule
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+    from deepspeed.utils import RepeatingLoader
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    class Net(PipelineModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            layers = [LayerSpec(nn.Linear, 4, 5), torch.tanh, LayerSpec(nn.Linear, 5, 3)]
+            super().__init__(
+                layers=layers,
+                topology=PipeModelDataParallelTopology(num_pp=2, num_mp=1, num_dp=1),
+                loss_fn=nn.CrossEntropyLoss(),
+                partition_method="parameters",
+                activation_checkpoint_interval=0,
+                checkpointable_layers=None,
+                dynamic_shape=False,
+            )
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    torch.manual_seed(0)
+    net = Net()
+    engine, _, _, _ = deepspeed.initialize(
+        model=net,
+        model_parameters=[p for p in net.parameters() if p.requires_grad],
+        config=CONFIG,
+        training_data=[(x, y) for xs, ys in batches() for x, y in zip(xs, ys, strict=True)],
+    )
+    assert isinstance(engine, deepspeed.PipelineEngine)
+    assert isinstance(engine, deepspeed.DeepSpeedEngine)
+    engine.save_checkpoint(folder, tag="start")
+    data = RepeatingLoader(batches())
+    losses = [engine.train_batch(data_iter=data).item() for _ in range(STEPS)]
+    engine.save_checkpoint(folder, tag="end")
+    norm = engine.get_global_grad_norm()
+    own = engine.train_batch().item()
+    with pytest.raises(AttributeError, match=r"set_dataloader.*train_batch\(data_iter\)"):
+        engine.set_dataloader(None)
+    with pytest.raises(ConfigError, match="checkpointable_layers: must be None"):
+        PipelineModule([torch.tanh], 1, checkpointable_layers=["Linear"])
+    return {
+        "losses": losses,
+        "norm": float(norm),
+        "own": own,
+        "place": (engine.is_first_stage(), engine.is_last_stage()),
+        "start": get_fp32_state_dict_from_zero_checkpoint(folder, "start"),
+        "end": get_fp32_state_dict_from_zero_checkpoint(folder),
+    }
+
+
+def plainly(start: dict[str, Tensor]) -> tuple[list[float], float, dict[str, Tensor]]:
+    model = nn.ModuleDict({"0": nn.Linear(4, 5), "2": nn.Linear(5, 3)})
+    model.load_state_dict({name.removeprefix("layers."): value for name, value in start.items()})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    losses, norm = [], 0.0
+    for _ in range(STEPS):
+        each = [
+            nn.functional.cross_entropy(model["2"](torch.tanh(model["0"](x))), y)
+            for x, y in batches()
+        ]
+        loss = torch.stack(each).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norm, {f"layers.{name}": value for name, value in model.state_dict().items()}
+
+
+def test_it_trains_as_plain_torch_and_its_checkpoints_are_read_as_there(tmp_path: Path) -> None:
+    first, last = run_on_ranks(script, 2, str(tmp_path))
+    losses, norm, end = plainly(first["start"])
+    for rank in (first, last):
+        assert rank["losses"] == pytest.approx(losses, abs=1e-6)
+        assert rank["norm"] == pytest.approx(norm, abs=1e-6)
+        assert rank["own"] == pytest.approx(first["own"])
+        torch.testing.assert_close(rank["end"], end, rtol=0, atol=1e-6)
+    assert (first["place"], last["place"]) == ((True, False), (False, True))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("shift", torch.arange(3.0))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.embed(tokens) * self.scale
+        return self.head(found + self.shift.to(found.dtype))
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_weights_come_out_of_a_checkpoint_without_an_engine(stage: int, tmp_path: Path) -> None:
+    from zerotrial import initialize
+    from zerotrial.compat.deepspeed.names import zero_to_fp32
+
+    config = {
+        "train_batch_size": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": True},
+    }
+    engine = initialize(model=Tied(), config=config)[0]
+    engine.backward(engine(torch.tensor([1, 2])).float().square().mean())
+    engine.step()
+    engine.save_checkpoint(tmp_path / "saved")
+    wanted = engine.full_state_dict()
+    engine.close()
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "saved")
+    assert found["embed.weight"].dtype == torch.float32
+    assert found.keys() == wanted.keys() == Tied().state_dict().keys()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    model = zero_to_fp32.load_state_dict_from_zero_checkpoint(Tied(), tmp_path / "saved")
+    torch.testing.assert_close(dict(model.state_dict()), found, rtol=0, atol=0, check_dtype=False)
+    for safe, name in ((False, "pytorch_model.bin"), (True, "model.safetensors")):
+        zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(
+            tmp_path / "saved", tmp_path / "out", safe_serialization=safe
+        )
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    read = torch.load(tmp_path / "out" / "pytorch_model.bin")
+    torch.testing.assert_close(read, found, rtol=0, atol=0)
+    with pytest.raises(ConfigError, match="save_checkpoint\\(\\), which leaves them out"):
+        zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+            tmp_path / "saved", exclude_frozen_parameters=True
+        )

@@ -1,0 +1,84 @@
+"""``deepspeed.utils.zero_to_fp32``: whole weights out of the engine's checkpoints."""
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from zerolab.errors import ConfigError
+from zerotrial.engine.checkpoint.export import read_weights
+
+__all__ = [
+    "convert_zero_checkpoint_to_fp32_state_dict",
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "load_state_dict_from_zero_checkpoint",
+]
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: str | PathLike[str],
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+    lazy_mode: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+) -> dict[str, Tensor]:
+    """Read all weights and buffers of a checkpoint.
+
+    Args:
+        checkpoint_dir: As it was passed to ``save_checkpoint``.
+        tag: None means the one that ``latest`` names.
+        exclude_frozen_parameters: Only False; save without them instead.
+        lazy_mode: Not used; tensors are whole.
+
+    Returns:
+        By the module's names.
+
+    Raises:
+        ConfigError: For ``exclude_frozen_parameters=True``.
+        CheckpointError: If there is no such checkpoint, or it is damaged.
+    """
+    del lazy_mode
+    if exclude_frozen_parameters:
+        problem = "exclude_frozen_parameters: must be False here, got True; give it to "
+        call = "get_fp32_state_dict_from_zero_checkpoint()"
+        raise ConfigError(call, [f"{problem}save_checkpoint(), which leaves them out"])
+    return read_weights(checkpoint_dir, tag)
+
+
+def load_state_dict_from_zero_checkpoint(
+    model: nn.Module, checkpoint_dir: str | PathLike[str], tag: str | None = None
+) -> nn.Module:
+    """Fill a model from a checkpoint; see :func:`get_fp32_state_dict_from_zero_checkpoint`."""
+    model.cpu().load_state_dict(read_weights(checkpoint_dir, tag), strict=False)
+    return model
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(  # noqa: PLR0917 - DeepSpeed's order
+    checkpoint_dir: str | PathLike[str],
+    output_dir: str | PathLike[str],
+    max_shard_size: Any = "5GB",
+    safe_serialization: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+) -> None:
+    """Write all weights and buffers of a checkpoint into one file of a folder.
+
+    Args:
+        checkpoint_dir: See :func:`get_fp32_state_dict_from_zero_checkpoint`.
+        output_dir: Gets ``pytorch_model.bin``, or ``model.safetensors``.
+        max_shard_size: Not used; there is one file.
+        safe_serialization: Whether it is safetensors.
+        tag: See :func:`get_fp32_state_dict_from_zero_checkpoint`.
+        exclude_frozen_parameters: See there.
+    """
+    del max_shard_size
+    found = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters)
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    if safe_serialization:
+        copies = {name: value.clone() for name, value in found.items()}  # tied ones share memory
+        save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        torch.save(found, folder / "pytorch_model.bin")
