@@ -142,27 +142,54 @@ def comparisons(runs: Runs) -> list[str]:
 
 
 def ranks(runs: Runs) -> list[str]:
-    """Mean rank of every method among those that ran the same seeds of an objective."""
-    lines = ["", "Mean rank (1 is best), over objectives and seeds that all of them ran", ""]
+    """Mean rank of every method, and how probable its distance from ours is by chance.
+
+    Ranked are the regrets of one objective and seed, where all methods ran it; each objective
+    weighs the same. The p is that of Wilcoxon's signed-rank test over the objectives' mean ranks,
+    two-sided, after Holm's correction for as many methods as are compared.
+    """
     methods = list(dict.fromkeys(method for method, _ in runs))
-    lines += [
-        "| method | " + " | ".join(f"T = {t}" for t in TIMES[:4]) + " |",
-        "|---|---|---|---|---|",
-    ]
     table: dict[str, list[str]] = {method: [] for method in methods}
+    fewest = []
     for index in range(4):
-        rows = []
+        means = []  # for each objective, each method's mean rank
         for objective in ALL:
             each = [runs.get((method, objective.name), {}) for method in methods]
             shared = set.intersection(
                 *({seed for seed in one if len(one[seed]) > index} for one in each)
             )
-            rows += [rankdata([max(one[s][index], FLOOR) for one in each]) for s in shared]
-        for place, method in enumerate(methods):
-            value = statistics.fmean(row[place] for row in rows) if rows else math.nan
-            table[method].append(f"{value:.2f}")
+            rows = [rankdata([max(one[s][index], FLOOR) for one in each]) for s in shared]
+            if rows:
+                means.append([statistics.fmean(column) for column in zip(*rows, strict=True)])
+                fewest.append(len(rows))
+        by_method = dict(zip(methods, zip(*means, strict=True), strict=True))
+        p = corrected({m: apart(by_method[m], by_method[OURS]) for m in methods if m != OURS})
+        for method, values in by_method.items():
+            told = f" ({p[method]:.1g})" if method in p else ""
+            table[method].append(f"{statistics.fmean(values):.2f}{told}")
+    seeds = f"{min(fewest)} to {max(fewest)} seeds of {len(ALL)} objectives"
+    lines = ["", f"Mean rank (1 is best; p beside {OURS}, two-sided, Holm), {seeds}", ""]
+    lines += [
+        "| method | " + " | ".join(f"T = {t}" for t in TIMES[:4]) + " |",
+        "|---|---|---|---|---|",
+    ]
     lines += [f"| {method} | " + " | ".join(cells) + " |" for method, cells in table.items()]
     return lines
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """The two-sided p of Wilcoxon's signed-rank test."""
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    return float(wilcoxon(differences, zero_method="zsplit").pvalue)
+
+
+def corrected(p: dict[str, float]) -> dict[str, float]:
+    """Holm's correction for several comparisons."""
+    reached, found = 0.0, {}
+    for place, name in enumerate(sorted(p, key=lambda name: p[name])):
+        reached = max(reached, min(p[name] * (len(p) - place), 1.0))
+        found[name] = reached
+    return found
 
 
 def plot(runs: Runs, path: Path) -> None:

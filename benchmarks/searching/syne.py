@@ -3,15 +3,16 @@
 Syne Tune is no part of the extra ``bench``: it requires xgboost, whose wheels for Linux bring a
 part of CUDA (``nvidia-nccl-cu12``). Into an environment of its own (0.5 GB) it goes without that:
 ``pip install --no-deps syne-tune xgboost-cpu``, then ``pip install huggingface_hub pandas
-scikit-learn scipy statsmodels sortedcontainers dill tqdm`` and what Zerolab's own core needs. A
-search of 60 trials took 5 s of CPU (ASHABORE), one of 78 trials 16 s (ASHACQR).
+scikit-learn scipy statsmodels sortedcontainers dill tqdm psutil`` and what Zerolab's own core
+needs. ``_speed_up`` takes four fifths of ASHABORE's time away and half of ASHACQR's, and changes
+no trial.
 """
 
 import importlib.util
 import math
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.searching.objective import EPOCHS
 from benchmarks.searching.peers import Endless
@@ -56,6 +57,7 @@ class SyneTuneSearcher(Endless):
         self.scheduler = getattr(baselines, kind)(
             leaves, metric="loss", time_attr="epoch", max_t=EPOCHS, random_seed=seed
         )
+        _speed_up(self.scheduler.searcher)
         self.make_trial: Any = Trial
         self.stop = SchedulerDecision.STOP
         self.trials: dict[int, Any] = {}
@@ -86,3 +88,61 @@ class SyneTuneSearcher(Endless):
             del self.trials[trial_id]
             return [Stop(trial_id)]
         return []
+
+
+def _speed_up(searcher: Any) -> None:
+    """Have the same trials in less time.
+
+    BORE asks its classifier for 500 candidates one by one: they are drawn ahead, in the same order,
+    and asked for at once. CQR fits hundreds of boosted trees, whose leaves scikit-learn fills with
+    a general percentile of weighted values: here all weights are 1, and what it has checked
+    once need not be checked in every tree.
+
+    Args:
+        searcher: Of the scheduler.
+    """
+    import sklearn
+    from sklearn._loss import loss
+
+    sklearn.set_config(skip_parameter_validation=True, assume_finite=True)
+    loss._weighted_percentile = _percentile
+    if hasattr(searcher.searcher_cls, "_get_random_config"):
+        searcher.searcher_cls = _at_once(searcher.searcher_cls)
+
+
+def _percentile(values: Any, weights: Any, rank: float) -> Any:
+    """The smallest value that so many percent of all are not above; the weights are all 1."""
+    import numpy as np
+
+    assert (weights == 1).all()
+    reached = np.arange(1.0, len(values) + 1)
+    at = int(np.searchsorted(reached, rank / 100 * reached[-1]))
+    return np.sort(values)[min(at, len(values) - 1)]
+
+
+def _at_once(bore: Any) -> Any:
+    """BORE with candidates drawn ahead, and their losses from one call of the classifier."""
+    import numpy as np
+
+    class AtOnce(bore):  # type: ignore[misc]  # it is not typed
+        ahead: ClassVar[list[Any]] = []
+        losses: ClassVar[dict[bytes, Any]] = {}
+
+        def _train_model(self, inputs: Any, targets: Any) -> bool:
+            trained = bool(super()._train_model(inputs, targets))
+            if trained:
+                drawn = [super(AtOnce, self)._get_random_config() for _ in range(self.feval_acq)]
+                points = np.array([self._hp_ranges.to_ndarray(one) for one in drawn])
+                values = self._loss(points)
+                self.losses = {at.tobytes(): v for at, v in zip(points, values, strict=True)}
+                self.ahead = drawn[::-1]
+            return trained
+
+        def _get_random_config(self) -> Any:
+            return self.ahead.pop() if self.ahead else super()._get_random_config()
+
+        def _loss(self, at: Any) -> Any:
+            known = self.losses.get(at.tobytes()) if at.ndim == 1 else None
+            return super()._loss(at) if known is None else [known]
+
+    return AtOnce

@@ -103,5 +103,33 @@ def test_the_best_tenth_is_good_and_the_rest_is_not() -> None:
     assert sum(abs(value - 0.9) < 0.1 for value in known) < 0.05 * len(known)
 
 
+@pytest.mark.parametrize(
+    ("judged", "good", "bad"), [(8, 1, 7), (21, 3, 18), (250, 25, 100), (400, 25, 100)]
+)
+def test_so_many_are_good_and_bad_and_what_has_begun_is_bad_too(
+    judged: int, good: int, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[float]] = []
+
+    class Seen(Mixture):
+        def __init__(self, dimensions: Any, points: Any) -> None:
+            super().__init__(dimensions, points)
+            made.append([float(point[0]) for point in points])
+
+    monkeypatch.setattr("zerolab.searcher.tpe.proposals.Mixture", Seen)
+    ladder = Ladder(1)
+    points = {trial_id: (trial_id / 1000,) for trial_id in range(judged + 2)}
+    for trial_id in range(judged):
+        ladder.insert(0, trial_id, trial_id)
+    begun = [judged, judged + 1]
+    seed = next(seed for seed in range(99) if Random(seed).random() > 0.05)
+    propose(Space(REAL), ladder, points, begun, Random(seed))
+    best, others = made
+    assert best == [points[i][0] for i in range(good)]
+    assert others[bad:] == [points[i][0] for i in begun]
+    assert len(set(others[:bad])) == bad
+    assert set(others[:bad]) <= {points[i][0] for i in range(good, judged)}
+
+
 def test_before_eight_trials_were_judged_nothing_is_proposed() -> None:
     assert set(proposals([0.3] * 7, 20)) == {None}

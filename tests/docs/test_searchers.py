@@ -1,0 +1,45 @@
+"""What docs/searchers.md says of the method of ``tpe_asha``, number by number, is the code."""
+
+from pathlib import Path
+
+import pytest
+
+from zerolab.searcher.tpe import agreement, ladder, parzen, proposals
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "searchers.md"
+ENTRIES = tuple(map(int, ladder._ENTRIES))
+PROBES = [number for number in range(1, 130) if ladder._is_probe(number)]
+LENGTHS = {27: "a 27th", 9: "a 9th", 3: "a third"}
+NAMES = ", ".join(LENGTHS[ladder._DIVISOR**power] for power in range(ladder._RUNGS - 1, 0, -1))
+LONG = ladder._DIVISOR ** (ladder._RUNGS - 1)
+LOW, HIGH = agreement._NOTHING, agreement._PRIOR
+STRENGTH = agreement._STRENGTH
+
+SAID = (
+    f"The rungs are {NAMES} of `max_length` and the whole of it",
+    f"so there are {ladder._RUNGS} of them from {LONG} on",
+    f"of the best {LENGTHS[ladder._DIVISOR].removeprefix('a ')} (rounded down) of all",
+    f"New trials number {PROBES[0]}, {PROBES[1]} and {PROBES[2]}, and then "
+    f"{PROBES[3]}, {PROBES[4]}, {PROBES[5]} and so on",
+    f"Of {sum(ENTRIES)} other new trials {ENTRIES[0]}, {ENTRIES[1]} and {ENTRIES[2]} are first "
+    "judged at rung 0, 1 and 2",
+    f"the newest {agreement._NEWEST} of them; they are m",
+    f"p(a, b) = (A + {STRENGTH} e) / (W + {STRENGTH}), and p(a, b) = e when m < 2",
+    f"e, is {HIGH} for p(0, 1), then p(k - 1, k), but at least {LOW} and at most {HIGH}",
+    f"(min over b of p(k, b) - {LOW}) / ({agreement._FULL} - {LOW})",
+    f"One trial in {1 / proposals._UNIFORM:.0f} ({proposals._UNIFORM:.0%}".replace("%", " %)"),
+    f"at least {proposals._ENOUGH} finite values",
+    f"the best {proposals._GOOD:.0%}".replace("%", " %")
+    + f", rounded up, at most {proposals._MOST_GOOD}, are *good*",
+    f"at most {proposals._MOST_BAD} of them, drawn at random when there are more",
+    f"Of {proposals._CANDIDATES} candidates drawn from the density of the good",
+    f"compared to {proposals._DIGITS} decimals",
+    f"the width {parzen._WIDTH} (M + 1)^(-1 / (D + 4))",
+)
+
+
+@pytest.mark.parametrize("sentence", SAID)
+def test_the_numbers_of_the_method_are_those_of_the_code(sentence: str) -> None:
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    method = text.partition("## The method of `tpe_asha`")[2].partition(" ## ")[0]
+    assert sentence in method
