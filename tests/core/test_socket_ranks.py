@@ -1,3 +1,4 @@
+import select
 import socket
 import threading
 import time
@@ -7,17 +8,9 @@ from typing import TypeVar
 
 import pytest
 
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, ZerolabError
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
 
 T = TypeVar("T")
 
@@ -75,10 +68,12 @@ def test_a_rank_that_does_not_take_part_is_named() -> None:
 
     def work(ranks: SocketRanks) -> str:
         ranks.barrier()
-        ranks.timeout_s = 4
         if ranks.rank == 2:
             assert left.wait(DEADLINE_S)
             return ""
+        if ranks.rank == 0:
+            until("rank 1 has come", lambda: select.select([ranks._peers[1]], [], [], 0)[0])
+            ranks.timeout_s = 1
         with pytest.raises(ZerolabError) as caught:
             ranks.allgather(1)
         if ranks.rank == 0:
@@ -86,7 +81,7 @@ def test_a_rank_that_does_not_take_part_is_named() -> None:
         return str(caught.value)
 
     messages = on_ranks(3, work)
-    assert "allgather: rank 2 did not take part within 4 s (this is rank 0)" in messages[0]
+    assert "allgather: rank 2 did not take part within 1 s (this is rank 0)" in messages[0]
     assert "allgather: rank 0" in messages[1]
 
 

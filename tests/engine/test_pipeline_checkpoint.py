@@ -241,7 +241,7 @@ def trained_with_a_loader(directory: Path, save_at: int, die_at: int, total: int
 def test_killed_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
     undisturbed = run_on_ranks(trained_with_a_loader, RANKS, tmp_path / "none", 4, 0, 7)
     with pytest.raises(RankError, match=r"rank 1: no answer \(exit code -9\)"):
-        run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 5, 7, group_timeout=5.0)
+        run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 5, 7)
     resumed = run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 0, 7)
     for (losses, weights), (later, same) in zip(undisturbed, resumed, strict=True):
         assert later == losses[4:]

@@ -40,6 +40,11 @@ from zeroserver.settings import Settings, Timings
 from zeroserver.store.database import Transaction
 
 PREFIX = "/api/v1"
+
+PLAYED = Timings(tick_s=3600.0, storage_check_s=3600.0, agent_silent_s=1e7, agent_dead_s=1e8)
+"""Where a test plays clock and agents: neither ticks nor falls silent because a machine is slow."""
+SILENT_S, GONE_S = 2e7, 2e8
+"""Seconds after which an agent is silent, and after which it is given up; see :data:`PLAYED`."""
 ENGINE = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
 
 
@@ -244,9 +249,8 @@ def serve(
     clock: Clock | None = None,
 ) -> Iterator[Server]:
     """Run a server in this process until the block ends."""
-    # The tests let the clock tick themselves.
-    timings = timings or Timings(tick_s=3600.0, storage_check_s=3600.0)
-    settings = Settings(home=directory / "home", database_url=database_url, timings=timings)
+    home = directory / "home"
+    settings = Settings(home=home, database_url=database_url, timings=timings or PLAYED)
     app = create_app(settings)
     services: Services = app.state.services
     services.url = "http://127.0.0.1"

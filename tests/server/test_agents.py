@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.helpers import PREFIX, Server, checkpoint, serve, training
+from tests.server.helpers import GONE_S, PREFIX, SILENT_S, Server, checkpoint, serve, training
 from tests.server.test_queue import join, refused, running
-from zeroserver.settings import Timings
 
 
 def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def test_the_run_of_an_agent_that_comes_back_in_time_goes_on(server: Server) -> 
     join(server, "a")
     server.submit()
     spec = server.begin()
-    silent_for(server, 1, 40)
+    silent_for(server, 1, SILENT_S)
     server.tick()
     assert agent(server)["state"] == "silent"
     join(server, "b")
@@ -150,7 +149,7 @@ def test_the_trials_of_an_agent_that_does_not_come_back_start_elsewhere_uncounte
     join(server, "a")
     server.submit(max_restarts=0)
     spec = server.begin()
-    silent_for(server, 1, 61)
+    silent_for(server, 1, GONE_S)
     join(server, "b")
     server.tick()
     assert agent(server)["state"] == "gone"
@@ -166,7 +165,7 @@ def test_a_second_agent_of_a_name_that_is_there_is_refused(server: Server) -> No
     body = {"name": "a", "host": "h", "slots": [], "identity": "two"}
     assert "with another --name" in refused(server, "POST", "/agents", body, 409)
     assert join(server, "a", identity="one") == 1
-    silent_for(server, 1, 61)
+    silent_for(server, 1, GONE_S)
     server.tick()
     assert server.post("/agents", body) == {"agent_id": 1}
     path = f"{PREFIX}/agents/1/work"
@@ -184,20 +183,19 @@ def test_an_agent_with_a_pool_of_no_name_is_refused(sqlite_server: Server, pool:
 def test_the_time_in_which_the_server_was_held_up_is_no_silence_of_its_agents(
     tmp_path: Path,
 ) -> None:
-    timings = Timings(tick_s=3600.0, agent_dead_s=1e5, storage_check_s=3600.0)
-    with serve(tmp_path, timings=timings) as server:
+    with serve(tmp_path) as server:
         join(server, "a")
         server.submit()
         spec = server.begin()
         world = server.services.world
         for _ in range(2):
-            world.seen[1] -= 1e7
-            world.ticked -= 1e7
+            world.seen[1] -= GONE_S
+            world.ticked -= GONE_S
             server.tick()  # before it has noted that it was held up,
             world.note_tick()
             server.tick()  # and after that
             assert agent(server)["state"] != "gone"
             assert server.directive(spec.run_id) == "train"
-        silent_for(server, 1, 1e6)  # it was awake all the time
+        silent_for(server, 1, GONE_S)  # it was awake all the time
         server.tick()
         assert agent(server)["state"] == "gone"

@@ -1,16 +1,16 @@
 """Elastic trials that had to start on fewer slots take all of them when they are free again."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.helpers import Server, checkpoint, serve
-from zeroserver.settings import Timings
+from tests.server.helpers import PLAYED, Server, checkpoint, serve
 
 PAUSE_S = 60.0
-PATIENT = Timings(tick_s=3600.0, agent_dead_s=1e9, agent_silent_s=1e9, grow_first_s=PAUSE_S)
+PATIENT = replace(PLAYED, grow_first_s=PAUSE_S)
 LEFT, PREEMPTED = 0, 66
 
 

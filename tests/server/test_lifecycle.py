@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.helpers import (
+    GONE_S,
     PREFIX,
     Clock,
     Server,
@@ -287,7 +288,7 @@ def test_the_runs_of_a_silent_agent_begin_again_elsewhere_and_are_no_failures(
     server.add_agent(name="first")
     spec = server.begin()
     server.add_agent(name="second")
-    server.services.world.seen[1] -= 61
+    server.services.world.seen[1] -= GONE_S
     server.tick()
     trial = server.trial()
     assert (trial["state"], trial["restarts"]) == ("QUEUED", 0)
@@ -333,7 +334,7 @@ def test_a_run_that_never_began_on_a_silent_agent_is_no_failure(server: Server) 
     server.add_agent(name="first")
     assert len(server.work()) == 1
     server.add_agent(name="second")
-    server.services.world.seen[1] -= 61
+    server.services.world.seen[1] -= GONE_S
     server.tick()
     assert server.trial()["restarts"] == 0
     assert server.begin(agent_id=2).restarts == 0

@@ -13,11 +13,9 @@ from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import EXIT_PREEMPTED
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import tick
-from zeroserver.settings import Timings
 from zeroserver.store.database import Transaction
 
 LIMIT_S = 60
-TIMINGS = Timings(tick_s=3600.0, storage_check_s=3600.0, agent_silent_s=1e9, agent_dead_s=1e9)
 POOLS = 4
 SEARCHER = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 3}
 SPACE = {
@@ -148,7 +146,7 @@ def test_a_wait_is_what_nothing_breaks_and_too_long_a_one_ends_its_experiment_on
     clock, rng, seen = Clock(), Random(7), Counter[str]()
     watched: list[Watched] = []
     for _ in range(3):  # the server is stopped and started between two of them
-        with serve(tmp_path, timings=TIMINGS, clock=clock) as server:
+        with serve(tmp_path, clock=clock) as server:
             wait_for(own_tick, server)
             look(server, watched, seen, ticked=True)
             watched = watched or [start(server, f"p{number}") for number in range(POOLS)]
@@ -165,7 +163,7 @@ def test_a_wait_is_what_nothing_breaks_and_too_long_a_one_ends_its_experiment_on
 
 
 def test_a_run_or_a_pause_between_two_ticks_breaks_a_wait(tmp_path: Path, own_tick: Event) -> None:
-    with serve(tmp_path, timings=TIMINGS) as server:
+    with serve(tmp_path) as server:
         wait_for(own_tick, server)
         for number in (1, 2):
             server.submit(resources={"queue_time": LIMIT_S, "resource_pool": f"p{number}"})

@@ -11,7 +11,6 @@ from tests.server.helpers import PREFIX, Server, checkpoint, serve, validation
 from tests.waiting import until
 from zerolab.contract.spec import EXIT_PREEMPTED
 from zerolab.contract.wire import RunExit
-from zeroserver.settings import Timings
 
 SPACE = {
     "deepspeed_config": "ds_config.json",
@@ -95,8 +94,7 @@ TRIALS: dict[str, dict[str, str]] = {
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """One with a large machine, which stays however slow this one is."""
-    timings = Timings(tick_s=3600.0, agent_dead_s=1e9, agent_silent_s=1e9, storage_check_s=3600.0)
-    with serve(tmp_path, timings=timings) as running:
+    with serve(tmp_path) as running:
         running.add_agent(slots=500)
         yield running
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import enumerate as enumerate_threads
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import zerotrial
 from tests.client.helpers import make_spec as core_spec
-from tests.server.helpers import Server, serve
+from tests.server.helpers import PLAYED, Server, serve
 from tests.storage.buckets import S3
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec
 from tests.waiting import free_port, until
@@ -24,7 +25,6 @@ from zerolab.core import init
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.faults import StorageRefusedError
 from zerolab.storage.store import CheckpointStore, new_uuid
-from zeroserver.settings import Timings
 from zerotrial.loop.ending import Ending
 
 
@@ -90,7 +90,7 @@ def test_a_store_that_does_not_answer_is_waited_for(server: Server) -> None:
 def test_a_store_that_says_nothing_is_told_at_submission_and_not_waited_for(
     tmp_path: Path,
 ) -> None:
-    timings = Timings(tick_s=3600.0, storage_check_s=0.05)
+    timings = replace(PLAYED, storage_check_s=0.05)
     with serve(tmp_path, timings=timings) as server:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             storage = {
