@@ -507,7 +507,7 @@ def test_the_arguments_of_initialize_are_checked_all_at_once(tmp_path: Path) -> 
         )
     model = ones()
     model.requires_grad_(requires_grad=False)
-    with pytest.raises(ConfigError, match="nothing to train"):
+    with pytest.raises(ConfigError, match="nothing to train: for evaluation leave"):
         make(model)
     model = ones()
     with pytest.raises(ConfigError, match="a parameter that model has not"):

@@ -173,7 +173,10 @@ def groups_of(
             problems.append(f"parameter group {index}: no checkpoint can hold {', '.join(odd)}")
         groups.append(ParamGroup(named, options if optimizer is None else {}))
     if not any(group.parameters for group in groups):
-        problems.append("model: no parameter requires a gradient; there is nothing to train")
+        problems.append(
+            "model: no parameter requires a gradient; there is nothing to train: for evaluation "
+            "leave the optimizer out, of the file too"
+        )
     if problems:
         raise ConfigError("initialize()", problems)
     return groups
