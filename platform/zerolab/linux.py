@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from zerolab.parent import die_with_parent
+
 __all__ = [
     "PARENT_DIED",
     "die_with_parent",
@@ -26,31 +28,11 @@ __all__ = [
     "wait_for_end",
 ]
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 PARENT_DIED = signal.Signals(signal.SIGRTMAX) if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
 """Tells the head of a family that the process that has started it is gone."""
 _WAIT_S = 10.0
 _POLL_S = 0.01
-
-
-def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel to signal this process when the thread that started it ends.
-
-    It holds across ``exec``. Elsewhere than on Linux it does nothing.
-
-    Args:
-        parent: Process id of the parent as this process was started; when it is another one by
-            now, the parent is gone already, and so is this process.
-        with_signal: What to send.
-    """
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0)
-    except (OSError, AttributeError):
-        return
-    if os.getppid() != parent:
-        os.kill(os.getpid(), with_signal)
 
 
 def head_a_family(parent: int) -> None:

@@ -1,28 +1,27 @@
-"""One rank that is a command of the user's: ``python -m zerolab.launcher.rank PARENT -- COMMAND``.
+"""One rank that is a command: ``python -m zerolab.launcher.rank PARENT FOLDER -- COMMAND``.
 
-It notes its process id, asks to die with the launcher, and becomes the command.
+It notes its process id, asks to die with the launcher, and becomes the command. It imports next to
+nothing, since a Python starts for every such rank: the launcher says what stands in its contract.
 """
 
 import os
 import sys
 from pathlib import Path
 
-from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import ENV_RUN_SPEC
-from zerolab.linux import die_with_parent
+from zerolab.parent import die_with_parent
 
 __all__ = ["announce_rank", "main"]
 
 
-def announce_rank(parent: int) -> None:
+def announce_rank(parent: int, ranks: Path) -> None:
     """Note this process as the rank that its environment names, and tie it to its launcher.
 
     Args:
         parent: Process id of the launcher.
+        ranks: Folder of the run that has a file for each rank.
     """
     die_with_parent(parent)
-    folder = RunFolder(Path(os.environ[ENV_RUN_SPEC]).parent)
-    file = folder.ranks / os.environ["RANK"]
+    file = ranks / os.environ["RANK"]
     file.touch(0o600)
     file.write_text(f"{os.getpid()}\n", encoding="ascii")
 
@@ -30,20 +29,21 @@ def announce_rank(parent: int) -> None:
 def main() -> None:
     """Become the command behind ``--``.
 
-    With ``--plain`` it does not learn of the run; ``--local-rank-at=N`` puts ``--local_rank`` in
-    front of its N-th word; with ``--slots=N`` it has N of its machine's slots.
+    With ``--hide=NAME`` it does not see that variable; ``--local-rank-at=N`` puts ``--local_rank``
+    in front of its N-th word; with ``--slots=N`` it has N of its machine's slots.
     """
     arguments = sys.argv[1:]
     dashes = arguments.index("--") if "--" in arguments else len(arguments)
-    (parent, *options), command = arguments[:dashes] or [""], arguments[dashes + 1 :]
-    if not parent.isdecimal() or not command:
-        sys.exit("usage: python -m zerolab.launcher.rank PARENT [OPTIONS] -- COMMAND...")
-    announce_rank(int(parent))
+    first, command = arguments[:dashes], arguments[dashes + 1 :]
+    if len(first) < 2 or not first[0].isdecimal() or not command:
+        sys.exit("usage: python -m zerolab.launcher.rank PARENT FOLDER [OPTIONS] -- COMMAND...")
+    parent, ranks, *options = first
+    announce_rank(int(parent), Path(ranks))
     _set_older_names()
     for option in options:
         name, _, value = option.partition("=")
-        if name == "--plain":
-            del os.environ[ENV_RUN_SPEC]
+        if name == "--hide":
+            del os.environ[value]
         elif name == "--slots":
             _take_slots(int(value))
         elif name == "--local-rank-at":

@@ -227,6 +227,7 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
             "-m",
             "zerolab.launcher.rank",
             parent,
+            str(folder.ranks),
             *_options(meant, spec.slots_per_rank),
             "--",
             *meant.words,
@@ -253,7 +254,7 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
 
 def _options(command: Command, slots_per_rank: int) -> list[str]:
     """What :mod:`zerolab.launcher.rank` is told about a command."""
-    options = ["--plain"] if command.plain else []
+    options = [f"--hide={ENV_RUN_SPEC}"] if command.plain else []
     if slots_per_rank > 1:
         options.append(f"--slots={slots_per_rank}")
     if command.local_rank_at is not None:
@@ -285,7 +286,8 @@ def run_rank(parent: str, *, forked: bool = True) -> None:
         for number in (*_SIGNALS, PARENT_DIED):
             signal.signal(number, signal.SIG_DFL)
         _forget_exit_functions()
-    announce_rank(int(parent))
+    folder = RunFolder(Path(os.environ[ENV_RUN_SPEC]).parent)
+    announce_rank(int(parent), folder.ranks)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if threads := os.environ.get("OMP_NUM_THREADS"):
@@ -300,7 +302,7 @@ def run_rank(parent: str, *, forked: bool = True) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-    run_dir = Path(os.environ[ENV_RUN_SPEC]).parent
+    run_dir = folder.path
     if code in DELIBERATE and read_reason(run_dir) is None:
         write_reason(run_dir, code, f"rank {os.environ['RANK']} exited with code {code}")
     if code != 0 and code not in LEAVING:
