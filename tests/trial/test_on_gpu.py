@@ -117,6 +117,11 @@ def test_the_accelerator_of_scripts_is_the_gpu() -> None:
     [
         ("from zerotrial.compat.scripts import init_distributed as start; start()", False),
         ("from zerotrial.ranks import Distributed; Distributed.from_environment(cuda=True)", True),
+        (
+            "from zerotrial import initialize; initialize(model=torch.nn.Linear(1, 1), "
+            "config={'train_batch_size': 1}, dist_init_required=True)",
+            False,
+        ),
     ],
 )
 def test_a_world_of_ranks_on_gpus_speaks_over_nccl(tmp_path: Path, start: str, both: bool) -> None:
