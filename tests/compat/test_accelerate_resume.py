@@ -133,6 +133,22 @@ fsdp_config:
   fsdp_reshard_after_forward: {reshard}
   fsdp_offload_params: false
 """
+DEEPSPEED_FILE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+num_machines: 1
+num_processes: 2
+main_process_port: {port}
+use_cpu: false
+deepspeed_config:
+  deepspeed_config_file: engine.json
+  zero3_init_flag: true
+"""
+ENGINE_FILE = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_clipping": "auto",
+    "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
+}
 FSDP_SCRIPT = """
 import torch
 from accelerate import Accelerator
@@ -154,8 +170,13 @@ if accelerator.is_main_process:
 """
 
 
-def test_a_file_about_fsdp_names_a_stage_under_accelerate_launch_itself(tmp_path: Path) -> None:
-    (tmp_path / "file.yaml").write_text(FSDP_FILE.format(port=free_port(), reshard="false"))
+@pytest.mark.parametrize("about", ["fsdp", "deepspeed"])
+def test_under_accelerate_launch_itself_a_file_chooses_the_stage(
+    about: str, tmp_path: Path
+) -> None:
+    text = FSDP_FILE if about == "fsdp" else DEEPSPEED_FILE
+    (tmp_path / "file.yaml").write_text(text.format(port=free_port(), reshard="false"))
+    (tmp_path / "engine.json").write_text(json.dumps(ENGINE_FILE))
     (tmp_path / "script.py").write_text(FSDP_SCRIPT)
     ended = subprocess.run(
         [
@@ -170,9 +191,10 @@ def test_a_file_about_fsdp_names_a_stage_under_accelerate_launch_itself(tmp_path
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "the FSDP section of accelerate's file is taken for stage 2" in ended.stderr
+    told = "the FSDP section of accelerate's file is taken for stage 2" in ended.stderr
+    assert told == (about == "fsdp")
     kind, stage, whole = torch.load(tmp_path / "told.pt")
-    assert (kind, stage) == ("DeepSpeedEngine", 2)
+    assert (kind, stage) == ("DeepSpeedEngine", 2 if about == "fsdp" else 3)
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
