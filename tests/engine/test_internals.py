@@ -16,6 +16,7 @@ OURS = {"_member", "_owner", "_remove_hooks"}
 OF_MODULES = {
     "torch.distributed._composable_state": {"_module_state_mapping"},
     "torch.distributed._composable.contract": {"STATE_KEY", "REGISTRY_KEY"},
+    "torch.distributed.tensor._dtensor_spec": {"DTensorSpec"},
 }
 OF_STATES = {
     "_fsdp_param_group",
@@ -53,7 +54,8 @@ OF_PARAMETERS = {
     "unsharded_accumulated_grad",
     "unsharded_param",
 }
-OF_TENSORS = {"_local_tensor"}
+OF_TENSORS = {"_local_tensor", "_op_dispatcher", "_spec"}
+OF_DISPATCHERS = {"_allow_implicit_replication"}
 OF_TORCH = {"_chunk_cat"}
 
 
@@ -96,6 +98,7 @@ def test_torch_has_every_name_that_stage_3_is_made_of(model: nn.Module) -> None:
         (OF_GROUPS, owner),
         (OF_PARAMETERS, member),
         (OF_TENSORS, member.sharded_param),
+        (OF_DISPATCHERS, member.sharded_param._op_dispatcher),
     ):
         assert not [name for name in names if not hasattr(value, name)], type(value).__name__
 
@@ -111,7 +114,7 @@ def private_names(path: Path) -> set[str]:
 
 def test_the_table_of_names_is_complete() -> None:
     pinned = OF_STATES | OF_GROUPS | OF_PARAMETERS | OF_TENSORS | OF_TORCH | OF_MODULES.keys()
-    pinned |= {name for names in OF_MODULES.values() for name in names}
+    pinned |= OF_DISPATCHERS | {name for names in OF_MODULES.values() for name in names}
     used = private_names(Path(internals.__file__))
     used = {name for name in used if not name.startswith("__")}
     assert used - OURS <= pinned

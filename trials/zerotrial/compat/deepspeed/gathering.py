@@ -3,7 +3,6 @@
 import contextlib
 import enum
 import itertools
-import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,8 +16,10 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from zerolab.errors import EngineError
 from zerotrial.compat.deepspeed.once_a_host import host_memory
 from zerotrial.engine.engine import Engine
+from zerotrial.engine.stage3.internals import also_whole
 
 __all__ = [
     "LEAF",
@@ -35,8 +36,6 @@ __all__ = [
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
 ]
-
-logger = logging.getLogger(__name__)
 
 LEAF = "_zerotrial_leaf"
 """Marks modules that stage 3 is to gather as one."""
@@ -76,7 +75,9 @@ def know(engine: Engine) -> None:
 
 
 def _status_of(parameter: Tensor) -> ZeroParamStatus:
-    sharded = isinstance(parameter, DTensor)
+    sharded = isinstance(parameter, DTensor) and not all(
+        placement.is_replicate() for placement in parameter.placements
+    )
     return ZeroParamStatus.NOT_AVAILABLE if sharded else ZeroParamStatus.AVAILABLE
 
 
@@ -162,9 +163,10 @@ def safe_set_full_optimizer_state(param: Any, value: Tensor, optim_state_key: st
 class GatheredParameters:
     """Has parameters whole within a ``with`` block; see ``deepspeed.zero.GatheredParameters``.
 
-    Inside, a module's attribute (``layer.weight``) is the whole parameter. What was a reference to
-    the sharded one before stays that: what is written to it in place is lost, which a log line of
-    the modifier says. **Collective** where an engine shards them.
+    Inside, a module's attribute (``layer.weight``) is the whole parameter; so is what was taken
+    from the model before, in the same memory. Only where the engine computes in another type than
+    it keeps weights in does that stay this rank's shard: what the modifier writes to it is lost,
+    and raises an error there at the end of the block. **Collective** where an engine shards them.
 
     Args:
         params: One, or several; of a module, a list or a generator.
@@ -194,37 +196,42 @@ class GatheredParameters:
             if found:
                 names[engine] = found
         rank = dist.get_rank() if dist.is_initialized() else 0
-        if self._modifier == rank:
-            self._shards = [
-                (name, shard, shard.clone())
-                for engine, found in names.items()
-                for name, shard in _shards(engine, found)
-            ]
         for engine, found in names.items():
+            parameters = {n: p for n, p in engine.module.named_parameters() if n in found}
             self._open.enter_context(engine.gathered(found, modifier_rank=self._modifier))
+            for name, taken in parameters.items():
+                if not isinstance(taken, DTensor):
+                    continue
+                whole = engine.module.get_parameter(name)
+                if whole.dtype == taken.dtype and not isinstance(whole, DTensor):
+                    self._open.enter_context(also_whole(taken, whole))
+                elif self._modifier == rank and (shard := _in_memory(taken)) is not None:
+                    self._shards.append((name, shard, shard.clone()))
         if _ranks_differ and not names and self._modifier is not None and dist.is_initialized():
             self._open.callback(_spread, self._parameters, self._modifier)
 
     def __exit__(self, *error: Any) -> None:
-        for name, shard, before in self._shards:
-            if not torch.equal(shard.nan_to_num(), before.nan_to_num()):
-                logger.warning(
-                    "GatheredParameters: %s was changed through a parameter that was taken before "
-                    "the block, which holds this rank's shard: that is lost; take it from the "
-                    "model inside of the block",
-                    name,
-                )
+        lost = [
+            name
+            for name, shard, before in self._shards
+            if not torch.equal(shard.nan_to_num(), before.nan_to_num())
+        ]
         self._shards = []
         self._open.__exit__(*error)
+        if lost and error[0] is None:
+            msg = (
+                f"GatheredParameters: {', '.join(lost)}: written through what was taken from the "
+                "model before the block, which is this rank's shard: that is lost; take it from "
+                "the model inside of the block"
+            )
+            raise EngineError(msg)
 
 
-def _shards(engine: Engine, names: list[str]) -> Iterator[tuple[str, Tensor]]:
-    """This rank's parts that are in memory now, not in a file."""
-    for name, parameter in engine.module.named_parameters():
-        if name in names and isinstance(parameter, DTensor):
-            shard = parameter.to_local().detach()
-            if not shard.is_meta and shard.untyped_storage().nbytes() >= shard.nbytes:
-                yield name, shard
+def _in_memory(parameter: DTensor) -> Tensor | None:
+    """This rank's part; None where it lies in a file now."""
+    shard = parameter.to_local().detach()
+    absent = shard.is_meta or shard.untyped_storage().nbytes() < shard.nbytes
+    return None if absent else shard
 
 
 def _spread(parameters: list[Any], source: int) -> None:

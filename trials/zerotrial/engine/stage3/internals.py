@@ -10,7 +10,8 @@ N ranks; S elements of a parameter's shard, padding included: the same on every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,16 +22,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.experimental import implicit_replication
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "AllGather",
     "ReduceScatter",
     "ShardedParameter",
     "UnitParameters",
+    "also_whole",
     "cut_into_shards",
     "keep_class_name",
     "local_part",
@@ -322,6 +326,29 @@ def undo(unit: FSDPModule, wholes: Sequence[nn.Parameter]) -> None:
         for mark in _MARKS:
             vars(part).pop(mark, None)
     module.__class__ = type(module).__bases__[1]  # of a class made of FSDPModule and its own
+
+
+@contextmanager
+def also_whole(taken: DTensor, whole: Tensor) -> Iterator[None]:
+    """Have a sharded parameter be the gathered one, in its memory, within a ``with`` block.
+
+    It computes without the other ranks there, together with plain tensors.
+
+    Args:
+        taken: Sharded.
+        whole: Gathered until the block has ended; of the type of ``taken``.
+    """
+    before = taken._local_tensor, taken._spec
+    mesh = taken.device_mesh
+    everywhere = [Replicate()] * mesh.ndim
+    taken._local_tensor = whole.detach()
+    taken._spec = DTensorSpec(mesh, tuple(everywhere), tensor_meta=before[1].tensor_meta)
+    outermost = not DTensor._op_dispatcher._allow_implicit_replication
+    try:
+        with implicit_replication() if outermost else nullcontext():
+            yield
+    finally:
+        taken._local_tensor, taken._spec = before
 
 
 def cut_into_shards(gradients: Sequence[Tensor], memory: Tensor, ranks: int) -> None:

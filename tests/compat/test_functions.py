@@ -1,0 +1,182 @@
+"""DeepSpeed's functions for single parameters, checkpointing and comm, beside plain torch."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.engine.ranks import run_on_ranks
+from zerotrial.compat.deepspeed import install
+
+pytestmark = pytest.mark.processes
+
+ROWS = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+"""Of each rank three samples."""
+
+
+class Net(nn.Module):
+    """Calls its first part again in backward, where ``again`` is given."""
+
+    def __init__(self, again: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+        self.last = nn.Linear(5, 2)
+        self.again, self.calls = again, 0
+        self.first.register_forward_pre_hook(self.count)  # a second time it may end early
+
+    def count(self, *_: Any) -> None:
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x) if self.again is None else self.again(self.first, x)
+        return self.last(hidden).square().mean()
+
+
+def begin(stage: int) -> Any:
+    import deepspeed
+
+    file = {
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_clipping": 0,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.0}},
+    }
+    model = Net(deepspeed.checkpointing.checkpoint)
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=file)[0]
+
+
+def whole_values(stage: int) -> None:
+    """What is read is plain torch's, and what is written is trained on."""
+    from deepspeed.utils import (
+        safe_get_full_fp32_param,
+        safe_get_full_grad,
+        safe_get_full_optimizer_state,
+        safe_set_full_fp32_param,
+        safe_set_full_grad,
+        safe_set_full_optimizer_state,
+    )
+
+    def close(mine: Tensor, wanted: Tensor) -> None:
+        torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-7)
+
+    plain = Net()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, weight_decay=0.0)
+    engine = begin(stage)
+    for update in range(2):
+        optimizer.zero_grad()
+        plain(ROWS.flatten(0, 1)).backward()
+        engine.module.calls = 0
+        engine.backward(engine(ROWS[dist.get_rank()]))
+        assert engine.module.calls == 2, "deepspeed.checkpointing.checkpoint computes it again"
+        pairs = list(zip(engine.module.parameters(), plain.parameters(), strict=True))
+        for mine, wanted in pairs:
+            assert wanted.grad is not None
+            close(safe_get_full_grad(mine), wanted.grad)
+            if update == 0:
+                wanted.grad.mul_(-2)
+                safe_set_full_grad(mine, wanted.grad.clone())
+                close(safe_get_full_grad(mine), wanted.grad)
+        engine.step()
+        optimizer.step()
+        for mine, wanted in pairs:
+            close(safe_get_full_fp32_param(mine), wanted.detach())
+            for state in ("exp_avg", "exp_avg_sq"):
+                close(safe_get_full_optimizer_state(mine, state), optimizer.state[wanted][state])
+            values = torch.linspace(-1, 1, wanted.numel()).view(wanted.shape)
+            with torch.no_grad():
+                wanted.copy_(values)
+            safe_set_full_fp32_param(mine, values)
+            optimizer.state[wanted]["exp_avg"].copy_(values)
+            safe_set_full_optimizer_state(mine, values, "exp_avg")
+    engine.close()
+
+
+def taken_before(stage: int) -> None:
+    """Within GatheredParameters what was taken from the model before is whole, on every rank."""
+    import deepspeed
+
+    engine, plain = begin(stage), Net()
+    wanted = list(plain.parameters())
+    taken = list(engine.module.parameters())
+    gathered = deepspeed.zero.GatheredParameters
+    with gathered(taken, modifier_rank=1), torch.no_grad():
+        for mine, whole in zip(taken, wanted, strict=True):
+            assert mine.shape == whole.shape
+            assert float(mine.norm()) == pytest.approx(float(whole.norm()))
+        with gathered(taken[:1]):  # whole already
+            pass
+        wanted[0].copy_(torch.arange(20.0).view(5, 4))
+        wanted[1][2:].mul_(3)
+        wanted[3].fill_(0.5)
+        if dist.get_rank() == 1:
+            taken[0].copy_(torch.arange(20.0).view(5, 4))
+            taken[1][2:].mul_(3)
+            taken[3].data.fill_(0.5)
+            assert torch.equal(engine.module.last.bias, wanted[3])
+    for mine, whole in zip(taken, wanted, strict=True):
+        found = deepspeed.utils.safe_get_full_fp32_param(mine)
+        torch.testing.assert_close(found, whole.detach(), rtol=0, atol=0)
+    loss = engine(ROWS[dist.get_rank()])
+    torch.testing.assert_close(loss, plain(ROWS[dist.get_rank()]))
+    engine.backward(loss)
+    engine.step()
+    engine.close()
+
+
+def communicate() -> None:
+    import deepspeed.comm as comm
+
+    rank = dist.get_rank()
+    assert (comm.get_rank(), comm.get_world_size()) == (rank, 2)
+    assert comm.is_initialized()
+    values = torch.arange(3.0) + 10 * rank
+    total = values.clone()
+    comm.all_reduce(total)
+    assert total.tolist() == [10, 12, 14]
+    comm.all_reduce(total := values.clone(), op=comm.ReduceOp.MAX)
+    assert total.tolist() == [10, 11, 12]
+    parts = [torch.empty(3), torch.empty(3)]
+    comm.all_gather(parts, values)
+    assert torch.stack(parts).tolist() == [[0, 1, 2], [10, 11, 12]]
+    comm.broadcast(values, src=1)
+    assert values.tolist() == [10, 11, 12]
+    every: list[Any] = [None, None]
+    comm.all_gather_object(every, {"rank": rank})
+    assert every == [{"rank": 0}, {"rank": 1}]
+    comm.barrier(group=comm.get_world_group())
+
+
+def on_device() -> None:
+    import deepspeed
+
+    with deepspeed.OnDevice(dtype=torch.bfloat16, device="meta"):
+        absent = nn.Linear(2, 2)
+    assert (absent.weight.dtype, absent.weight.device.type) == (torch.bfloat16, "meta")
+    torch.manual_seed(3)
+    with deepspeed.OnDevice(dtype=torch.float64, device="cpu"):
+        mine = nn.Linear(2, 2)
+    torch.manual_seed(3)
+    assert torch.equal(mine.weight, nn.Linear(2, 2, dtype=torch.float64).weight)
+    with deepspeed.OnDevice(dtype=torch.float64, enabled=False):
+        assert nn.Linear(2, 2).weight.dtype == torch.float32
+
+
+def everything() -> bool:
+    install()
+    import deepspeed
+
+    deepspeed.checkpointing.configure(None, partition_activations=False)
+    assert deepspeed.checkpointing.is_configured()
+    for stage in (0, 1, 2, 3):
+        whole_values(stage)
+        taken_before(stage)
+    communicate()
+    on_device()
+    return True
+
+
+def test_functions_for_single_parameters_read_and_write_what_plain_torch_has() -> None:
+    assert all(run_on_ranks(everything, 2))
