@@ -8,7 +8,7 @@ only for some values of another one) is None. Or it is a metric, ``last.GROUP.NA
 
 import difflib
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ __all__ = [
     "PREFIX",
     "Row",
     "Value",
+    "cell_of",
     "check_column",
     "is_column",
     "leaves_of",
@@ -75,11 +76,13 @@ class Row(NamedTuple):
     hparams: Mapping[str, Value]
     """Leaves by their dotted names."""
 
-    def get(self, column: str) -> Value:
-        """Return what stands in a column."""
-        if column.startswith(PREFIX):
-            return self.hparams.get(column.removeprefix(PREFIX))
-        return self.values[column]
+
+def cell_of(column: str) -> Callable[[Row], Value]:
+    """Return what reads a column's value of a row: its name is looked at once for all rows."""
+    if column.startswith(PREFIX):
+        name = column.removeprefix(PREFIX)
+        return lambda row: row.hparams.get(name)
+    return lambda row: row.values[column]
 
 
 def read_rows(
@@ -113,15 +116,18 @@ def read_rows(
         if (measured := _measured(connection, experiment_id, column)) is not None
     }
     found = []
+    made = bool(measures) or not MADE.isdisjoint(wanted)
     for text, *cells in raw_rows(connection, query, (experiment_id,)):
         values: dict[str, Value] = dict(zip(names, cells, strict=True))
+        found.append(Row(values, leaves_of(text)))
+        if not made:
+            continue
         for column, measured in measures.items():
             values[column] = measured.get(cells[names.index("id")])
         if "slot_seconds" in wanted:
             values["slot_seconds"] = costs.get(cells[names.index("id")], 0.0)
         if "result" in wanted:
             values["result"] = has_result(values)
-        found.append(Row(values, leaves_of(text)))
     return found
 
 

@@ -55,7 +55,7 @@ def importance(rows: Sequence[Row], *, smaller_is_better: bool) -> Found:
         rows: All trials of an experiment.
         smaller_is_better: Whether the smallest validation has the first rank.
     """
-    done = [row for row in rows if _finite(row.get("best_validation"))]
+    done = [row for row in rows if _finite(row.values["best_validation"])]
     if len(done) < LEAST_TRIALS:
         told = f"at least {LEAST_TRIALS} trials with a result are needed, there are {len(done)}"
         return Found(len(done), None, [], told)
@@ -63,7 +63,7 @@ def importance(rows: Sequence[Row], *, smaller_is_better: bool) -> Found:
     differ = [(name, values) for name, values in columns if len(set(map(repr, values))) > 1]
     if not differ:
         return Found(len(done), None, [], "all trials have the same hyperparameters")
-    target = [float(row.get("best_validation") or 0.0) for row in done]
+    target = [float(row.values["best_validation"] or 0.0) for row in done]
     if len(set(target)) == 1:
         return Found(len(done), None, [], "all trials have the same result")
     return _learn(differ, [each if smaller_is_better else -each for each in target])
@@ -120,7 +120,7 @@ class Importances:
 
     def of(self, experiment_id: int, rows: Sequence[Row], *, smaller_is_better: bool) -> Found:
         """Return the importance in an experiment; ``rows`` are all its trials."""
-        state = hash(tuple((row.get("id"), row.get("best_validation")) for row in rows))
+        state = hash(tuple((row.values["id"], row.values["best_validation"]) for row in rows))
         with self._lock:
             known = self._kept.get(experiment_id)
             if known is None or known[0] != state:

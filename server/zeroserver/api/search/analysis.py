@@ -15,6 +15,7 @@ from zeroserver.analysis.columns import (
     PREFIX,
     Row,
     Value,
+    cell_of,
     measured_of_best,
     names,
     no_metric,
@@ -85,7 +86,7 @@ def get_columns(
 
 
 def _cells(rows: list[Row], column: str) -> list[Any]:
-    return _told(row.get(column) for row in rows)
+    return _told(map(cell_of(column), rows))
 
 
 def _told(values: Iterable[Value]) -> list[Any]:
