@@ -501,6 +501,7 @@ def test_checkpoints_that_the_policy_does_not_keep_go_but_never_the_latest(
 def test_a_clock_that_is_set_back_delays_no_restart_and_no_deadline(server: Server) -> None:
     server.submit(preemption_timeout=100)
     server.add_agent()
+    server.clock.set_back = -86_400.0  # ahead, when the pause begins
     server.exit(server.begin().run_id, 1)
     server.clock.set_back = 86_400.0
     server.tick(2)
