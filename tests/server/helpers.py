@@ -146,9 +146,17 @@ class Server:
         return found
 
     def add_agent(
-        self, slots: int = 1, name: str = "agent", *, pool: str = "default", per_node: int = 0
+        self,
+        slots: int = 1,
+        name: str = "agent",
+        *,
+        pool: str = "default",
+        per_node: int = 0,
+        up: int | None = None,
     ) -> int:
         devices: list[dict[str, Any]] = [{"id": id_, "device": "cpu"} for id_ in range(slots)]
+        for one in devices if up is not None else ():
+            one["down"] = one["id"] >= up
         for one in devices if per_node else ():
             one["node"] = one["id"] // per_node
         body = {"name": name, "host": "here", "slots": devices, "pool": pool}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import PLAYED, Server, checkpoint, serve
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 
 PAUSE_S = 60.0
 PATIENT = replace(PLAYED, grow_first_s=PAUSE_S)
@@ -123,3 +124,23 @@ def test_the_last_checkpoint_of_a_trial_and_a_trial_that_is_not_elastic_leave_fo
     plain = server.begin(3)
     server.tick(PAUSE_S)
     assert grow_at(server, plain.run_id, 10) == "train"
+
+
+def test_slots_of_a_lost_node_are_given_to_nobody_until_it_is_back(server: Server) -> None:
+    server.submit(**elastic())
+    lost = server.begin(1)
+    assert lost.slots == 4
+    server.add_agent(slots=4, up=2)
+    assert [slot["down"] for slot in server.get("/agents")["agents"][0]["slots"]][1:3] == [0, 1]
+    assert server.directive(lost.run_id) == "train"  # what runs there knows best whether it does
+    server.exit(lost.run_id, EXIT_INFRASTRUCTURE, "Slurm's job 7 ended as NODE_FAIL")
+    server.tick(PAUSE_S)
+    run = server.begin(1)
+    assert (run.slots, run.planned_slots) == (2, 4)
+    server.submit(resources={"slots_per_trial": 4})
+    told = "there are at most 2 (for 2 of agent agent its cluster has no node now)"
+    assert told in server.trial(2)["waiting_reason"]
+    assert server.get("/info")["cluster"]["free_slots"] == 0
+    server.add_agent(slots=4)
+    server.tick(PAUSE_S)
+    assert grow_at(server, run.run_id, 10) == "preempt"

@@ -130,7 +130,7 @@ class Agent:
                 if offered == self._slots:
                     continue
                 self._slots = offered
-                if self._agent_id is not None:
+                if self._agent_id is not None and not self._stopping.is_set():
                     self._agent_id = self._register()
             except ZerolabError as error:
                 logger.warning("%s", error)

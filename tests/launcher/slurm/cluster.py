@@ -39,7 +39,7 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout=10
-KillWait=30
+KillWait=120
 MinJobAge=300
 SchedulerParameters=sched_min_interval=100000
 SelectType=select/cons_tres
@@ -51,7 +51,7 @@ JobAcctGatherType=jobacct_gather/none
 NodeName=n1 NodeAddr=10.78.0.1 CPUs={cpus} State=UNKNOWN
 NodeName=n2 NodeAddr=10.78.0.2 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
-PartitionName=low Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=30
+PartitionName=low Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=120
 PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 

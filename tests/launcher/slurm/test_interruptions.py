@@ -1,7 +1,7 @@
 """A trial on a Slurm pool meets all that Slurm does to jobs, and ends as if nothing had been."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,43 +122,44 @@ def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as
 
     one = submit(farm, slots_per_trial=4, elastic={"min_slots": 2})
 
-    def job_at(step: int, ranks: int = 4) -> str:
-        """Wait until the trial stands at a step, on so many ranks; return the job in which."""
+    def run_at(step: int) -> str:
+        """The last run that has come to a step; empty when none has."""
         file = farm.gate / f"at_{step}"
-        until(
-            f"the trial is at step {step}",
-            file.exists,
-            told=lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.rglob("*.log")),
-        )
-        run, size = file.read_text().split()
-        assert int(size) == ranks
+        return file.read_text().split()[0] if file.exists() else ""
+
+    def job_of(run: str) -> str:
+        """Its job; empty when it does not run."""
         name = f"zerolab-{one}-1-{run}"
         return said("squeue", "--noheader", "--format=%i", f"--name={name}", "--states=RUNNING")
 
-    def left_at(step: int) -> None:
-        """Wait until the run has saved what it had, and left; let the next one pass."""
-        until(
-            f"it has left at step {step}",
-            lambda: farm.client.trials(one)[0],
-            lambda trial: (
-                trial["latest_checkpoint"] is not None
-                and farm.client.checkpoint(trial["latest_checkpoint"])["steps_completed"] == step
-            ),
-            told=lambda: said("scontrol", "show", "job"),
-        )
+    told = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.rglob("*.log"))  # noqa: E731
+    hit: list[str] = []
+
+    def leaves_at(step: int, cause: Callable[[str], object]) -> None:
+        """Do something to the job that stands at a step; wait until it has saved that and left."""
+
+        def stopped_at() -> int:
+            run = run_at(step)
+            if run and run not in hit:  # another one, if that was lost for a reason of its own
+                hit.append(run)
+                cause(job_of(run))
+            latest = farm.client.trials(one)[0]["latest_checkpoint"]
+            return farm.client.checkpoint(latest)["steps_completed"] if latest else 0
+
+        until(f"it has left at step {step}", stopped_at, lambda at: at == step, told=told)
         (farm.gate / f"go_{step}").touch()
 
-    said("scontrol", "update", f"jobid={job_at(2)}", "timelimit=1")
-    left_at(2)
-    said("scancel", job_at(4))
-    left_at(4)
-    job_at(6)
-    words = ["--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null"]
-    urgent = said("sbatch", *words, "--wrap", "true")
-    left_at(6)
-    lost = job_at(8)
-    states = said("scontrol", "--oneliner", "show", "job", urgent)
+    minute = ["scontrol", "update", "timelimit=1"]
+    leaves_at(2, lambda job: subprocess.run([*minute, f"jobid={job}"], check=False))
+    leaves_at(4, lambda job: subprocess.run(["scancel", job], check=False))
+    words = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"]
+    urgent: list[str] = []
+    leaves_at(6, lambda _: urgent.append(said(*words, "--output=/dev/null", "--wrap", "true")))
+    lost = until("the trial is at step 8", lambda: job_of(run_at(8)), told=told)
+    states = said("scontrol", "--oneliner", "show", "job", urgent[0])
     assert "JobState=COMPLETED" in states, states
+    sizes = {(farm.gate / f"at_{step}").read_text().split()[1] for step in (2, 4, 6, 8)}
+    assert "4" in sizes, sizes
     slurm.net.cut("zls2")
     try:
         until(
@@ -167,7 +168,9 @@ def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as
             lambda text: "JobState=NODE_FAIL" in text,
         )
         (farm.gate / "go_8").touch()
-        job_at(10, ranks=2)  # on the node that is left
+        until("the trial is at step 10", lambda: run_at(10), told=told)
+        (_, size) = (farm.gate / "at_10").read_text().split()
+        assert size == "2"  # on the node that is left
     finally:
         slurm.net.mend("zls2")
     until(

@@ -158,7 +158,11 @@ def pool_list(world: World, connection: Connection) -> list[Pool]:
 
 def _free(agent: Agent) -> int:
     ready = agent.state == "ready"
-    return sum(slot.run_id is None and slot.enabled for slot in agent.slots) if ready else 0
+    return sum(_is_free(slot) for slot in agent.slots) if ready else 0
+
+
+def _is_free(slot: Slot) -> bool:
+    return slot.run_id is None and slot.enabled and not slot.down
 
 
 def quota_list(connection: Connection) -> list[Quota]:
