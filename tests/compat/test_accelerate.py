@@ -9,11 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.compat.test_trainer import become_rank, forget_accelerate, make_model
+from tests.compat.test_trainer import FP32, become_rank, forget_accelerate, make_model
 from tests.engine.ranks import run_on_ranks
 from zerotrial.compat.deepspeed import install
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+CLIP = 0.5
+"""Below the norms of all updates."""
 
 
 def loop(folder: str, stage: int | None) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def loop(folder: str, stage: int | None) -> dict[str, Any]:
         plugin = DeepSpeedPlugin(
             zero_stage=stage,
             gradient_accumulation_steps=2,
-            gradient_clipping=1.0,
+            gradient_clipping=CLIP,
             zero3_save_16bit_model=True,
         )
     accelerator = Accelerator(
@@ -43,17 +47,20 @@ def loop(folder: str, stage: int | None) -> dict[str, Any]:
     model, optimizer, batches, held_out, schedule = accelerator.prepare(
         model, optimizer, batches, held_out, schedule
     )
-    losses, seen = [], 0
-    for batch in batches:
+    norms: list[float] = []
+
+    def train(batch: Any) -> float:
         with accelerator.accumulate(model):
             loss = model(input_ids=batch, labels=batch).loss
             accelerator.backward(loss)
             if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                norms.append(float(accelerator.clip_grad_norm_(model.parameters(), CLIP)))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+        return accelerator.reduce(loss.detach(), "mean").item()
+
+    losses, seen = [train(batch) for batch in batches], 0
     model.eval()
     for batch in held_out:
         seen += len(accelerator.gather_for_metrics(batch))
@@ -68,20 +75,36 @@ def loop(folder: str, stage: int | None) -> dict[str, Any]:
         save_function=accelerator.save,
     )
     accelerator.save_model(model, f"{folder}/model")
+    if accelerator.is_main_process:
+        plain.config.save_pretrained(f"{folder}/model")  # save_model writes weights alone
+        plain.generation_config.save_pretrained(f"{folder}/model")
+    model.train()
+    further = [train(ids[:2]), train(ids[2:4])]
     accelerator.load_state(f"{folder}/state")
+    back = accelerator.get_state_dict(model)
     accelerator.wait_for_everyone()
     if stage is not None:
         model.close()
     again: Any = GPT2LMHeadModel.from_pretrained(f"{folder}/pretrained")  # all ranks at stage 3
+    kept: Any = GPT2LMHeadModel.from_pretrained(f"{folder}/model")
+    with torch.no_grad():
+        logits = kept.eval()(ids[:2]).logits
+        assert torch.equal(logits, again.eval()(ids[:2]).logits)
     if dist.get_rank():
         return {}
     assert type(plain).__name__ == "GPT2LMHeadModel"
     assert Path(f"{folder}/model/model.safetensors").is_file()
-    return {"losses": losses, "seen": seen, "weights": again.state_dict()}
+    assert weights.keys() <= back.keys()  # save_pretrained takes tied names out
+    assert all(torch.equal(value, back[name]) for name, value in weights.items())
+    numbers = {"losses": losses + further, "norms": norms}
+    return numbers | {"seen": seen, "weights": again.state_dict(), "logits": logits}
 
 
-def without_sync(folder: str, stage: int | None) -> list[float]:
-    """Two micro-batches an update, the first of them inside ``no_sync``; the losses."""
+def without_sync(stage: int | None, *, apart: bool = False) -> list[float]:
+    """Two micro-batches an update, the first of them inside ``no_sync``; the losses.
+
+    On an engine the step stands inside, too. With ``apart`` each micro-batch is an update.
+    """
     from accelerate import Accelerator, DeepSpeedPlugin
 
     forget_accelerate()
@@ -95,12 +118,12 @@ def without_sync(folder: str, stage: int | None) -> list[float]:
     model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
     losses = []
     for index, batch in enumerate(batches):
-        with accelerator.no_sync(model) if index % 2 == 0 else nullcontext():
+        with accelerator.no_sync(model) if index % 2 == 0 and not apart else nullcontext():
             loss = model(input_ids=batch, labels=batch).loss
             accelerator.backward(loss / 2)  # where DeepSpeed's engine steps, inside no_sync too
-        if index % 2:
-            optimizer.step()
-            optimizer.zero_grad()
+            if stage is not None or apart or index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
         losses.append(loss.item())
     if stage is not None:
         model.close()
@@ -113,13 +136,19 @@ def every_stage(root: str) -> bool:
     plain = loop(f"{root}/plain", None)
     for stage in (0, 1, 2, 3):
         found = loop(f"{root}/{stage}", stage)
-        assert found.get("losses", []) == pytest.approx(plain.get("losses", []), rel=2e-6)
+        for name in ("losses", "norms"):
+            assert found.get(name, []) == pytest.approx(plain.get(name, []), rel=FP32)
         assert found.get("seen") == plain.get("seen")
         for name, value in found.get("weights", {}).items():
             torch.testing.assert_close(value, plain["weights"][name], rtol=1e-4, atol=1e-6)
-    wanted = without_sync(root, None)
-    for stage in (0, 1):  # at 2 and 3 Accelerate hands no_sync to nobody
-        assert without_sync(root, stage) == pytest.approx(wanted, rel=2e-6)
+        if "logits" in found:
+            torch.testing.assert_close(found["logits"], plain["logits"], rtol=1e-4, atol=1e-5)
+    assert min(plain.get("norms", [1.0])) > CLIP, "all are clipped"
+    together, apart = without_sync(None), without_sync(None, apart=True)
+    assert together != apart
+    for stage in (0, 1, 2, 3):  # at 2 and 3 Accelerate hands no_sync to nobody
+        wanted = apart if stage > 1 else together
+        assert without_sync(stage) == pytest.approx(wanted, rel=FP32)
     return True
 
 
