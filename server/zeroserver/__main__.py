@@ -11,7 +11,7 @@ def start() -> int:
     """Run a server; return the exit code.
 
     What its modules consist of is there to stay, so nobody looks for garbage in it while they are
-    loaded: a sixth of a start. ``settle_memory`` ends that.
+    loaded: an eighth of a start. ``settle_memory`` ends that.
     """
     gc.disable()
     from zeroserver.process import main

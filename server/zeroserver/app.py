@@ -86,7 +86,7 @@ def _routes() -> list[BaseRoute]:
     """Every route in the order in which a request tries them.
 
     One list, in place of ``include_router``: that makes each route a second time, and finds the
-    one of a request twice, a third of what a small answer costs.
+    one of a request twice, a fifth of what a small answer costs.
     """
     wire: list[BaseRoute] = [route.route() for route in WIRE_ROUTES]  # asked for all the time
     of_experiments = (experiments, trials, checkpoints, submitted, view, analysis, preview, custom)
