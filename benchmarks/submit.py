@@ -28,14 +28,16 @@ WARM_UP_S = 15.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--warm-up", type=float, default=WARM_UP_S, metavar="S")
+    options = parser.parse_args()
+    rounds = options.rounds
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         model = place / "model"
         model.mkdir()
         (model / "model_def.py").write_text(MODEL)
         with Installation.running(place / "home", slots=4) as installation:
-            time.sleep(WARM_UP_S)  # the fork server imports in the background
+            time.sleep(options.warm_up)  # the fork server imports in the background
             results = {
                 "1 rank": [_trial(installation, model, 1) for _ in range(rounds)],
                 "2 ranks": [_trial(installation, model, 2) for _ in range(rounds)],

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ["--sizes", "1m", "--ranks", "1", "--precisions", "fp32", "--stages", "0"]
+TINY = ["--sizes", "1m", "--ranks", "1", "--precisions", "fp32", "--stages", "0", "--threads", "1"]
 ENGINE = ["engine", *TINY, "--peers", "limit", "zerolab", "--rounds", "1", "--steps", "1"]
+ENGINE += ["--micro", "1", "--warmup", "1"]
 SEARCH = [
     *("search", "run", "--seeds", "1", "--horizon", "1", "--methods", "random", "tpe_asha"),
     *("asha promoting", "asha stopping", "adaptive_asha", "pbt", "pasha"),
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.processes
     [
         ["server", "--quick"],
         ["scheduler", "--jobs", "200", "--rounds", "1"],
-        ["submit", "--rounds", "1"],
+        ["submit", "--rounds", "1", "--warm-up", "0"],
         ["queue_cost", "--trials", "2", "--kinds", "command", "--warm-up", "0"],
         ["controller", "--rounds", "1", "--batches", "2"],
         SEARCH,
