@@ -129,6 +129,7 @@ def test_so_many_are_good_and_bad_and_what_has_begun_is_bad_too(
     assert others[bad:] == [points[i][0] for i in begun]
     assert len(set(others[:bad])) == bad
     assert set(others[:bad]) <= {points[i][0] for i in range(good, judged)}
+    assert max(others[:bad]) > points[judged // 2][0]  # drawn from all of them, not their head
 
 
 def test_before_eight_trials_were_judged_nothing_is_proposed() -> None:

@@ -25,6 +25,10 @@ HALVING: dict[str, Any] = {
 SEARCHERS: dict[str, dict[str, Any]] = {
     "promoting": HALVING | {"stop_once": False},
     "stopping": HALVING | {"stop_once": True},
+    "adaptive_asha": {
+        "name": "adaptive_asha", "metric": "loss", "mode": "standard", "divisor": 2, "max_rungs": 3,
+        "max_trials": 4, "max_concurrent_trials": 2, "max_time": 8, "time_metric": "batches",
+    },
     "pbt": {
         "name": "pbt", "metric": "loss", "population_size": 3, "num_rounds": 2,
         "length_per_round": 5, "replace_function": {"truncate_fraction": 0.4},

@@ -69,6 +69,25 @@ def test_the_whole_search_ends_with_its_paused_trials(search: Server) -> None:
         assert runs == {5: 1, 10: 2, 20: 3}[trial["steps_completed"]]
 
 
+def test_what_a_trial_may_yet_go_on_from_is_kept(server: Server) -> None:
+    nothing = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0}
+    server.submit(hyperparameters=SPACE, searcher=PROMOTING, checkpoint_storage=nothing)
+    server.add_agent()
+    reach(server, 1, 0.5)  # it waits at its rung, and is not the best when another one comes
+    mine = checkpoint(5, "1").uuid
+    assert server.post("/experiments/1/gc")["checkpoints"] == []
+    refused = server.http.delete(f"/api/v1/checkpoints/{mine}")
+    assert refused.status_code == 409
+    assert "trial 1, which is PAUSED, goes on from it" in refused.text
+    reach(server, 2, 0.9)
+    again = server.begin(1)
+    assert again.latest_checkpoint is not None
+    assert again.latest_checkpoint.uuid == mine
+    server.report(again.run_id, validation(10, 0.4), checkpoint(10, "1"))
+    kept = server.sql("SELECT trial_id, steps_completed FROM checkpoints WHERE state = 'COMPLETED'")
+    assert sorted(kept) == [(1, 10), (2, 5)]  # what was passed goes, what may be needed stays
+
+
 def test_no_metric_at_the_rung_is_an_error_of_that_trial_alone(search: Server) -> None:
     spec = search.begin(1)
     search.report(spec.run_id, validation(3, 0.5), metrics("validation", 5, accuracy=0.1))
