@@ -1,12 +1,16 @@
 """The planner of layouts: what fits is listed, with traffic and bubble by the formulas."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
 from zerolab.config.engine.reading import load_engine_config
+from zerotrial.engine.memory import block_activations
 from zerotrial.plan.layouts import (
     bubble,
     data_traffic,
@@ -23,19 +27,29 @@ from zerotrial.plan.plan import main
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib_gpt" / "smoke.yaml"
 
 
+@pytest.fixture(autouse=True)
+def models_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each example has a ``model_def`` of its own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    yield
+    sys.modules.pop("model_def", None)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
 
 
-def noted(blocks: int = 4, batch: int = 64) -> Noted:
+def noted(blocks: int = 4, batch: int = 64, **more: Any) -> Noted:
     layers = nn.ModuleList(Block() for _ in range(blocks))
     model = nn.ModuleDict({"words": nn.Embedding(100, 64), "layers": layers})
     config = {
         "train_batch_size": batch,
         "gradient_accumulation_steps": 8,
         "bf16": {"enabled": True},
+        **more,
     }
     return _note(model, load_engine_config(config), None, None)
 
@@ -64,6 +78,35 @@ def test_memory_falls_along_every_axis() -> None:
     assert found[1, 4, 2, 0].estimate.device < whole
     assert found[2, 4, 1, 0].estimate.device < whole
     assert found[1, 8, 1, 3].estimate.device < found[1, 8, 1, 2].estimate.device < whole
+
+
+def test_pipeline_stages_compute_again_by_their_interval_alone() -> None:
+    def activations(**more: Any) -> dict[tuple[int, int], int]:
+        found = find_layouts(noted(**more), 4, "cuda", 512)
+        return {(one.pipe, one.stage): one.activations for one in found if one.tensor == 1}
+
+    plain, checkpointed = activations(), activations(activation_checkpointing={"enabled": True})
+    assert checkpointed[1, 0] < plain[1, 0] / 2
+    assert checkpointed[2, 0] == plain[2, 0]
+    again = activations(pipeline={"activation_checkpoint_interval": 1})
+    assert again[1, 0] == plain[1, 0]
+    assert again[2, 0] < plain[2, 0] / 2
+    assert again[4, 0] < plain[4, 0]
+    # Two chunks a rank want four blocks on two stages, and eight on four.
+    assert {pipe for pipe, _ in activations(pipeline={"schedule": "interleaved"})} == {1, 2}
+
+
+def test_a_pipeline_of_several_stages_is_planned_without_its_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = EXAMPLE.parents[1] / "pipeline_gpt" / "experiment.yaml"
+    assert main([str(file), "--world-size", "4", "--tokens", "512", "--json"]) == 0
+    layouts = json.loads(capsys.readouterr().out)["layouts"]
+    assert {one["pipe"] for one in layouts} == {1, 2, 4}
+    whole = {one["activations"] for one in layouts if one["pipe"] == one["tensor"] == 1}
+    # Eight blocks, fp32 or 16 bits: what one block keeps is known.
+    (bytes_,) = whole
+    assert bytes_ in {8 * block_activations(512 * 64, width=width) for width in (2, 4)}
 
 
 @pytest.mark.parametrize(("stages", "micro", "share"), [(1, 4, 0), (2, 1, 1 / 2), (4, 12, 1 / 5)])

@@ -22,8 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from zerolab.config.engine.parallel import ScheduleName
 from zerolab.sizes import size_text
 from zerotrial.engine.memory import Device, MemoryEstimate, estimate, kept_activations
+from zerotrial.engine.pipeline.schedule import kept_passes, schedule_problems
 from zerotrial.plan.noting import Kept, Noted
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "data_traffic",
     "find_layouts",
     "pipe_traffic",
+    "pipeline_activations",
     "reason",
     "recommend",
     "table",
@@ -190,7 +193,7 @@ def find_layouts(noted: Noted, ranks: int, device: Device, tokens: int) -> Itera
             tensor=tensor,
             micro_batches=micro_batches,
             estimate=found,
-            activations=_activations(noted, activation, blocks, min(pipe, micro_batches), tensor),
+            activations=_activations(noted, activation, pipe, micro_batches, tensor),
             data_traffic=data_traffic(
                 _share(noted, pipe, tensor),
                 stage,
@@ -200,8 +203,8 @@ def find_layouts(noted: Noted, ranks: int, device: Device, tokens: int) -> Itera
                 kept=noted.kept.scaled(_cut_to(noted, tensor)),
             ),
             tensor_traffic=tensor_traffic(activation, blocks, micro_batches, tensor, ends=ends),
-            pipe_traffic=pipe_traffic(activation, micro_batches, pipe),
-            bubble=bubble(micro_batches, pipe),
+            pipe_traffic=noted.chunks * pipe_traffic(activation, micro_batches, pipe),
+            bubble=bubble(noted.chunks * micro_batches, pipe),
         )
 
 
@@ -212,14 +215,22 @@ def _sizes(noted: Noted, ranks: int) -> Iterator[tuple[int, int, int, int]]:
             continue
         for pipe in range(1, ranks // tensor + 1):
             data, rest = divmod(ranks // tensor, pipe)
-            if rest or (pipe > 1 and pipe > noted.blocks):
+            if rest or (pipe > 1 and pipe * noted.chunks > noted.blocks):
                 continue
-            if noted.config.batch_problem(data) is None:
+            if noted.config.batch_problem(data) is None and _has_schedule(noted, pipe, data):
                 divides = data % (noted.config.zero_optimization.shard_ranks or 1) == 0
                 for stage in (0, 1, 2, 3) if pipe == 1 else (0, 1, 2):
                     # ZeRO divides over replicas
                     if stage == 0 or (data > 1 and divides):
                         yield pipe, data, tensor, stage
+
+
+def _has_schedule(noted: Noted, pipe: int, data: int) -> bool:
+    """Whether the schedule of the file runs on so many stages."""
+    config, steps = noted.config, noted.config.batch_sizes(data).accumulation_steps
+    compiled = config.compile.enabled
+    name, chunks = config.pipeline.schedule, noted.chunks
+    return pipe == 1 or not schedule_problems(name, pipe, chunks, steps, compiled=compiled)
 
 
 def _share(noted: Noted, pipe: int, tensor: int) -> int:
@@ -259,20 +270,102 @@ def _estimate(  # noqa: PLR0917 - the axes, in their order
     )
 
 
-def _activations(noted: Noted, activation: int, blocks: int, in_flight: int, tensor: int) -> int:
-    """What blocks keep, as transformers do; chunks and schedules other than 1F1B left aside."""
+def _activations(noted: Noted, activation: int, pipe: int, micro_batches: int, tensor: int) -> int:
+    """What blocks keep, as transformers do, on the rank that has most."""
     checkpointing = noted.config.activation_checkpointing
+    width = 4 if noted.config.dtype == "fp32" else 2
+    if pipe > 1:
+        return max(
+            pipeline_activations(
+                activation,
+                -(-noted.blocks // (pipe * noted.chunks)),
+                schedule=noted.config.pipeline.schedule,
+                stages=pipe,
+                rank=rank,
+                micro_batches=micro_batches,
+                chunks=noted.chunks,
+                interval=noted.interval,
+                width=width,
+                tensor=tensor,
+                sequence_parallel=noted.sequence_parallel,
+            )
+            for rank in range(pipe)
+        )
+    acts = not noted.is_pipeline
     return kept_activations(
         activation,
-        blocks,
-        in_flight=in_flight,
-        width=4 if noted.config.dtype == "fp32" else 2,
+        noted.blocks,
+        width=width,
         tensor=tensor,
         sequence_parallel=noted.sequence_parallel,
-        checkpointing=checkpointing.active,
-        partitioned=checkpointing.partition_activations,
-        on_host=checkpointing.cpu_checkpointing,
+        checkpointing=checkpointing.active if acts else noted.interval > 0,
+        interval=1 if acts else noted.interval,
+        partitioned=acts and checkpointing.partition_activations,
+        on_host=acts and checkpointing.cpu_checkpointing,
     )
+
+
+def pipeline_activations(
+    activation: int,
+    blocks: int,
+    *,
+    schedule: ScheduleName,
+    stages: int,
+    rank: int,
+    micro_batches: int,
+    chunks: int = 1,
+    interval: int = 0,
+    width: int = 2,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    scores: float = 0.0,
+) -> int:
+    """Bytes that one rank of a pipeline holds at most for its backwards.
+
+    They are, for every pass of a chunk whose backward is to come, what its blocks keep, and its
+    output; and, however few of these there are, room to receive the activations and the gradients
+    of all micro-batches, which torch's schedules make once and keep. What a chunk has received is
+    the input of its first block, and counts once. What ``interleaved`` and ``zero-bubble`` have
+    sent stays until the end of the batch.
+
+    Args:
+        activation: s b h of one micro-batch.
+        blocks: Of a chunk.
+        schedule: Of the configuration.
+        stages: Ranks of the pipeline.
+        rank: Which of them.
+        micro_batches: Of a batch.
+        chunks: On each rank.
+        interval: Blocks that are computed again together; 0 keeps all activations.
+            ``activation_checkpointing`` does not act on pipelines.
+        width: Bytes of an element.
+        tensor: Ranks that matrices are cut over.
+        sequence_parallel: Whether norms and dropouts are cut along the tokens.
+        scores: a s / h, where attention keeps its scores.
+    """
+    passes = kept_passes(schedule, stages, rank, micro_batches, chunks)
+    inside = kept_activations(
+        activation,
+        blocks,
+        in_flight=passes,
+        width=width,
+        tensor=tensor,
+        sequence_parallel=sequence_parallel,
+        scores=scores,
+        checkpointing=interval > 0,
+        interval=interval,
+    )
+    first, last = rank == 0, rank == stages - 1
+    # A rank's chunks take turns. The model's first has received nothing, its last sends nothing.
+    of_one = -(-passes // chunks)
+    outputs = passes
+    if schedule in {"interleaved", "zero-bubble"}:
+        done = chunks * micro_batches - passes
+        outputs = micro_batches * (chunks - last) + last * of_one
+        outputs += done - first * (done // chunks)  # gradients
+    rooms = micro_batches * (2 * chunks - first - last)
+    counted = passes - first * of_one
+    return inside + width * activation * (outputs + rooms - counted)
 
 
 def recommend(layouts: Sequence[Layout]) -> Layout | None:

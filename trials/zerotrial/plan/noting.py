@@ -17,6 +17,7 @@ from zerotrial.engine.building.arguments import groups_of, make_given
 from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import Unit, asked_units, find_blocks, plan_units
+from zerotrial.engine.pipeline.module import PipelineModule, built_whole
 from zerotrial.engine.seams import ParamGroup
 from zerotrial.engine.stage3.gather import (
     in_forward_order,
@@ -77,6 +78,13 @@ class Noted:
     """Features of the activation between two blocks, as far as the blocks' matrices tell."""
     sequence_parallel: bool
     """Whether the plan of tensor parallelism cuts norms along the tokens."""
+    is_pipeline: bool
+    """Whether the model is a ``PipelineModule``, on which ``activation_checkpointing`` does not
+    act."""
+    interval: int
+    """Layers that a pipeline computes again together; 0 keeps all activations."""
+    chunks: int
+    """On each rank of a pipeline."""
     config: EngineConfig
     optimizer: str
     """A key of :data:`zerotrial.engine.memory.MOMENTS`."""
@@ -131,7 +139,7 @@ def note_engines(build_trial: Callable[[], object]) -> tuple[list[Noted], bool]:
         noted.append(_note(model, config, optimizer, model_parameters))
         return _PlannedEngine(model, config)
 
-    with planning(plan_engine):
+    with planning(plan_engine), built_whole():
         try:
             with torch.device("meta"):
                 build_trial()
@@ -160,7 +168,7 @@ def _note(model: nn.Module, config: EngineConfig, optimizer: Any, model_paramete
     numel = sum(map(sum, sizes))
     order = in_forward_order(model, units)
     zero = config.zero_optimization
-    blocks = [block for _, block in find_blocks(model)]
+    blocks = _find_repeated(model)
     linear = [m for block in blocks for m in block.modules() if isinstance(m, nn.Linear)]
     whole = kept_between_steps(order, zero)
     later = kept_to_backward(order, zero) - whole
@@ -178,9 +186,29 @@ def _note(model: nn.Module, config: EngineConfig, optimizer: Any, model_paramete
         cut=_cut(model, config, linear),
         sequence_parallel=_cuts_tokens(model, config),
         hidden=_most_common([layer.in_features for layer in linear]),
+        is_pipeline=isinstance(model, PipelineModule),
+        interval=config.pipeline.activation_checkpoint_interval
+        or getattr(model, "activation_checkpoint_interval", 0),
+        chunks=_chunks(model, config),
         config=config,
         optimizer=_kind_of_optimizer(config, made),
     )
+
+
+def _find_repeated(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model; of a pipeline those layers of which there are several alike."""
+    if not isinstance(model, PipelineModule):
+        return [block for _, block in find_blocks(model)]
+    layers = [layer for layer in model.layers.values() if _trained(layer.parameters())]
+    kinds = [type(layer) for layer in layers]
+    return [layer for layer in layers if kinds.count(type(layer)) > 1] or layers
+
+
+def _chunks(model: nn.Module, config: EngineConfig) -> int:
+    """As the pipeline is built; interleaved needs two at least."""
+    if isinstance(model, PipelineModule):
+        return model.asked_chunks
+    return 2 if config.pipeline.schedule == "interleaved" else 1
 
 
 def _elements(units: Iterable[Unit]) -> int:

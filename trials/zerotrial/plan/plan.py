@@ -412,15 +412,19 @@ def _layout_lines(plan: Plan) -> list[str]:
     """The layouts of all ranks that fit."""
     if plan.world_size == 1 or plan.layouts is None:
         return []
-    config, best = plan.engines[0].config, plan.recommended_layout
+    noted, best = plan.engines[0], plan.recommended_layout
+    config = noted.config
     samples = config.train_micro_batch_size_per_gpu or 1
     counted = f"activations are those of a transformer, for {plan.tokens or samples} token(s) a "
     counted += "micro-batch"
     if plan.tokens is None:
         counted += "; say samples x length with --tokens, which pipeline stages and cut matrices "
         counted += "are compared by"
-    if not config.activation_checkpointing.active:
+    if not config.activation_checkpointing.active and not noted.is_pipeline:
         counted += "; activation_checkpointing keeps a small part of them"
+    if not noted.interval and any(one.pipe > 1 for one in plan.layouts):
+        counted += "; with pipeline stages pipeline.activation_checkpoint_interval keeps a small "
+        counted += "part of them, and activation_checkpointing has no effect"
     if best is None:
         return ["", f"no layout of {plan.world_size} ranks fits with its activations: {counted}"]
     width = 4 if config.dtype == "fp32" else 2

@@ -66,6 +66,7 @@ def kept_activations(
     sequence_parallel: bool = False,
     scores: float = 0.0,
     checkpointing: bool = False,
+    interval: int = 1,
     partitioned: bool = False,
     on_host: bool = False,
 ) -> int:
@@ -83,6 +84,7 @@ def kept_activations(
         sequence_parallel: Whether norms and dropouts are cut along the tokens.
         scores: a s / h, where attention keeps its scores.
         checkpointing: Whether blocks keep their input alone and are computed again.
+        interval: Blocks that are computed again together, where so.
         partitioned: Whether tensor ranks share those inputs (``partition_activations``).
         on_host: Whether the inputs wait in host memory (``cpu_checkpointing``).
     """
@@ -96,5 +98,7 @@ def kept_activations(
     if not checkpointing:
         return in_flight * blocks * one
     divided = tensor if partitioned or sequence_parallel else 1
-    inputs = 0 if on_host else in_flight * blocks * width * activation // divided
-    return inputs + one
+    again = min(interval, blocks)
+    kept = in_flight * -(-blocks // again)
+    inputs = 0 if on_host else kept * width * activation // divided
+    return inputs + again * one

@@ -13,7 +13,9 @@ place. What a layer starts with depends on its place alone, and not on the numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -27,7 +29,22 @@ from zerotrial.engine.mesh import Mesh, Tie
 from zerotrial.engine.pipeline.layers import Layer, LayerSpec, TiedLayerSpec, check_layers
 from zerotrial.engine.pipeline.partitioning import partition
 
-__all__ = ["Chunk", "PipelineModule"]
+__all__ = ["Chunk", "PipelineModule", "built_whole"]
+
+_built_whole: ContextVar[bool] = ContextVar("built_whole", default=False)
+
+
+@contextmanager
+def built_whole() -> Iterator[None]:
+    """Have every :class:`PipelineModule` built with all its layers, as one stage, in this context.
+
+    For who looks at a model without ranks to train it.
+    """
+    token = _built_whole.set(True)
+    try:
+        yield
+    finally:
+        _built_whole.reset(token)
 
 
 class Chunk(nn.Module):
@@ -106,8 +123,11 @@ class PipelineModule(nn.Module):
         super().__init__()
         self._specs = check_layers(layers)
         self.topology = topology
-        self.num_stages = _count_stages(num_stages, topology)
+        asked = _count_stages(num_stages, topology)
+        self.num_stages = 1 if _built_whole.get() else asked
         self.loss_fn = loss_fn
+        self.asked_chunks = chunks
+        """Chunks on each rank, where there are several stages."""
         self.chunks = chunks if self.num_stages > 1 else 1
         self.activation_checkpoint_interval = activation_checkpoint_interval
         ranks, rank = _place()

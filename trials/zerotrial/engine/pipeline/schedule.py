@@ -1,14 +1,16 @@
 """In which order chunks and micro-batches run: torch's schedules, by the configuration's names.
 
-p pipeline stages, m micro-batches, c chunks on each rank. The share of time in which a rank waits:
+p pipeline stages, m micro-batches, c chunks on each rank, of which there are c m passes. The share
+of time in which a rank waits, and what rank r of the p keeps until backward, where m is a multiple
+of p, and never more than all c m:
 
 =============  =========================  ===========================================
-name           bubble                     activations kept on the first rank
+name           bubble                     activations kept, in passes of a chunk
 =============  =========================  ===========================================
-gpipe          (p - 1) / (m + p - 1)      of m micro-batches
-1f1b           (p - 1) / (m + p - 1)      of min(m, p)
-interleaved    (p - 1) / (c m + p - 1)    of about p (1 + (p - 1) / (c p))
-zero-bubble    about a third of 1f1b's    as interleaved, and what weights' gradients need
+gpipe          (p - 1) / (m + p - 1)      m
+1f1b           (p - 1) / (m + p - 1)      p - r
+interleaved    (p - 1) / (c m + p - 1)    (c - 1) p + 2 (p - 1 - r) + 1
+zero-bubble    about a third of 1f1b's    c p, the last r of them for weights' gradients
 =============  =========================  ===========================================
 
 References:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from zerolab.config.engine.parallel import ScheduleName
     from zerotrial.engine.pipeline.stage import ZeroStage
 
-__all__ = ["make_schedule", "schedule_problems"]
+__all__ = ["kept_passes", "make_schedule", "schedule_problems"]
 
 
 def schedule_problems(
@@ -65,6 +67,29 @@ def schedule_problems(
             "pipeline stages always is"
         )
     return problems
+
+
+def kept_passes(
+    name: ScheduleName, stages: int, rank: int, micro_batches: int, chunks: int = 1
+) -> int:
+    """Count the passes of a chunk forward whose backward is still to come, at most.
+
+    Args:
+        name: Of the configuration.
+        stages: Ranks of a pipeline.
+        rank: Which of them.
+        micro_batches: Of a batch.
+        chunks: On each rank.
+    """
+    every = chunks * micro_batches
+    before = (chunks - 1) * (micro_batches // max(1, micro_batches // stages))
+    most = {
+        "gpipe": every,
+        "1f1b": stages - rank,
+        "interleaved": before + 2 * (stages - 1 - rank) + 1,
+        "zero-bubble": before + stages,
+    }
+    return min(every, most[name])
 
 
 def make_schedule(
