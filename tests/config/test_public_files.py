@@ -39,6 +39,28 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "'zero_optimization.offload_param'",
     ),
     (
+        {
+            "gradient_clipping": "1.0",
+            "steps_per_print": "10",
+            "zero_optimization": {"stage": "2", "reduce_bucket_size": "5e8"},
+            "optimizer": {"type": "AdamW", "params": {"lr": "1e-4", "betas": ["0.9", "0.95"]}},
+            "csv_monitor": {"enabled": True, "job_name": "2024"},
+        },
+        {
+            "gradient_clipping": 1.0,
+            "steps_per_print": 10,
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": 500_000_000},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
+            "csv_monitor": {"enabled": True, "job_name": "2024"},
+        },
+        "optimizer.params.lr: the text '1e-4' is read as 0.0001",
+    ),
+    (
+        {"zero_optimization": True},
+        {"zero_optimization": {"stage": 1}},
+        "zero_optimization: True is taken for stage 1, as in DeepSpeed",
+    ),
+    (
         {"zero_optimization": {"stage": 3, "sub_group_size": 0}},
         {"zero_optimization": {"stage": 3}},
         "zero_optimization.sub_group_size: 0 is no size",

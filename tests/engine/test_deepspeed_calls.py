@@ -203,12 +203,12 @@ def own_backwards(stage: int) -> list[float]:
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     plain = mlp()
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.0)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)  # sees a factor on gradients
     engine = make(
         mlp(),
         stage,
-        "AdamW",
-        0.01,
+        "SGD",
+        0.5,
         gradient_accumulation_steps=2,
         fp16={"enabled": True, "initial_scale_power": 6},
         zero={"reduce_bucket_size": 50},

@@ -125,6 +125,7 @@ def test_one_cycle_goes_up_and_down_once_and_then_decays() -> None:
         group = schedule.optimizer.param_groups[0]
         rates.append(group["lr"])
         momenta.append(group["betas"])
+        assert schedule.get_mom() == [group["betas"]]
 
     def height(it: int) -> float:
         at = (it + 1) % 10
@@ -138,6 +139,15 @@ def test_one_cycle_goes_up_and_down_once_and_then_decays() -> None:
             rate, momentum = 0.1 / (1 + 0.5 * intervals), 0.9 * (1 + 0.1 * intervals)
         assert rates[it] == pytest.approx(rate), it
         assert momenta[it] == (pytest.approx(momentum), 0.99), it
+
+
+def test_one_cycle_tells_the_momentum_of_groups_without_betas_and_of_none() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(1))]
+    schedule = OneCycle(torch.optim.SGD(parameters, lr=0.1, momentum=0.5), 0.1, 0.5)
+    schedule.step()
+    assert schedule.get_mom() == [schedule.optimizer.param_groups[0]["momentum"]]
+    still = OneCycle(torch.optim.SGD(parameters, lr=0.1), 0.1, 0.5, cycle_momentum=False)
+    assert still.get_mom() is None
 
 
 def test_one_cycle_can_climb_by_stairs() -> None:

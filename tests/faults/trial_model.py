@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import zerotrial
+from zerotrial.engine.comm import wires
 
 
 def fill(file):
@@ -17,6 +18,19 @@ def fill(file):
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as content:
         while content.write(b"x" * 4096):
             pass
+
+
+def wait_less(hangs):
+    """Wait for ranks as long as before until one hangs for certain, then only for 2 s.
+
+    A short limit from the start would also hold for a slow machine's way to the accident.
+    """
+    while not hangs.exists():
+        time.sleep(0.01)
+    assert wires._OPEN
+    for each in wires._OPEN:
+        assert each._timeout_s in (1234, 2), each._timeout_s  # 2: called once a micro-batch
+        each._timeout_s = 2.0
 
 
 class AccidentTrial(zerotrial.ZeroTrial):
@@ -40,6 +54,8 @@ class AccidentTrial(zerotrial.ZeroTrial):
         self.micro_batches += 1
         if self.context.distributed.rank == 1:
             self.accident(batch_idx)
+        elif self.hparams["accident"] == "hang" and batch_idx == self.hparams["at_batch"]:
+            wait_less(Path(self.hparams["file"]))
         x = next(dataloader_iter)
         loss = (self.engine(x) - 3 * x.to(torch.bfloat16)).float().square().mean()
         self.engine.backward(loss)
@@ -51,6 +67,7 @@ class AccidentTrial(zerotrial.ZeroTrial):
             if self.hparams["accident"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.hparams["accident"] == "hang":
+                Path(self.hparams["file"]).touch()
                 while True:
                     time.sleep(3600)
             if self.hparams["accident"] == "fill":

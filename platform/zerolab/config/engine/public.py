@@ -9,16 +9,18 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.files import parse_hjson, parse_json, read_bytes, read_yaml
 from zerolab.config.plain import plain_problems
 from zerolab.errors import ConfigError
-from zerolab.schema.section import dotted, keys_of
+from zerolab.schema.section import Section, dotted, keys_of, section_of
 
 __all__ = ["log_changes", "read_engine_text", "read_source", "tolerate"]
 
@@ -176,6 +178,66 @@ def _rename_bfloat16(data: Block) -> Iterator[str]:
         yield "bfloat16: an old name of bf16; taken for it"
 
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_ARGUMENTS = (("optimizer", "params"), ("scheduler", "params"))
+"""Blocks without a section of their own, in which no text looks like a number."""
+
+
+def _read_numbers(data: Block) -> Iterator[str]:
+    yield from _numbers_of(data, EngineConfig, ())
+    for path in _ARGUMENTS:
+        yield from _numbers_in(_inside(data, *path), path)
+
+
+def _numbers_of(block: Block, section: type[Section], path: tuple[str, ...]) -> Iterator[str]:
+    """Read the numbers of a section where a key takes a number, and no text."""
+    for name, field in section.model_fields.items():
+        key = field.alias or name
+        value, inner = block.get(key), section_of(field.annotation)
+        if isinstance(value, dict) and inner is not None:
+            yield from _numbers_of(value, inner, (*path, key))
+        elif isinstance(value, str) and _takes_numbers(field.annotation):
+            yield from _numbers_in(block, path, [key])
+
+
+def _takes_numbers(annotation: Any) -> bool:
+    parts = list(typing.get_args(annotation))
+    if typing.get_origin(annotation) is Annotated:
+        return _takes_numbers(parts[0])
+    if typing.get_origin(annotation) is Literal:
+        return all(type(part) is int for part in parts)
+    if not parts:
+        return annotation in (int, float)
+    return all(part is types.NoneType or _takes_numbers(part) for part in parts)
+
+
+def _numbers_in(
+    block: Block, path: tuple[str, ...], keys: Collection[str] | None = None
+) -> Iterator[str]:
+    for key in list(block) if keys is None else keys:
+        given = block[key]
+        read = [_number(each) for each in given] if isinstance(given, list) else _number(given)
+        if read != given:
+            block[key] = read
+            yield f"{dotted((*path, key))}: the text {given!r} is read as {read}"
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value.strip()):
+        return value
+    read = float(value)
+    if not math.isfinite(read):
+        return value
+    return int(value) if value.strip().lstrip("+-").isdigit() else read
+
+
+def _read_zero_switch(data: Block) -> Iterator[str]:
+    given = data.get("zero_optimization")
+    if isinstance(given, bool):
+        data["zero_optimization"] = {"stage": int(given)}
+        yield f"zero_optimization: {given} is taken for stage {int(given)}, as in DeepSpeed"
+
+
 def _drop_empty_sub_groups(data: Block) -> Iterator[str]:
     zero = _inside(data, "zero_optimization")
     size = zero.get("sub_group_size")
@@ -291,8 +353,10 @@ def _drop_unread_blocks(data: Block) -> Iterator[str]:
 
 _STEPS: tuple[Step, ...] = (
     _drop_comments,
+    _read_zero_switch,
     _fold_dotted,
     _rename_bfloat16,
+    _read_numbers,
     _drop_empty_sub_groups,
     _round_buckets,
     _read_compile_disable,

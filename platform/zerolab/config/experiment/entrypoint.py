@@ -9,7 +9,6 @@ __all__ = ["parse_entrypoint"]
 
 _NAME = r"[A-Za-z_]\w*"
 _CLASS = re.compile(rf"({_NAME}(?:\.{_NAME})*):({_NAME})")
-_DOTTED_CLASS = re.compile(rf"({_NAME}(?:\.{_NAME})*)\.([A-Z]\w*)")
 
 
 def parse_entrypoint(value: object) -> TrialClass | Command:
@@ -42,10 +41,6 @@ def _one_word(word: str, value: object) -> TrialClass | Command:
     named = _CLASS.fullmatch(word)
     if named and not named[1].endswith(".py"):
         return TrialClass(named[1], named[2])
-    dotted = _DOTTED_CLASS.fullmatch(word)
-    if dotted:
-        meant = TrialClass(dotted[1], dotted[2])
-        raise ValueError(f"must be module:Class, got {value!r}; did you mean {str(meant)!r}?")
     if ":" in word:
         path, _, name = word.rpartition(":")
         module = path.removesuffix(".py").strip("./").replace("/", ".")

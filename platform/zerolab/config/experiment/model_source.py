@@ -81,8 +81,9 @@ def _command_problem(command: Command, model: ModelFiles) -> str | None:
         meant = " ".join([meant, *command.words[1:]])
         return f"must be a program, got a file of the model directory, {word!r}; write {meant!r}"
     module, _, name = word.rpartition(".")
-    source = _source_of(module, model) if module and len(command.words) == 1 else None
-    if source is None or not name.isidentifier() or name == "py":
+    dotted = all(part.isidentifier() for part in word.split(".")) and len(command.words) == 1
+    is_class = name[:1].isupper() or (name != "py" and _source_of(module, model) is not None)
+    if not module or not dotted or not is_class:
         return None
     return f"must be module:Class, got {word!r}; did you mean {f'{module}:{name}'!r}?"
 

@@ -1,6 +1,6 @@
 """``OneCycle``: up and down once, then a decay."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from zerolab.config.engine.schedules import OneCycleParams
 from zerolab.schema.section import Section
@@ -83,10 +83,17 @@ class OneCycle(LRSchedule):
             return given.cycle_max_mom - span * self._height(it)
         return given.cycle_max_mom * (1.0 + given.decay_mom_rate * self._decay(it))
 
-    def get_mom(self) -> list[float]:
-        """Momentum of each group at the present count."""
+    def get_mom(self) -> list[Any] | None:
+        """What the present count means for each group: its betas, or its momentum.
+
+        Returns:
+            None where no momentum is moved.
+        """
+        if not self._moves_momentum:
+            return None
         momentum = self.momentum(self.last_batch_iteration)
-        return [momentum] * len(self.optimizer.param_groups)
+        groups = self.optimizer.param_groups
+        return [_betas(momentum) if "betas" in group else momentum for group in groups]
 
     def _write(self, it: int) -> None:
         super()._write(it)
@@ -96,9 +103,13 @@ class OneCycle(LRSchedule):
     def _write_momentum(self, momentum: float) -> None:
         for group in self.optimizer.param_groups:
             if "betas" in group:
-                group["betas"] = (momentum, 0.99)
+                group["betas"] = _betas(momentum)
             else:
                 group["momentum"] = momentum
+
+
+def _betas(momentum: float) -> tuple[float, float]:
+    return (momentum, 0.99)
 
 
 def _or(given: int | None, other: int) -> int:
