@@ -91,8 +91,9 @@ def batches(step: int, engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """One batch's micro-batches of this rank's replica."""
     replicas, replica = engine.mesh.data.size, engine.mesh.data.rank
     words, labels = whole_batch(step)
-    for index in range(replica, SAMPLES // MICRO, replicas):
-        part = slice(index * MICRO, (index + 1) * MICRO)
+    size = engine.batch.micro
+    for index in range(replica, SAMPLES // size, replicas):
+        part = slice(index * size, (index + 1) * size)
         yield words[part], labels[part]
 
 

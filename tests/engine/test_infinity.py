@@ -1,5 +1,6 @@
 """ZeRO-Infinity: parameters, gradients and states in files, and a model larger than the memory."""
 
+import itertools
 import resource
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import model_in_files
 from zerotrial.engine.checkpoint import shards
 from zerotrial.engine.memory.files import FileMemory, is_in_file, read_ahead, release
+from zerotrial.engine.stage3 import paged
 
 WIDTH, BLOCKS, STEPS = 512, 64, 1
 """Blocks of 1 MiB: 64 MiB of weights, and as much again of gradients and of each moment."""
@@ -173,10 +175,52 @@ def train_with_and_without(directory: str) -> int:
     return len(cases)
 
 
+def read_ahead_of_use(directory: str) -> list[tuple[str, int]]:
+    """What happens to the units of a tower in a step: (asked for or gathered, which)."""
+    trace: list[tuple[str, int]] = []
+    turns: list[Any] = []
+    begin, ask = paged._Turns.begin, paged.read_ahead
+
+    def asked(shard: Tensor) -> None:
+        (which,) = [i for i, own in enumerate(turns[-1]._shards) if any(s is shard for s in own)]
+        trace.append(("asked for", which))
+        ask(shard)
+
+    def begun(self: Any, index: int) -> None:
+        turns.append(self)
+        trace.append(("gathered", index))
+        begin(self, index)
+
+    paged._Turns.begin, paged.read_ahead = begun, asked  # type: ignore[method-assign]
+    try:
+        model = nn.Sequential(*(Block() for _ in range(4)))
+        engine = engine_of(model, in_files(directory))
+        engine.backward(engine(torch.ones(2, WIDTH)).square().mean())
+        engine.close(give_back=False)
+    finally:
+        paged._Turns.begin, paged.read_ahead = begin, ask  # type: ignore[method-assign]
+    return trace
+
+
+def with_a_trace(directory: str) -> tuple[int, list[tuple[str, int]]]:
+    return train_with_and_without(directory), read_ahead_of_use(directory)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_from_files_is_the_same_to_the_last_bit(tmp_path: Path, ranks: int) -> None:
-    assert run_on_ranks(train_with_and_without, ranks, str(tmp_path)) == [3] * ranks
+    answers = run_on_ranks(with_a_trace, ranks, str(tmp_path))
+    assert [count for count, _ in answers] == [3] * ranks
+    for _, trace in answers:
+        used = [which for kind, which in trace if kind == "gathered"]
+        assert [which for at, which in enumerate(used) if used[at - 1 : at] != [which]] == [
+            *(0, 1, 2, 3),
+            *(2, 1, 0),
+        ]
+        # Each but the first was asked for while the one before it computed.
+        pairs = itertools.pairwise(trace)
+        early = [which for (_, other), (kind, which) in pairs if kind == "asked for" != other]
+        assert early[:6] == [1, 2, 3, 2, 1, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]  # the files have no names
 
 

@@ -42,6 +42,31 @@ def resumed(directory: str) -> float:
     return loss
 
 
+MOVED: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "2x2x2": (2, 1, CUT),
+    "4x2": (4, 1, {}),
+    "1x8 at stage 3": (1, 3, {}),
+}
+"""Of 8 ranks: pipeline stages, ZeRO stage, and what the file says more."""
+
+
+def moved(directory: str) -> dict[str, float]:
+    """Load the checkpoint in each layout, save it there, and load it in the first again."""
+    found = {}
+    for name, (stages, stage, more) in MOVED.items():
+        engine = engine_of(stages, stage, train_micro_batch_size_per_gpu=1, **more)
+        engine.load_checkpoint(directory)
+        engine.save_checkpoint(f"{directory}/{name}")
+        found[f"to {name}"] = float(engine.train_batch(batches(STEPS - 1, engine)))
+        engine.close()
+    engine = engine_of(2, 1, **CUT)
+    for name in MOVED:
+        engine.load_checkpoint(f"{directory}/{name}")
+        found[f"from {name}"] = float(engine.train_batch(batches(STEPS - 1, engine)))
+    engine.close()
+    return found
+
+
 def refused() -> str:
     plan = {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output", "layers.*.mox": "rowwise"}}
     with pytest.raises(ConfigError) as caught:
@@ -89,7 +114,7 @@ def test_a_pattern_must_fit_a_layer_of_some_stage_and_all_stages_say_so(four: li
 
 
 def on_eight(directory: str) -> Any:
-    return (trained(1, directory),)
+    return trained(1, directory), moved(directory)
 
 
 @pytest.mark.slow
@@ -114,3 +139,8 @@ def test_2_stages_of_2_replicas_of_2_cut_ranks_train_as_one_process(tmp_path: Pa
     answers = run_on_ranks(on_eight, 8, str(tmp_path))
     assert answers[0][0][3] == {"pipe": 2, "data": 2, "tensor": 2}
     check(answers)
+    losses, *_ = reference(STEPS)
+    for (trained_on, *_), found in answers:
+        assert len(found) == 2 * len(MOVED)
+        assert found == {name: pytest.approx(losses[-1], abs=1e-5) for name in found}
+        assert found["from 2x2x2"] == trained_on[-1]  # a new engine, to the last bit

@@ -1,5 +1,6 @@
 """A pipeline trains as one process does: every schedule, with replicas, at every ZeRO stage."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,12 +25,18 @@ from tests.engine.pipelines import (
 )
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
-from zerotrial.engine.pipeline import LayerSpec, PipelineModule, ProcessTopology, TiedLayerSpec
+from zerotrial.engine.pipeline import (
+    LayerSpec,
+    PipeDataParallelTopology,
+    PipelineModule,
+    ProcessTopology,
+    TiedLayerSpec,
+)
 from zerotrial.engine.pipeline.transfer import parts_of
 
 pytestmark = pytest.mark.processes
 
-RANKS, STEPS = 4, 20
+RANKS, STEPS, ACCUMULATION = 4, 20, 4
 
 LAYOUTS = [
     (1, 1, "1f1b", 1),
@@ -47,7 +54,8 @@ LAYOUTS = [
 
 
 def train(stages: int, stage: int, schedule: str, chunks: int) -> dict[str, Any]:
-    engine = engine_of(stages, stage, schedule, chunks)
+    micro = SAMPLES * stages // RANKS // ACCUMULATION
+    engine = engine_of(stages, stage, schedule, chunks, train_micro_batch_size_per_gpu=micro)
     losses, norms = [], []
     for step in range(STEPS):
         losses.append(float(engine.train_batch(batches(step, engine))))
@@ -67,8 +75,11 @@ def train(stages: int, stage: int, schedule: str, chunks: int) -> dict[str, Any]
 
 def refusals() -> dict[str, str]:
     """What is said on this rank of calls and batches that cannot be."""
-    engine = engine_of(2, 1)
-    found = {}
+    torch.manual_seed(0)
+    topology = PipeDataParallelTopology(num_pp=2, num_dp=2)  # in place of num_stages
+    by_topology = PipelineModule(layers(), topology=topology, loss_fn=loss_of)
+    engine: Any = zerotrial.initialize(model=by_topology, config=config_of(1))[0]
+    found = {"stages": str(engine.num_stages)}
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: engine(torch.zeros(1)),
         "backward": lambda: engine.backward(torch.zeros(1)),
@@ -123,6 +134,25 @@ class Tuples(nn.Module):
         return self.drop(self.norm(self.mix(x))) * mask, mask
 
 
+class Sleeping(nn.Linear):
+    """Slow on one rank at one end of the model, on the others at the other end."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(4, 4)
+        first = torch.distributed.get_rank() == 0
+        self.seconds = 0.02 if at == ("front" if first else "back") else 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return super().forward(x)
+
+
+def cut_by_time() -> list[int]:
+    layers = [LayerSpec(Sleeping, at) for at in ("front", "", "", "back")]
+    sample = torch.ones(1, 4)
+    return PipelineModule(layers, 2, partition_method="time", sample=sample).parts
+
+
 def other_models() -> dict[str, Any]:
     """Tuples between stages, 16 bits, activations computed again, ragged evaluation."""
     found: dict[str, Any] = {}
@@ -158,6 +188,7 @@ def everything() -> dict[str, Any]:
         "trained": {layout: train(*layout) for layout in LAYOUTS},
         "refused": refusals(),
         "others": other_models(),
+        "by time": cut_by_time(),
     }
 
 
@@ -193,8 +224,7 @@ def test_all_ranks_return_one_loss_and_count_alike(
 ) -> None:
     runs = [answer["trained"][layout] for answer in answers]
     assert all(run["losses"] == runs[0]["losses"] for run in runs)
-    micro_batches = SAMPLES // MICRO // (RANKS // layout[0])
-    assert all(run["counted"] == (STEPS, STEPS * micro_batches, STEPS * SAMPLES) for run in runs)
+    assert all(run["counted"] == (STEPS, STEPS * ACCUMULATION, STEPS * SAMPLES) for run in runs)
 
 
 def test_copies_of_a_tied_layer_stay_equal_to_the_last_bit(answers: list[dict[str, Any]]) -> None:
@@ -221,7 +251,7 @@ def test_traffic_between_stages_is_two_activations_a_micro_batch(
 ) -> None:
     stages = layout[0]
     replicas = RANKS // stages
-    activation = MICRO * 5 * WIDTH * (SAMPLES // MICRO // replicas)
+    activation = SAMPLES // replicas * 5 * WIDTH
     tied = 2 * WORDS * WIDTH // replicas
     for rank, answer in enumerate(answers):
         sent = answer["trained"][layout]["traffic"]
@@ -247,6 +277,7 @@ def test_data_that_does_not_fit_is_refused_on_all_ranks_and_training_goes_on(
         assert "must yield pairs of inputs and labels" in said["no pair"]
         assert "must all have one shape" in said["shapes"]
         assert "need data_iter" in said["no data"]
+        assert said["stages"] == "2"
         assert float(said["after"]) == pytest.approx(plain[0][0], abs=1e-5)
 
 
@@ -269,6 +300,11 @@ def test_what_is_found_out_about_shapes_leaves_no_trace(answers: list[dict[str, 
     for answer in answers:
         _, tracked, _, _ = answer["others"]["plain"]
         assert set(tracked.values()) == {3 * 4}  # batches that the norms have seen
+
+
+def test_by_time_all_ranks_cut_where_the_first_rank_says(answers: list[dict[str, Any]]) -> None:
+    (first, *others) = [answer["by time"] for answer in answers]
+    assert others == [first] * 3
 
 
 def test_activations_may_be_computed_again(answers: list[dict[str, Any]]) -> None:

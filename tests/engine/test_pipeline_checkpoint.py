@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 import zerotrial
 from tests.engine.pipelines import (
     WIDTH,
+    WORDS,
     Block,
     Plain,
     batches,
@@ -47,14 +48,14 @@ def steps(engine: Any, first: int, count: int) -> list[float]:
     ]
 
 
-def save_all(directory: Path) -> list[float]:
-    """Save in every layout; return the losses that come after, of one of them."""
-    losses: list[float] = []
+def save_all(directory: Path) -> dict[str, list[float]]:
+    """Save in every layout; return the losses that come after."""
+    losses: dict[str, list[float]] = {}
     for layout in LAYOUTS:
         engine = engine_of(*layout)
         steps(engine, 0, BEFORE)
         engine.save_checkpoint(directory / str(layout), client_state={"said": "hello"})
-        losses = steps(engine, BEFORE, AFTER)
+        losses[str(layout)] = steps(engine, BEFORE, AFTER)
         engine.export(directory / f"{layout}.safetensors")
         engine.close()
     return losses
@@ -173,8 +174,26 @@ def answers(directory: Path) -> list[dict[str, Any]]:
 def test_a_checkpoint_of_any_layout_goes_on_in_any_other(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         assert len(answer["loaded"]) == len(LAYOUTS) ** 2
+        expected = answer["expected"]
         for name, losses in answer["loaded"].items():
-            assert losses == pytest.approx(answer["expected"], abs=1e-5), name
+            assert losses == pytest.approx(expected[str(LAYOUTS[0])], abs=1e-5), name
+        for layout in map(str, LAYOUTS):  # the same layout, to the last bit
+            assert answer["loaded"][f"{layout} -> {layout}"] == expected[layout]
+
+
+def test_a_tied_weight_is_saved_once(answers: list[dict[str, Any]], directory: Path) -> None:
+    assert answers
+    for layout in LAYOUTS:
+        files = list((directory / str(layout)).rglob("rank-*.safetensors"))
+        saved: dict[str, int] = {}
+        for name, value in (
+            (n, v) for f in files for n, v in safetensors.torch.load_file(f).items()
+        ):
+            if "layers.0.weight" in name:
+                kind = name.split("/")[-1]
+                saved[kind] = saved.get(kind, 0) + value.numel()
+        assert len(saved) == 3, saved  # the weight and two moments
+        assert set(saved.values()) == {WORDS * WIDTH}, (layout, saved)
 
 
 def test_a_model_that_is_no_pipeline_loads_a_pipelines_checkpoint(
@@ -219,23 +238,41 @@ def test_buffers_and_frozen_parameters_of_every_stage_are_saved(
 
 
 def trained_with_a_loader(directory: Path, save_at: int, die_at: int, total: int) -> Any:
-    """Train on the engine's own loader, from the newest checkpoint if there is one."""
+    """Train each layout on its own loader, from the newest checkpoints if there are any."""
     words, labels = whole_batch(1)
     data = TensorDataset(words.repeat(3, 1), labels.repeat(3, 1))
-    config = config_of(1, bf16={"enabled": True})
-    engine, _, _, _ = zerotrial.initialize(model=build(2), training_data=data, config=config)
-    if (directory / "latest").exists():
-        engine.load_checkpoint(directory)
-    losses = []
-    while engine.global_steps < total:
-        losses.append(float(engine.train_batch()))
-        if engine.global_steps == save_at and die_at:
-            engine.save_checkpoint(directory)
-        if engine.global_steps == die_at and dist.get_rank() == 1:
+    engines = {}
+    for name, (stages, more) in RESUMED.items():
+        config = config_of(1, bf16={"enabled": True}, **more)
+        engines[name] = zerotrial.initialize(
+            model=build(stages), training_data=data, config=config
+        )[0]
+        if (directory / name / "latest").exists():
+            engines[name].load_checkpoint(directory / name)
+    losses: dict[str, list[float]] = {name: [] for name in engines}
+    for step in range(engines["2x2"].global_steps, total):
+        for name, engine in engines.items():
+            losses[name].append(float(engine.train_batch()))
+            if step + 1 == save_at and die_at:
+                engine.save_checkpoint(directory / name)
+        if step + 1 == die_at and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-    weights = {name: weight.clone() for name, weight in engine.stage.full_weights()}
-    engine.close()
+    weights = {}
+    for name, engine in engines.items():
+        weights[name] = {key: value.clone() for key, value in engine.stage.full_weights()}
+        engine.close()
     return losses, weights
+
+
+RESUMED: dict[str, tuple[int, dict[str, Any]]] = {
+    "2x2": (2, {}),
+    "4": (4, {}),
+    "2x1x2": (
+        2,
+        {"tensor_parallel": {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output"}}},
+    ),
+}
+"""Pipeline x data x tensor: pipeline stages, and what the file says more."""
 
 
 def test_killed_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
@@ -244,5 +281,7 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
         run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 5, 7)
     resumed = run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 0, 7)
     for (losses, weights), (later, same) in zip(undisturbed, resumed, strict=True):
-        assert later == losses[4:]
-        assert all(torch.equal(weights[name], same[name]) for name in weights)
+        for layout in RESUMED:
+            assert later[layout] == losses[layout][4:], layout
+            for name, weight in weights[layout].items():
+                assert torch.equal(weight, same[layout][name]), (layout, name)

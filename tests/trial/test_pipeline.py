@@ -26,6 +26,8 @@ CONFIG = {
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": 1},
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+    "steps_per_print": 2,
+    "wall_clock_breakdown": True,
 }
 CUT = {
     "tensor_parallel": {
@@ -50,7 +52,13 @@ def gpt_trial() -> Any:
 def run_trials(directory: str) -> list[Any]:
     """Train without a stop; then up to a stop, and on from there in other layouts."""
     distributed = Distributed.from_environment(cuda=False)
-    kind, root, seen = gpt_trial(), Path(directory), []
+    root, seen, given = Path(directory), [], []
+
+    class Trial(gpt_trial()):  # type: ignore[misc]
+        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
+            given.append((self.engine.num_stages, dataloader_iter is None))
+            return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
     for name, stages, end, more in (
         ("whole", 4, BATCHES, {}),
         ("cut", 4, STOP, {}),
@@ -64,17 +72,21 @@ def run_trials(directory: str) -> list[Any]:
         done = distributed.is_chief and (root / name / "metrics.jsonl").exists()
         ref = distributed.broadcast(last_checkpoint(root / name) if done else None)
         settings = make_settings(end)
-        _, trial = fit(make_spec(root / name, hparams, ref), kind, settings, distributed)
+        _, trial = fit(make_spec(root / name, hparams, ref), Trial, settings, distributed)
         seen.append(trial.engine.global_steps)
         trial.engine.close()
-    return seen
+    return [seen, set(given)]
 
 
 def test_a_pipeline_stopped_and_resumed_in_other_layouts_trains_as_if_nothing_had_been(
     tmp_path: Path,
 ) -> None:
     answers = run_on_ranks(run_trials, RANKS, str(tmp_path))
-    assert answers == [[BATCHES, STOP, STOP + 1, STOP + 2, STOP + 3, BATCHES]] * RANKS
+    steps = [BATCHES, STOP, STOP + 1, STOP + 2, STOP + 3, BATCHES]
+    assert [seen for seen, _ in answers] == [steps] * RANKS
+    # Of four stages the inner two read no data, and have no iterator.
+    for rank, (_, given) in enumerate(answers):
+        assert given == {(4, rank in {1, 2}), (2, False), (1, False)}
     for group, name in (("training", "loss"), ("validation", "validation_loss")):
         whole, cut = (metrics(tmp_path / path, group) for path in ("whole", "cut"))
         assert cut[BATCHES][name] == pytest.approx(whole[BATCHES][name], abs=1e-5)
@@ -83,6 +95,12 @@ def test_a_pipeline_stopped_and_resumed_in_other_layouts_trains_as_if_nothing_ha
     assert cut[STOP + 1]["loss"] == whole[STOP + 1]["loss"]  # the same stages, to the last bit
     for step in cut:
         assert cut[step]["loss"] == pytest.approx(whole[step]["loss"], abs=1e-5)
+    # Where the time goes is a metric, too: parts that make one.
+    shares = {name: value for name, value in whole[BATCHES - 1].items() if name.endswith("_share")}
+    assert {"send_share", "receive_share", "tied_gradients_share"} <= shares.keys()
+    assert 0 <= shares.pop("hidden_communication_share", 0.0) <= 1
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert min(shares.values()) >= 0
 
 
 def test_the_script_of_the_example_trains_in_stages_and_goes_on_in_one_process(
