@@ -82,7 +82,7 @@ def fail(_: str) -> dict[str, dict[str, str]]:
                 vars(engine)["module"] = torch.nn.Linear(1, 1)
                 getattr(engine, name)
             else:
-                getattr(importlib.import_module(module), name)
+                exec(f"from {module} import {name}", {})
         except (AttributeError, ModuleNotFoundError) as error:
             return str(error)
         return ""

@@ -353,5 +353,5 @@ def test_the_module_answers_for_what_there_is_and_says_what_to_do_instead_of_the
     assert found["engine"] == "Engine"
     assert found["status"] == "AVAILABLE"
     assert "no expert parallelism" in found["told"]["ModuleNotFoundError"]
-    assert "there is no sequence" in found["told"]["AttributeError"]
+    assert "ranks and groups are torch.distributed's" in found["told"]["AttributeError"]
     assert "call the model under torch.no_grad()" in found["told"]["ConfigError"]

@@ -120,7 +120,8 @@ class _Finder(MetaPathFinder):
         if fullname.partition(".")[0] != "deepspeed":
             return None
         if fullname not in _MODULES:
-            raise ModuleNotFoundError(_missing(fullname), name=fullname)
+            # Without its name, with which ``from module import name`` would swallow it.
+            raise ModuleNotFoundError(_missing(fullname))
         return ModuleSpec(fullname, _Loader(_MODULES[fullname]), is_package=True)
 
     def find_distributions(
@@ -132,8 +133,8 @@ class _Finder(MetaPathFinder):
 
 
 def _missing(fullname: str) -> str:
-    """Say that a module has no counterpart, and what there is instead."""
-    told = f"No module named {fullname!r}: Zerolab stands in for deepspeed, and has no such part"
+    """Say that a module, or a name in one, has no counterpart, and what there is instead."""
+    told = f"cannot import {fullname!r}: Zerolab stands in for deepspeed, and has no such part"
     return told + instead_of_module(fullname)
 
 
