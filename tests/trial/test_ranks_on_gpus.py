@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tests.engine.ranks import run_on_ranks
 from zerolab.agent.slots import find_slots, run_environment
-from zerolab.contract.spec import ENV_RUN_SPEC, ProfilingSpec
+from zerolab.contract.spec import ProfilingSpec
 from zerolab.launcher.nodes import node
 from zerotrial.compat.deepspeed import on_cpu
 from zerotrial.compat.deepspeed.once_a_host import HostMemory
@@ -81,9 +81,8 @@ def test_a_run_sees_the_gpus_of_its_slots_and_a_rank_its_own_of_them(tmp_path: P
         SimpleNamespace(archive=b"", slots=everything[:1], environment={})  # type: ignore[arg-type]
     )
     assert counted(["-c", COUNT], **over_hosts) == "1"
-    (tmp_path / "ranks").mkdir()
-    rank = {"RANK": "0", "LOCAL_RANK": "0", ENV_RUN_SPEC: str(tmp_path / "spec.json")}
-    words = ["-m", "zerolab.launcher.rank", str(os.getpid()), "--slots=1", "--"]
+    rank = {"RANK": "0", "LOCAL_RANK": "0"}
+    words = ["-m", "zerolab.launcher.rank", str(os.getpid()), str(tmp_path), "--slots=1", "--"]
     of_all = run_environment(slots, everything)
     assert counted([*words, sys.executable, "-c", COUNT], **of_all, **rank) == "1"
 
