@@ -50,19 +50,9 @@ def test_the_best_trials_go_on_from_where_they_paused(
         length = 18 if trial_id in top else 6 if trial_id in middle else 2
         assert trial["state"] == "COMPLETED"
         assert trial["steps_completed"] == length
-        (loss,) = (
-            curve["points"]
-            for curve in installation.client.metrics(trial_id, "training")
-            if curve["name"] == "loss"
-        )
-        # Neither a gap nor a batch that was trained twice: each run began where the last one ended.
-        assert [step for step, _ in loss] == list(range(1, length + 1))
-        (validations,) = (
-            curve["points"]
-            for curve in installation.client.metrics(trial_id, "validation")
-            if curve["name"] == "validation_loss"
-        )
+        validations = points(installation, trial_id, "validation_loss")
         assert [step for step, _ in validations] == [at for at in (2, 6, 18) if at <= length]
+    check_curves(installation, experiment_id)
     for at, further, those in ((2, 6, middle), (6, 18, top)):
         again = sum(f"going on after batch {at}" in line for line in log)
         at_once = sum(f"go on at once, to batch {further}" in line for line in log)
@@ -88,7 +78,48 @@ def test_the_best_trials_go_on_from_where_they_paused(
     ended = installation.client.trials(alone)
     assert [trial["state"] for trial in ended] == ["COMPLETED"] * 2
     assert max(trial["steps_completed"] for trial in ended) == 54
-    for trial in ended:
-        curves = installation.client.metrics(trial["id"], "training")
-        (points,) = (curve["points"] for curve in curves if curve["name"] == "loss")
-        assert [step for step, _ in points] == list(range(1, trial["steps_completed"] + 1))
+    check_curves(installation, alone)
+
+    # The same class as a population, whose copies begin with weights of others.
+    content["searcher"] = {
+        "name": "pbt", "metric": content["searcher"]["metric"], "population_size": 3,
+        "num_rounds": 2, "length_per_round": {"batches": 2},
+        "replace_function": {"truncate_fraction": 0.34},
+    }  # fmt: skip
+    content["hyperparameters"]["hidden"] = 16  # weights fit only what has their shape
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
+    population = int(installation.quick("submit", folder / "experiment.yaml").stdout)
+    ended = installation.wait_for(population)
+    assert ended["state"] == "COMPLETED", installation.lines(population)[-30:]
+    *members, copy = installation.client.trials(population)
+    judged = {}
+    for member in members:
+        ((_, judged[member["id"]]), *_) = points(installation, member["id"], "validation_loss")
+    best = min(judged, key=lambda trial_id: (judged[trial_id], trial_id))
+    worst = max(judged, key=lambda trial_id: (judged[trial_id], trial_id))
+    assert {member["id"]: member["steps_completed"] for member in members} == {
+        member["id"]: 2 if member["id"] == worst else 4 for member in members
+    }
+    assert (copy["source_trial_id"], copy["steps_completed"]) == (best, 2)
+    kept = {each["uuid"]: each for each in installation.client.trial_checkpoints(best)}
+    assert kept[copy["source_checkpoint"]]["steps_completed"] == 2
+    check_curves(installation, population)
+
+
+def points(
+    installation: Installation, trial_id: int, name: str, group: str = "validation"
+) -> list[list[float]]:
+    """The points of a metric of a trial: (batch, value)."""
+    (found,) = (
+        curve["points"]
+        for curve in installation.client.metrics(trial_id, group)
+        if curve["name"] == name
+    )
+    return list(found)
+
+
+def check_curves(installation: Installation, experiment_id: int) -> None:
+    """Neither a gap nor a batch that was trained twice: each run began where the last ended."""
+    for trial in installation.client.trials(experiment_id):
+        steps = [step for step, _ in points(installation, trial["id"], "loss", "training")]
+        assert steps == list(range(1, trial["steps_completed"] + 1))

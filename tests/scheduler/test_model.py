@@ -7,6 +7,7 @@ decision is made: it keeps its own books, and tries every order in which runs co
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -73,6 +74,28 @@ def jobs(job_id: int) -> st.SearchStrategy[Job]:
     )
 
 
+WIDE = {  # slots, max_agents, unit, fewer
+    "one": (1, None, 1, ()),
+    "anywhere": (4, None, 1, ()),
+    "on two": (6, 2, 1, ()),
+    "in pairs": (4, None, 2, ()),
+    "elastic": (4, None, 1, (3, 1)),
+    "elastic pairs": (6, 3, 2, (4, 2)),
+    "elastic on one": (3, 1, 1, (2,)),
+}
+
+
+def wide_jobs(job_id: int) -> st.SearchStrategy[Job]:
+    """Jobs whose trials may lie over several agents, and begin with fewer slots than they want."""
+
+    def widened(job: Job, shape: str) -> Job:
+        slots, most, unit, fewer = WIDE[shape]
+        wide = {"slots": slots, "max_agents": most, "unit": unit, "fewer": fewer}
+        return replace(job, single_agent=False, **wide)  # type: ignore[arg-type]
+
+    return st.builds(widened, jobs(job_id), st.sampled_from(sorted(WIDE)))
+
+
 def charged(job: Job, group: str) -> bool:
     return group in {*job.groups, f"experiment:{job.job_id}"}
 
@@ -90,10 +113,21 @@ def used(held: Iterable[Allocation], group: str) -> int:
 def could_start(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> bool:
     """Whether a trial has room, with these runs there; by the plainest possible count."""
     job = request.job
-    for group, most in limits(cluster, job).items():
-        if used(held, group) + job.slots > most:
-            return False
-    return any(free >= job.slots for free in free_slots(cluster, request, held).values())
+    free = list(free_slots(cluster, request, held).values())
+    return any(
+        has_room(job, size, free)
+        and all(used(held, group) + size <= most for group, most in limits(cluster, job).items())
+        for size in (job.slots, *job.fewer)
+    )
+
+
+def has_room(job: Job, size: int, free: Sequence[int]) -> bool:
+    """Whether so many slots are free on one agent, or in whole ranks on as many as there may be."""
+    if any(count >= size for count in free):
+        return True
+    most = 1 if job.single_agent else job.max_agents or len(free)
+    shares = sorted((count - count % job.unit for count in free), reverse=True)
+    return most > 1 and sum(shares[:most]) >= size
 
 
 def free_slots(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> dict[int, int]:
@@ -149,8 +183,12 @@ def check_books(cluster: Cluster, before: Sequence[Allocation], decision: Decisi
     taken = Counter((a, slot) for run in before for a, ids in run.slots.items() for slot in ids)
     for start in decision.start:
         job = start.request.job
-        assert sum(map(len, start.slots.values())) == job.slots
-        assert len(start.slots) == 1
+        assert sum(map(len, start.slots.values())) in {job.slots, *job.fewer}
+        most = 1 if job.single_agent else job.max_agents
+        assert len(start.slots) <= (most or len(there))
+        assert len(start.slots) == 1 or all(
+            len(ids) % job.unit == 0 for ids in start.slots.values()
+        )
         for agent_id, ids in start.slots.items():
             agent = there[agent_id]
             assert agent.pool == job.pool
@@ -195,7 +233,8 @@ def check_order(
         first = min(stay, key=lambda one: turn_of(cluster, one, held), default=start.request)
         if turn_of(cluster, first, held) < turn_of(cluster, start.request, held):
             assert not could_start(cluster, first, held), (first, start)
-            if not limits(cluster, first.job) and len(held) <= 6:
+            alone = first.job.single_agent and start.request.job.single_agent
+            if alone and not limits(cluster, first.job) and len(held) <= 6:
                 extra = Allocation(999, start.request.job, ghosts(start.slots))
                 assert not delays(cluster, first, extra, held), (first, start)
         held.append(mine)
@@ -273,6 +312,8 @@ def check_who_waits(
 class Life(RuleBasedStateMachine):
     """Jobs come, run, are preempted, end; after each round the books are looked over."""
 
+    make_job = staticmethod(jobs)
+
     def __init__(self) -> None:
         super().__init__()
         self.cluster = Cluster([])
@@ -300,7 +341,7 @@ class Life(RuleBasedStateMachine):
     def jobs_come(self, data: st.DataObject, trials: int, excluded: tuple[int, ...]) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
             number = next(self.numbers)
-            job = data.draw(jobs(number))
+            job = data.draw(self.make_job(number))
             self.waiting[number] = Request(number * 100, job, trials, frozenset(excluded))
             self.jobs_since = max(self.jobs_since - 1, 0)
         self.settled = False
@@ -374,6 +415,10 @@ class Life(RuleBasedStateMachine):
         for request in self.waiting.values():
             if not could_start(self.cluster, request, held):
                 continue
+            alone = sum(one.job.pool == request.job.pool for one in self.waiting.values()) == 1
+            assert not alone, "nothing else waits in its pool, and it has room"
+            if not all(one.job.single_agent for one in self.waiting.values()):
+                continue  # :func:`delays` counts for trials on one agent alone
             others = [one for one in self.waiting.values() if self.turn(one) < self.turn(request)]
             mine = limits(self.cluster, request.job).keys()
             if self.soon_starts(one for one in others if one.job.pool == request.job.pool):
@@ -401,11 +446,19 @@ class Life(RuleBasedStateMachine):
         )
 
 
+class WideLife(Life):
+    """The same with trials over several agents, and elastic ones."""
+
+    make_job = staticmethod(wide_jobs)
+
+
 # The same lives in every run.
 Life.TestCase.settings = settings(
     max_examples=150, stateful_step_count=25, deadline=None, derandomize=True
 )
+WideLife.TestCase.settings = settings(Life.TestCase.settings, max_examples=30)
 test_the_life_of_a_cluster = pytest.mark.slow(Life.TestCase)
+test_the_life_of_a_cluster_with_wide_trials = pytest.mark.slow(WideLife.TestCase)
 
 
 @settings(max_examples=300, deadline=None)

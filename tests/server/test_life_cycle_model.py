@@ -40,8 +40,23 @@ TRIAL_ALLOWED: Mapping[str, set[str]] = {
     "pause": {"QUEUED", "RUNNING", "PAUSED"},
     "activate": {"QUEUED", "RUNNING", "PAUSED"},
     "continue": {"QUEUED", "RUNNING"} | ENDED,
+    "archive": ENDED,
 }
 """Actions to the states in which they may pass; those that are not here pass in every state."""
+
+_HALVING = {
+    "name": "async_halving", "num_rungs": 3, "divisor": 2, "max_length": LENGTH, "max_trials": 5,
+}  # fmt: skip
+COMPARING: Mapping[str, dict[str, Any]] = {
+    "stopping": _HALVING | {"stop_once": True},
+    "promoting": _HALVING | {"stop_once": False},
+    "tpe_asha": {"name": "tpe_asha", "max_length": LENGTH, "max_trials": 5},
+    "pbt": {
+        "name": "pbt", "population_size": 3, "num_rounds": 2, "length_per_round": 10,
+        "replace_function": {"truncate_fraction": 0.4},
+    },
+}  # fmt: skip
+"""Searchers that compare trials, and decide by that which go on."""
 
 MAX_RESTARTS = 1
 EXITS = [0, 0, 1, EXIT_PREEMPTED, EXIT_PREEMPTED, EXIT_INVALID_HP, EXIT_INFRASTRUCTURE]
@@ -65,6 +80,8 @@ class LifeCycle(RuleBasedStateMachine):
         self.stopped: set[int] = set()  # experiments that a user has ended
         self.meddled: set[int] = set()  # experiments that went on after an end
         self.saved: dict[int, int] = {}  # trial to the length of its newest checkpoint
+        self.comparing: set[int] = set()  # experiments whose searcher decides how far trials go
+        self.thinned: set[int] = set()  # experiments of which a trial was deleted
 
     def teardown(self) -> None:
         self.closing.close()
@@ -79,17 +96,19 @@ class LifeCycle(RuleBasedStateMachine):
     @precondition(lambda self: self.experiments < 3)
     @rule(slots=st.sampled_from([1, 1, 2]), activate=st.booleans(), trials=st.integers(1, 4))
     def submit(self, slots: int, activate: bool, trials: int) -> None:
-        searcher = {
-            "name": "random", "metric": "loss", "max_length": LENGTH, "max_trials": trials,
-            "max_concurrent_trials": CONCURRENT,
-        }  # fmt: skip
+        searcher = {"name": "random", "max_length": LENGTH, "max_trials": trials}
+        self.search(searcher, slots, activate=activate)
+        self.wanted[self.experiments] = trials
+
+    def search(self, searcher: dict[str, Any], slots: int, *, activate: bool) -> None:
+        """Submit an experiment with a searcher."""
+        searcher |= {"metric": "loss", "max_concurrent_trials": CONCURRENT}
         self.server.submit(
             activate=activate, hyperparameters=SPACE, searcher=searcher,
             max_restarts=MAX_RESTARTS,
             resources={"slots_per_trial": slots}, reproducibility={"experiment_seed": 1},
         )  # fmt: skip
         self.experiments += 1
-        self.wanted[self.experiments] = trials
 
     @precondition(lambda self: self.experiments)
     @rule(
@@ -111,8 +130,11 @@ class LifeCycle(RuleBasedStateMachine):
     def continue_experiment(self, pick: int, longer: bool, activate: bool) -> None:
         number = 1 + pick % self.experiments
         before = self.server.experiment(number)
-        length = before["config"]["searcher"]["max_length"]["batches"] + LENGTH * longer
-        body = {"config": {"searcher": {"max_length": length}}, "activate": activate}
+        changes = {}
+        if longer:
+            length = before["config"]["searcher"]["max_length"]["batches"] + LENGTH
+            changes = {"searcher": {"max_length": length}}
+        body = {"config": changes, "activate": activate}
         path = f"/api/v1/experiments/{number}/continue"
         self.asked_to_go_on |= {trial["id"] for trial in self.server.trials(number)}
         self._goes_on(number)
@@ -121,10 +143,14 @@ class LifeCycle(RuleBasedStateMachine):
     @precondition(lambda self: self.experiments)
     @rule(
         pick=st.integers(0, 99),
-        action=st.sampled_from(["pause", "activate", "activate", "cancel", "kill", "continue"]),
+        action=st.sampled_from(
+            ["pause", "activate", "activate", "cancel", "kill", "continue", "archive", "unarchive"]
+        ),
     )
     def act_on_trial(self, pick: int, action: str) -> None:
         ids = [row[0] for row in self.server.sql("SELECT id FROM trials ORDER BY id")]
+        if not ids:  # all were deleted
+            return
         before = self.server.trial(ids[pick % len(ids)])
         path = f"/api/v1/trials/{before['id']}/{action}"
         if action == "continue":
@@ -132,6 +158,29 @@ class LifeCycle(RuleBasedStateMachine):
             self._goes_on(before["experiment_id"])
         may_refuse = action in {"activate", "continue"}  # by more than the state
         self._ask(path, "trial", before, TRIAL_ALLOWED.get(action), may_refuse=may_refuse)
+
+    @precondition(lambda self: self.experiments)
+    @rule(pick=st.integers(0, 99))
+    def delete_trial(self, pick: int) -> None:
+        ids = [row[0] for row in self.server.sql("SELECT id FROM trials ORDER BY id")]
+        if not ids:
+            return
+        trial = self.server.trial(ids[pick % len(ids)])
+        number, home = trial["id"], trial["experiment_id"]
+        may_go = trial["state"] in ENDED and self.server.experiment(home)["state"] in ENDED
+        answer = self.server.http.delete(f"/api/v1/trials/{number}")
+        assert answer.status_code == (204 if may_go else 409), answer.text
+        if not may_go:
+            message = answer.json()["error"]["message"]
+            assert message.startswith(f"trial {number}: ")
+            assert any(word in message for word in ("`zerolab ", "wait until")), message
+            assert self.server.trial(number) == trial
+            return
+        assert self.server.http.delete(f"/api/v1/trials/{number}").status_code == 404
+        self.thinned.add(home)
+        self.meddled.add(home)
+        for table in ("runs", "points", "logs", "checkpoints"):
+            assert not self.server.sql(f"SELECT 1 FROM {table} WHERE trial_id = {number}"), table
 
     def _ask(
         self,
@@ -160,7 +209,7 @@ class LifeCycle(RuleBasedStateMachine):
             return
         again = self.server.http.post(path, json=body or {})
         if may_refuse and again.status_code == 409:  # it has ended meanwhile, or waits
-            assert "continue" in path
+            assert "continue" in path or "waits for the searcher" in again.text
             return
         assert again.status_code == 200, again.text
         assert self.server.get(resource)[kind] == found
@@ -209,10 +258,12 @@ class LifeCycle(RuleBasedStateMachine):
         expected = self._what_follows(*found[:2], code)
         for _ in range(1 + twice):
             self.server.exit(found[0], code, "so chance has it")
-        ((state, restarts, delayed),) = self.server.sql(
-            f"SELECT state, restarts, restart_at IS NOT NULL FROM trials WHERE id = {found[1]}"
+        ((state, restarts, delayed, home),) = self.server.sql(
+            "SELECT state, restarts, restart_at IS NOT NULL, experiment_id FROM trials "
+            f"WHERE id = {found[1]}"
         )
-        assert (state, restarts, bool(delayed)) == expected
+        if home not in self.comparing:  # else the searcher may have decided meanwhile
+            assert (state, restarts, bool(delayed)) == expected
 
     def _what_follows(self, run_id: int, trial_id: int, code: int) -> tuple[str, int, bool]:
         """What a trial comes to when its run ends so: state, restarts, whether it must wait."""
@@ -300,6 +351,8 @@ class LifeCycle(RuleBasedStateMachine):
         rows = self.server.sql("SELECT trial_id, spec FROM runs WHERE state = 'ASSIGNED'")
         for trial_id, text in rows:
             begins = json.loads(text)["latest_checkpoint"]
+            if begins is not None and begins.get("warm_start"):
+                begins = None  # of another trial
             assert (begins or {}).get("steps_completed") == self.saved.get(trial_id)
 
     @invariant()
@@ -329,14 +382,17 @@ class LifeCycle(RuleBasedStateMachine):
             open_trials = [row for row in mine if row[0] not in ENDED]
             if state in ENDED:
                 assert not open_trials
-                assert state == self._end_of(number, {row[0] for row in mine})
-                if number not in self.stopped | self.meddled:
+                if number not in self.thinned:
+                    assert state == self._end_of(number, {row[0] for row in mine})
+                if number not in self.stopped | self.meddled | self.comparing:
                     again = min(self.invalid.get(number, 0), self.wanted[number])
                     assert len(mine) == self.wanted[number] + again
             else:
                 assert open_trials, "nothing of it will ever happen"
                 assert state in OPEN or number in self.stopped
-            if state == "ACTIVE" and number not in self.meddled:
+            if number in self.comparing:
+                assert sum(row[1] is not None for row in mine) <= CONCURRENT
+            elif state == "ACTIVE" and number not in self.meddled:
                 assert len(open_trials) <= CONCURRENT
                 assert len(open_trials) == CONCURRENT or done or len(mine) >= self.wanted[number]
             for trial_state, run_id, held, waits in open_trials:
@@ -363,6 +419,9 @@ class LifeCycle(RuleBasedStateMachine):
         waiting = self.server.sql(
             "SELECT t.id FROM trials t JOIN experiments e ON e.id = t.experiment_id "
             "WHERE t.state = 'QUEUED' AND t.run_id IS NULL AND e.slots = 1 "
+            "AND (t.source_trial_id IS NULL OR t.source_checkpoint IS NOT NULL) "
+            "AND (SELECT count(*) FROM trials o WHERE o.experiment_id = e.id "
+            f"AND o.run_id IS NOT NULL) < {CONCURRENT} "
             f"AND (t.restart_at IS NULL OR t.restart_at <= {self.server.clock.now})"
         )
         bigger = self.server.sql(
@@ -384,16 +443,20 @@ TestLifeCycle = pytest.mark.slow(LifeCycle.TestCase)
 
 
 @pytest.mark.slow
-def test_a_seeded_walk_of_many_steps_holds_too() -> None:
-    """One long walk, for what shows only after hundreds of events."""
+@pytest.mark.parametrize("searchers", [[], ["stopping", "pbt"], ["promoting", "tpe_asha"]])
+def test_a_seeded_walk_of_many_steps_holds_too(searchers: list[str]) -> None:
+    """Long walks, for what shows only after hundreds of events, and with searchers that compare."""
     chance = random.Random(5)
     walk = LifeCycle()
     try:
         walk.machines()
-        for _ in range(300):
+        for _ in range(120 if searchers else 300):
             pick = chance.randrange(100)
-            step = chance.randrange(9)
-            if step == 0 and walk.experiments < 3:
+            step = chance.randrange(10 if searchers else 9)
+            if step in {0, 1} and walk.experiments < len(searchers):
+                walk.comparing.add(walk.experiments + 1)
+                walk.search({**COMPARING[searchers[walk.experiments]]}, 1, activate=True)
+            elif step == 0 and walk.experiments < 3:
                 walk.submit(chance.choice([1, 2]), chance.random() < 0.8, 4)
             elif walk.experiments == 0:
                 continue
@@ -402,7 +465,7 @@ def test_a_seeded_walk_of_many_steps_holds_too() -> None:
             elif step == 2:
                 walk.act_on_trial(pick, chance.choice(["pause", "activate", "continue", "cancel"]))
             elif step == 3:
-                walk.continue_experiment(pick, chance.random() < 0.5, True)
+                walk.continue_experiment(pick, not searchers and chance.random() < 0.5, True)
             elif step in {4, 5}:
                 walk.a_run_starts(pick)
                 walk.a_run_reports(pick, chance.random() < 0.5, chance.random() < 0.5)
@@ -410,6 +473,8 @@ def test_a_seeded_walk_of_many_steps_holds_too() -> None:
                 walk.a_run_ends(pick, chance.choice(EXITS), chance.random() < 0.2)
             elif step == 7:
                 walk.time_passes(chance.choice([0, 2, 100]))
+            elif step == 9:
+                walk.delete_trial(pick)
             else:
                 walk.a_machine_dies(chance.choice([1, 2]))
             walk.no_slot_is_used_twice_and_each_run_is_its_trials()
@@ -417,5 +482,6 @@ def test_a_seeded_walk_of_many_steps_holds_too() -> None:
             walk.an_experiment_stands_where_its_trials_do()
             walk.each_run_is_told_what_its_user_wants()
             walk.each_run_begins_where_its_trial_saved_last()
+            walk.nothing_waits_while_a_slot_is_free_for_it()
     finally:
         walk.teardown()

@@ -230,6 +230,8 @@ class PbtSearcher(FillingSearcher):
             return self._fill()
         if self._is_open(trial_id) and trial_id not in self._stopping:
             self._failed.add(trial_id)
+            if trial_id in self._values:  # judged already; it may be that its weights are gone
+                self._values[trial_id] = math.inf
         return self._end(trial_id, math.inf)
 
     def grow(self, config: PbtConfig, lost: Collection[int]) -> list[Operation]:
