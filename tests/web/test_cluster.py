@@ -68,6 +68,9 @@ def test_the_queue_and_the_machines_are_seen_and_steered(stage: Stage, spectator
     expect(machine.locator(".badge")).to_have_text("disabled")
     machine.get_by_role("button", name="enable").click()
     expect(machine.locator(".badge")).to_have_text(TAKES)
+    played.add_agent(2, "spare-machine", up=0)  # as a pool of Slurm does that has lost its nodes
+    lost = machine.get_by_role("button", name="slot 0 (cpu): no node for it")
+    expect(lost).to_have_class("slot off")
     for experiment_id in made:
         played.act("kill", experiment_id)
         played.request("DELETE", f"/experiments/{experiment_id}")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 
 pytestmark = [pytest.mark.processes, pytest.mark.machines, pytest.mark.slow]
 
-SCRIPT = Path("examples/hostfile/train.py").resolve()
+EXAMPLE = Path("examples/hostfile").resolve()
+BOTH = ["--exclude", "worker-2:1"]
+"""Of the hosts that the example's file names."""
 ENDLESS = ["--steps", "100000", "--save-every", "4", "--pause", "0.3"]
 """Until it is cut off, or told to end, however late the test comes to that."""
 SILENCE_S = 8
@@ -34,7 +37,8 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
 ) -> None:
     zerolab = str(Path(sys.executable).with_name("zerolab"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROLAB_HOME": str(tmp_path / "home")}
-    (tmp_path / "hosts").write_text("worker-1 slots=2\nworker-2 slots=1\n")
+    for name in ("hosts", "train.py"):
+        shutil.copy(EXAMPLE / name, tmp_path)
     keys = Keys(tmp_path / "keys")
 
     def launch(*words: str, out: Path) -> subprocess.Popen[bytes]:
@@ -67,7 +71,7 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
                 )
 
         out = tmp_path / "cut"
-        cut = launch(str(SCRIPT), *ENDLESS, out=out)
+        cut = launch(*BOTH, "train.py", *ENDLESS, out=out)
         until(
             "a checkpoint is there, and training goes on",
             out.read_text,
@@ -84,7 +88,7 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
         end = saved + 8
 
         out = tmp_path / "both"
-        both = launch(str(SCRIPT), "--steps", str(end), "--save-every", "4", out=out)
+        both = launch(*BOTH, "train.py", "--steps", str(end), "--save-every", "4", out=out)
         until("the run on both has ended", lambda: both.poll() is not None)
         again = out.read_text()
         assert both.returncode == 0, again
@@ -92,14 +96,14 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
 
         out = tmp_path / "one"
         more = ["--steps", str(end + 2), "--save-every", "100000"]
-        one = launch("--include", "worker-1", str(SCRIPT), *more, out=out)
+        one = launch("--include", "worker-1", "train.py", *more, out=out)
         until("the run on one has ended", lambda: one.poll() is not None)
         last = out.read_text()
         assert one.returncode == 0, last
         assert f"goes on after step {end}" in last
 
         out = tmp_path / "elastic"
-        shrinks = launch("--elastic", str(SCRIPT), *ENDLESS, out=out)
+        shrinks = launch("--elastic", *BOTH, "train.py", *ENDLESS, out=out)
         until(
             "it trains on both, from a checkpoint of its own",
             out.read_text,
@@ -121,7 +125,7 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and
 
     told = losses(text) | losses(again) | losses(last) | losses(rest)
     reference = subprocess.run(
-        [sys.executable, str(SCRIPT), "--steps", str(max(told)), "--checkpoints", "ref"],
+        [sys.executable, "train.py", "--steps", str(max(told)), "--checkpoints", "ref"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     expected = losses(reference.stdout)

@@ -114,7 +114,6 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             told=lambda: "\n".join(
                 log.read_text(errors="replace")[-1500:] for log in folder.glob("*.log")
             ),
-            deadline_s=90,
         )
         yield made
 

@@ -1,6 +1,9 @@
 """Runs are jobs of a real Slurm over two nodes: they meet, leave in time, and end by one rule."""
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from zerolab.launcher.slurm.partition import await_partition, count_ready, parti
 from zerolab.launcher.slurm.settings import SlurmSettings, read_settings
 from zerolab.paths import Home
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SCRIPT = """
 import os, pathlib, time
 import zerolab.core
@@ -204,3 +208,38 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
     job = str((read_json(lost.path / "slurm.json") or {})["job"])
     until("the job is over", lambda: job_state(job), lambda state: state != "RUNNING")
     assert node_folder(done, 1).exit.exists()
+
+
+@pytest.mark.processes
+@pytest.mark.machines
+@pytest.mark.slow
+def test_the_example_trains_over_two_nodes_and_is_queued_again_when_it_is_told_to_leave(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(read_settings(EXAMPLES / "slurm" / "slurm.yaml").slots) == 4
+    for name in ("slurm", "hostfile"):
+        shutil.copytree(EXAMPLES / name, tmp_path / name)
+    script = tmp_path / "slurm" / "job.sh"
+    script.write_text(script.read_text().replace("--steps 1000", "--steps 100000000"))  # no end
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+
+    def said(*words: str) -> str:
+        done = subprocess.run(words, cwd=script.parent, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    job = said("sbatch", "--parsable", "job.sh")
+    out = script.parent / f"slurm-{job}.out"
+    until(
+        "a checkpoint is there",
+        (script.parent / "checkpoints" / "latest").exists,
+        told=lambda: out.read_text() if out.exists() else slurm.states(),
+    )
+    said("scancel", "--signal=TERM", job)  # as Slurm does before a time limit
+    until(
+        "it is queued again",
+        lambda: said("scontrol", "--oneliner", "show", "job", job),
+        lambda told: "JobState=PENDING" in told and " Restarts=1 " in told,
+        told=out.read_text,
+    )
+    said("scancel", job)
+    assert "step 10 loss" in out.read_text()
