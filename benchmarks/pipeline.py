@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from zerotrial.engine import initialize
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 
-RESULTS = Path(__file__).parent / "results" / "pipeline.json"
 WIDTH, SAMPLES = 64, 2
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero-bubble": 1}
 """Name to chunks on each rank."""
@@ -89,7 +88,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--wait-ms", type=float, default=10.0, help="of a layer, forward")
     parser.add_argument("--steps", type=int, default=5, help="timed, after one that is not")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="a JSON file")
     return parser.parse_args()
 
 
@@ -167,8 +165,9 @@ def _report(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
             f"{one['waits_fastest']:>7.1%}  {formula:>7}  "
             f"{one['sent']:>8.0f}  {one['sent_formula']:>8}"
         )
-    options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text(json.dumps(results, indent=1) + "\n")
+    path = Path(__file__).parent / "results" / "pipeline.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

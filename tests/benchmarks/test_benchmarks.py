@@ -1,6 +1,5 @@
 """Every benchmark that needs no GPU runs to its end; its figures are nobody's business here."""
 
-import json
 import os
 import subprocess
 import sys
@@ -28,7 +27,6 @@ pytestmark = pytest.mark.processes
         ["submit", "--rounds", "1", "--warm-up", "0"],
         ["queue_cost", "--trials", "2", "--kinds", "command", "--warm-up", "0"],
         ["controller", "--rounds", "1", "--batches", "2"],
-        ["pipeline", "--stages", "2", "--micro-batches", "2", "--wait-ms", "2", "--steps", "1"],
         SEARCH,
         ["search", "cost", "--methods", "asha promoting", "tpe_asha"],
         ENGINE,
@@ -40,7 +38,6 @@ pytestmark = pytest.mark.processes
         "submit",
         "queue cost",
         "controller",
-        "pipeline",
         "search",
         "search cost",
         "engine",
@@ -51,8 +48,6 @@ def test_a_benchmark_runs_to_its_end(arguments: list[str], tmp_path: Path) -> No
     name, *options = arguments
     if name == "engine":
         options += ["--output", str(tmp_path / "engine.json")]
-    if name == "pipeline":
-        options += ["--output", str(tmp_path / "pipeline.json")]
     if arguments is SEARCH:
         options += ["--results", str(tmp_path / "search.jsonl"), "--jobs", "1"]
     done = subprocess.run(
@@ -68,19 +63,3 @@ def test_a_benchmark_runs_to_its_end(arguments: list[str], tmp_path: Path) -> No
     assert done.returncode == 0, text
     assert "failed\n" not in text
     assert "Traceback" not in text
-    if name == "pipeline":
-        found = json.loads((tmp_path / "pipeline.json").read_text())
-        # Two stages, two micro-batches: (p - 1) / (c m + p - 1), and 2 m activations a boundary.
-        formulas = {each["schedule"]: each["formula"] for each in found}
-        third, fifth = pytest.approx(1 / 3), pytest.approx(1 / 5)
-        assert formulas == {
-            "gpipe": third,
-            "1f1b": third,
-            "interleaved": fifth,
-            "zero-bubble": None,
-        }
-        assert all(each["sent"] == each["sent_formula"] > 0 for each in found)
-        assert all(each["waits"] > 0 for each in found)
-        lines = [line for line in done.stdout.splitlines() if line.startswith(("gpipe", "1f1b"))]
-        assert len(lines) == 2
-        assert all("33.3%" in line for line in lines)

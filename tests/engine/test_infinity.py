@@ -1,6 +1,5 @@
 """ZeRO-Infinity: parameters, gradients and states in files, and a model larger than the memory."""
 
-import itertools
 import resource
 from pathlib import Path
 from typing import Any
@@ -175,52 +174,66 @@ def train_with_and_without(directory: str) -> int:
     return len(cases)
 
 
-def read_ahead_of_use(directory: str) -> list[tuple[str, int]]:
-    """What happens to the units of a tower in a step: (asked for or gathered, which)."""
-    trace: list[tuple[str, int]] = []
+class Rooted(nn.Sequential):
+    """Has a weight of its own, in the unit of the root."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__(*blocks)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
+    """What happens to the units of a model in a step: which is asked for, which is gathered."""
+    trace: list[str] = []
     turns: list[Any] = []
     begin, ask = paged._Turns.begin, paged.read_ahead
 
     def asked(shard: Tensor) -> None:
         (which,) = [i for i, own in enumerate(turns[-1]._shards) if any(s is shard for s in own)]
-        trace.append(("asked for", which))
+        trace.append(f"ask for {which}")
         ask(shard)
 
     def begun(self: Any, index: int) -> None:
         turns.append(self)
-        trace.append(("gathered", index))
+        trace.append(f"gather {index}")
         begin(self, index)
 
     paged._Turns.begin, paged.read_ahead = begun, asked  # type: ignore[method-assign]
     try:
-        model = nn.Sequential(*(Block() for _ in range(4)))
-        engine = engine_of(model, in_files(directory))
-        engine.backward(engine(torch.ones(2, WIDTH)).square().mean())
+        engine = engine_of(kind(*(Block() for _ in range(3))), in_files(directory))
+        loss = engine(torch.ones(2, WIDTH)).square().mean()
+        forward = len(trace)
+        engine.backward(loss)
         engine.close(give_back=False)
     finally:
         paged._Turns.begin, paged.read_ahead = begin, ask  # type: ignore[method-assign]
-    return trace
+    # A unit may be gathered early, and then once more, to no effect.
+    return [*dict.fromkeys(trace[:forward]), "backward", *dict.fromkeys(trace[forward:])]
 
 
-def with_a_trace(directory: str) -> tuple[int, list[tuple[str, int]]]:
-    return train_with_and_without(directory), read_ahead_of_use(directory)
+def with_traces(directory: str) -> tuple[int, list[list[str]]]:
+    kinds = (nn.Sequential, Rooted)
+    return train_with_and_without(directory), [read_ahead_of_use(directory, k) for k in kinds]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_from_files_is_the_same_to_the_last_bit(tmp_path: Path, ranks: int) -> None:
-    answers = run_on_ranks(with_a_trace, ranks, str(tmp_path))
+    answers = run_on_ranks(with_traces, ranks, str(tmp_path))
     assert [count for count, _ in answers] == [3] * ranks
-    for _, trace in answers:
-        used = [which for kind, which in trace if kind == "gathered"]
-        assert [which for at, which in enumerate(used) if used[at - 1 : at] != [which]] == [
-            *(0, 1, 2, 3),
-            *(2, 1, 0),
+    for _, (tower, rooted) in answers:
+        assert tower == [
+            *("gather 0", "ask for 1", "gather 1", "ask for 2", "gather 2", "backward"),
+            *("gather 2", "ask for 1", "gather 1", "ask for 0", "gather 0"),
         ]
-        # Each but the first was asked for while the one before it computed.
-        pairs = itertools.pairwise(trace)
-        early = [which for (_, other), (kind, which) in pairs if kind == "asked for" != other]
-        assert early[:6] == [1, 2, 3, 2, 1, 0]
+        # The root is the first, and stays gathered until its backward, which is the last.
+        assert rooted[rooted.index("backward") :] == [
+            *("backward", "gather 0", "ask for 3", "gather 3", "ask for 2", "gather 2"),
+            *("ask for 1", "gather 1", "ask for 0"),
+        ]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]  # the files have no names
 
 

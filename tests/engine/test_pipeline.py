@@ -1,6 +1,7 @@
 """A pipeline trains as one process does: every schedule, with replicas, at every ZeRO stage."""
 
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import zerotrial
+from benchmarks import pipeline as benchmark
 from tests.engine.pipelines import (
     BLOCKS,
     MICRO,
@@ -79,7 +81,7 @@ def refusals() -> dict[str, str]:
     topology = PipeDataParallelTopology(num_pp=2, num_dp=2)  # in place of num_stages
     by_topology = PipelineModule(layers(), topology=topology, loss_fn=loss_of)
     engine: Any = zerotrial.initialize(model=by_topology, config=config_of(1))[0]
-    found = {"stages": str(engine.num_stages)}
+    found = {"topology": str(engine.num_stages)}
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: engine(torch.zeros(1)),
         "backward": lambda: engine.backward(torch.zeros(1)),
@@ -183,12 +185,20 @@ def other_models() -> dict[str, Any]:
     return found
 
 
+def measured() -> list[dict[str, Any]]:
+    """Of the benchmark, with layers that take a millisecond."""
+    options = Namespace(stages=RANKS, wait_ms=1.0, steps=1)
+    schedules = benchmark.SCHEDULES.items()
+    return [benchmark._measure(name, chunks, ACCUMULATION, options) for name, chunks in schedules]
+
+
 def everything() -> dict[str, Any]:
     return {
         "trained": {layout: train(*layout) for layout in LAYOUTS},
         "refused": refusals(),
         "others": other_models(),
         "by time": cut_by_time(),
+        "measured": measured(),
     }
 
 
@@ -277,7 +287,7 @@ def test_data_that_does_not_fit_is_refused_on_all_ranks_and_training_goes_on(
         assert "must yield pairs of inputs and labels" in said["no pair"]
         assert "must all have one shape" in said["shapes"]
         assert "need data_iter" in said["no data"]
-        assert said["stages"] == "2"
+        assert said["topology"] == "2"
         assert float(said["after"]) == pytest.approx(plain[0][0], abs=1e-5)
 
 
@@ -305,6 +315,19 @@ def test_what_is_found_out_about_shapes_leaves_no_trace(answers: list[dict[str, 
 def test_by_time_all_ranks_cut_where_the_first_rank_says(answers: list[dict[str, Any]]) -> None:
     (first, *others) = [answer["by time"] for answer in answers]
     assert others == [first] * 3
+
+
+def test_the_benchmark_has_formulas_beside_what_it_measures(answers: list[dict[str, Any]]) -> None:
+    found = answers[0]["measured"]
+    # Four stages, four micro-batches: (p - 1) / (c m + p - 1).
+    assert {each["schedule"]: each["formula"] for each in found} == {
+        "gpipe": 3 / 7,
+        "1f1b": 3 / 7,
+        "interleaved": 3 / 11,
+        "zero-bubble": None,
+    }
+    assert all(each["sent"] == each["sent_formula"] > 0 for each in found)
+    assert all(each["waits"] > 0 for each in found)
 
 
 def test_activations_may_be_computed_again(answers: list[dict[str, Any]]) -> None:

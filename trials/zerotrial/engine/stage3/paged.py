@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
@@ -93,17 +94,19 @@ class _Turns:
 
     def __init__(self, shards: Sequence[Sequence[Tensor]]) -> None:
         self._shards = shards
-        self._last = -1
+        self._last = (-1, False)
 
     def begin(self, index: int) -> None:
         """A unit is about to be gathered."""
-        last, self._last = self._last, index
-        if index == last:
+        # A block that is computed again runs forward inside of a backward, from last to first, too.
+        backward = torch._C._current_graph_task_id() >= 0
+        before, self._last = self._last, (index, backward)
+        if before == self._last:
             return
-        # Backward begins with the root, the first of all, and goes on with the last.
-        backward = index < last
-        following = (index - 1) % len(self._shards) if backward else index + 1
-        if following < len(self._shards):
+        following = index - 1 if backward else index + 1
+        if following < 0 and not before[1]:  # backward begins with the root, the first of all
+            following = len(self._shards) - 1
+        if 0 <= following < len(self._shards):
             for shard in self._shards[following]:
                 read_ahead(shard)
 
