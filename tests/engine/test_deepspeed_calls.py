@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import zerotrial
@@ -50,7 +51,8 @@ def test_getters_answer_what_the_file_says() -> None:
         {"warmup_num_steps": 4},
     )
     assert (engine.global_rank, engine.world_size, engine.dp_world_size) == (0, 1, 1)
-    assert engine.data_parallel_group is None
+    alone = dist.group.WORLD if dist.is_initialized() else None  # stage 3 of a test before makes it
+    assert engine.data_parallel_group is alone
     engine.destroy()
     plain = engine_of(fp16={"enabled": True})
     assert (plain.fp16_enabled(), plain.bfloat16_enabled()) == (True, False)
@@ -199,8 +201,6 @@ def test_an_unknown_attribute_names_the_engine_and_the_module() -> None:
 
 def own_backwards(stage: int) -> list[float]:
     """Largest gap to plain torch where each loss has its own ``backward()``."""
-    import torch.distributed as dist
-
     rank, ranks = dist.get_rank(), dist.get_world_size()
     plain = mlp()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)  # sees a factor on gradients
