@@ -99,7 +99,7 @@ class _Turns:
     def begin(self, index: int) -> None:
         """A unit is about to be gathered."""
         # A block that is computed again runs forward inside of a backward, from last to first, too.
-        backward = torch._C._current_graph_task_id() >= 0
+        backward = torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - as FSDP asks
         before, self._last = self._last, (index, backward)
         if before == self._last:
             return
