@@ -87,6 +87,9 @@ def _checked(
         services.world.installation,
         services.settings.timings.storage_check_s,
     )
+    if test and checked.trial_class is None:
+        told = "the entrypoint is a command, of which it cuts transformers' Trainer to one batch"
+        warnings.append(f"test mode: {told}; any other loop trains as far as it says itself")
     seed = checked.reproducibility.experiment_seed
     return Submission(
         config=checked,

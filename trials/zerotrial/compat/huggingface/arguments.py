@@ -79,15 +79,16 @@ def _misfit(now: Any, value: Any) -> str | None:
 
 
 def _length(spec: RunSpec, values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """How far to train, as the searcher says; the script's own number where it says nothing."""
+    """How far to train: one batch in test mode, else as the searcher or the script itself says."""
     full = spec.fit.max_length if spec.fit is not None else None
-    if full is None:
-        return {}, None
-    name = "max_steps" if full.unit == "batches" else "num_train_epochs"
-    said = values.get(name, full.count)
-    if said != full.count:
+    name = "num_train_epochs" if full and full.unit == "epochs" else "max_steps"
+    if full is not None and (said := values.get(name, full.count)) != full.count:
         told = f"must be the searcher's length, {full.count} {full.unit}, or be left out"
         return {}, f"{_BLOCK}.{name}: {told}, got {said!r}"
+    if spec.test_mode:
+        return {"max_steps": 1}, None
+    if full is None:
+        return {}, None
     if full.unit == "batches":
         return {"max_steps": full.count}, None
     return {"max_steps": -1, "num_train_epochs": float(full.count)}, None
