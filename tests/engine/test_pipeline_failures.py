@@ -15,7 +15,7 @@ from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 pytestmark = pytest.mark.processes
 
 RANKS, WIDTH, BATCHES = 4, 4, 4
-LAYOUTS = [(2, 1, "1f1b", 1), (4, 0, "gpipe", 1), (2, 2, "zero-bubble", 2)]
+LAYOUTS = [(2, 1, "1f1b", 1), (4, 0, "gpipe", 1), (2, 2, "zero-bubble", 2), (1, 2, "1f1b", 1)]
 """Pipeline stages, ZeRO stage, schedule, chunks on each rank; the other ranks are replicas."""
 
 
@@ -115,14 +115,15 @@ def suffer(layout: tuple[int, int, str, int]) -> dict[str, Any]:
     def train(step: int) -> Callable[[], Any]:
         return lambda: engine.train_batch(batch(engine, step))
 
-    break_layer(engine, "forward", (1, 0), 0)  # before anything has run
+    second, looks = min(1, last), int(last > 0)  # a schedule looks at the shapes first
+    break_layer(engine, "forward", (second, 0), 0)  # before anything has run
     said["first"] = heard(train(0))
-    break_layer(engine, "", (1, 0), 0)
+    break_layer(engine, "", (second, 0), 0)
     train(0)()
     break_layer(engine, "forward", (last, replica), 1)
     said["forward"] = heard(train(50))
     break_layer(engine, "", (last, replica), 0)
-    break_layer(engine, "backward", (0, 0), 2)  # the first looks at shapes
+    break_layer(engine, "backward", (0, 0), 1 + looks)
     said["backward"] = heard(train(51))
     break_layer(engine, "", (0, 0), 0)
     train(1)()
@@ -167,9 +168,13 @@ def test_all_ranks_are_told_who_failed_where_and_why(
     answers: list[dict[Any, Any]], layout: tuple[int, int, str, int]
 ) -> None:
     stages, replicas = layout[0], RANKS // layout[0]
-    last_rank = RANKS - 1
+    last_rank, second = RANKS - 1, min(1, stages - 1)
     expected = {  # the rank that failed, its exception, and what the others hear
-        "first": (replicas, "ValueError", "1), micro-batch 0: ValueError: the layer broke."),
+        "first": (
+            replicas * second,
+            "ValueError",
+            f"{second}), micro-batch 0: ValueError: the layer broke.",
+        ),
         "forward": (last_rank, "ValueError", f"{stages - 1}), micro-batch 1: ValueError: the"),
         "backward": (0, "OSError", "0), micro-batch 1: OSError: torn. All ranks"),
         "loss": (last_rank, "EngineError", f"{stages - 1}), micro-batch 0: StopIteration"),

@@ -27,7 +27,7 @@ from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
 from zerotrial.engine.tensor.divide import Divided
 
-__all__ = ["Engine", "EngineParts", "to_device"]
+__all__ = ["Engine", "EngineParts", "check_loss", "to_device"]
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
                 if the engine has no optimizer.
         """
         self._check_trains("backward")
-        _check_loss("backward", loss)
+        check_loss("backward", loss)
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
         self.recover()
         self.observer.add_loss(share.detach())
@@ -144,7 +144,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             EngineError: If the loss is not one number, or does not depend on trained parameters.
         """
         self._check_trains("scale")
-        _check_loss("scale", loss)
+        check_loss("scale", loss)
         steps = self.batch.accumulation_steps
 
         def begin(gradient: Tensor) -> Tensor:
@@ -416,7 +416,16 @@ class _ClosedStage:
         raise EngineError(f"this engine was closed{self._how}")
 
 
-def _check_loss(call: str, loss: Any) -> None:
+def check_loss(call: str, loss: Any) -> None:
+    """Refuse what has no gradient, or more than one number.
+
+    Args:
+        call: Of the engine, for messages.
+        loss: To be one number, of any shape.
+
+    Raises:
+        EngineError: If it is not.
+    """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         msg = f"{call}(loss): loss must be a scalar tensor, got {found}; take its mean"

@@ -15,6 +15,7 @@ from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
+from zerotrial.engine.pipeline.alone import Alone
 from zerotrial.engine.pipeline.failure import Failures
 from zerotrial.engine.pipeline.grid import Grid
 from zerotrial.engine.pipeline.module import PipelineModule
@@ -79,7 +80,7 @@ class PipelineEngine(Engine):
         self.grid = Grid(self.mesh)
         name = self.config.dtype
         self._compute = DTYPES[name] if name != "fp32" else None
-        self._runner: Runner | None = None
+        self._runner: Runner | Alone = Alone(self.module)
         if self.num_stages > 1:
             from zerotrial.engine.pipeline.runner import Runner
 
@@ -104,23 +105,27 @@ class PipelineEngine(Engine):
             EngineError: If the data is not as it must be.
             Exception: Of this rank's layers, loss or data. The other ranks raise an EngineError
                 that names it. The batch is dropped: weights are as before, and training may go on.
+                Where layers are cut by ``tensor_parallel``, or gather their weights (ZeRO stage 3),
+                one of a layer or the loss is raised at once, and must end the process: other ranks
+                wait for this one.
         """
+        self._check_trains("train_batch")
         if data_iter is None and self.training_dataloader is not None and self.reads_data:
             data_iter = self._own_batches()
         with self.attendance.call("train_batch"):
             self.recover()
             steps = self.batch.accumulation_steps
-            failures = Failures(self.mesh, "train_batch")
+            failures = Failures(self.mesh, "train_batch", gathers=self.stage.gathers)
             with self.observer.phase("input"):
                 window = self._draw(data_iter, steps - self.progress.ended, failures)
-            if self._runner is None:
-                loss = self._train_alone(window, failures)
+            if self.stage.gathers:
+                loss = self._train_gathering(window, failures)
             else:
-                loss = self._train_together(self._runner, window, failures)
+                loss = self._train(window, failures)
             self._frozen.look()
             return loss
 
-    def _train_alone(self, window: Window, failures: Failures) -> Tensor:
+    def _train_gathering(self, window: Window, failures: Failures) -> Tensor:
         total = torch.zeros((), device=self.device)
         for inputs, labels in zip(window.inputs, window.labels, strict=True):
             loss = self._loss(Engine.__call__(self, *inputs), labels)
@@ -128,12 +133,12 @@ class PipelineEngine(Engine):
             Engine.step(self)
         return self._mean(total, failures)
 
-    def _train_together(self, runner: Runner, window: Window, failures: Failures) -> Tensor:
+    def _train(self, window: Window, failures: Failures) -> Tensor:
         assert isinstance(self.stage, FlatStage)
         count = self.batch.accumulation_steps - self.progress.ended
         share = 1.0 / self.batch.accumulation_steps
         self.progress.broken = True
-        losses = runner.train(
+        losses = self._runner.train(
             window,
             count,
             self.stage,
@@ -145,7 +150,7 @@ class PipelineEngine(Engine):
         with self.observer.phase(COMMUNICATION):
             loss, failed = self._average(self._sum(losses) * share, failures)
         if failed:
-            runner.forget_batch()
+            self._runner.forget_batch()
             self.recover()
             failures.raise_everywhere()
         self.progress.broken = False
@@ -185,9 +190,9 @@ class PipelineEngine(Engine):
         self.module.eval()
         try:
             with self.attendance.call("eval_batch"), torch.no_grad():
-                failures = Failures(self.mesh, "eval_batch")
+                failures = Failures(self.mesh, "eval_batch", gathers=self.stage.gathers)
                 window = self._draw(data_iter, count, failures, ragged=True)
-                outputs = self._outputs(window, count, failures)
+                outputs = self._runner.evaluate(window, count, failures)
                 found: list[Tensor] = []
                 if outputs is not None and compute_loss:
                     pairs = zip(outputs, window.labels, strict=False)  # fewer after a failure
@@ -200,15 +205,6 @@ class PipelineEngine(Engine):
                 return (loss, outputs) if return_logits else loss
         finally:
             self.module.train(training)
-
-    def _outputs(self, window: Window, count: int, failures: Failures) -> list[Any] | None:
-        if self._runner is not None:
-            return self._runner.evaluate(window, count, failures)
-        found = []
-        for index, inputs in enumerate(window.inputs):
-            with failures.noting(index):
-                found.append(Engine.__call__(self, *inputs))
-        return found
 
     def _draw(
         self, data: Iterator[Any] | None, count: int, failures: Failures, *, ragged: bool = False
@@ -334,7 +330,7 @@ class PipelineEngine(Engine):
     def traffic(self) -> dict[str, int]:
         """Elements that this rank has sent, by axis: data, pipe and ties (between their owners)."""
         found = {"data": self.stage.traffic.total, "pipe": 0, "ties": 0}
-        if self._runner is not None:
+        if self.num_stages > 1:
             assert isinstance(self.stage, FlatStage)
             found["pipe"] = self._runner.sent
             found["ties"] = self.stage.ties.traffic.total

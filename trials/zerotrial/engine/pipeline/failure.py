@@ -25,6 +25,9 @@ __all__ = ["Failures"]
 
 logger = logging.getLogger(__name__)
 
+_AROUND = "failed to run forward", "Failed to run stage backward"
+"""In what torch's stages put around a layer's exception, one or the other."""
+
 
 @dataclass(frozen=True, order=True)
 class _Told:
@@ -46,11 +49,13 @@ class Failures:
     Args:
         mesh: Of the engine.
         call: Of the engine, for messages.
+        gathers: Whether layers gather their weights, as at ZeRO stage 3.
     """
 
-    def __init__(self, mesh: Mesh, call: str) -> None:
+    def __init__(self, mesh: Mesh, call: str, *, gathers: bool) -> None:
         self._mesh = mesh
         self._call = call
+        self._at_once = gathers or mesh.tensor.size > 1
         self._error: Exception | None = None
         self._micro_batch = 0
 
@@ -62,8 +67,9 @@ class Failures:
     def noting(self, micro_batch: int) -> Iterator[None]:
         """Keep an exception of what runs inside, in place of raising it.
 
-        Ranks that compute one layer together, along the tensor axis, wait for each other inside of
-        it, where no end of the batch would be reached: there it is raised at once.
+        Ranks that compute one layer together, along the tensor axis, or gather its weights, wait
+        for each other inside of it, where no end of the batch would be reached: there it is raised
+        at once.
 
         Args:
             micro_batch: That it works on; from 0.
@@ -71,7 +77,7 @@ class Failures:
         try:
             yield
         except Exception as error:
-            if self._mesh.tensor.size > 1:
+            if self._at_once:
                 raise
             self.note(error, micro_batch)
 
@@ -83,7 +89,9 @@ class Failures:
             micro_batch: See :meth:`noting`.
         """
         if self._error is None:
-            inner = error.__cause__ if type(error) is RuntimeError else None
+            text = str(error)
+            around = type(error) is RuntimeError and any(words in text for words in _AROUND)
+            inner = error.__cause__ if around else None
             self._error = inner if isinstance(inner, Exception) else error
             self._micro_batch = micro_batch
             logger.error(

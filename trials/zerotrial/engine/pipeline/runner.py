@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from zerotrial.engine.pipeline.alone import Passes
 from zerotrial.engine.pipeline.observed import observed_transfers
 from zerotrial.engine.pipeline.schedule import make_schedule
-from zerotrial.engine.pipeline.stage import Feed, Passes, Signature, ZeroStage
+from zerotrial.engine.pipeline.stage import Feed, Signature, ZeroStage
 from zerotrial.engine.pipeline.transfer import Transfer, parts_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ lies there is swept up after each pass. After an exception chunks compute no mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +19,13 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.pipeline.split import add_weight_gradients
-from zerotrial.engine.seams import Observer
 
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
-    from zerotrial.engine.pipeline.failure import Failures
+    from zerotrial.engine.pipeline.alone import Passes
 
-__all__ = ["Feed", "Passes", "Signature", "ZeroStage"]
+__all__ = ["Feed", "Signature", "ZeroStage"]
 
 Signature = tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
 """Shape, type and whether it has a gradient, of each tensor between two chunks."""
@@ -49,42 +47,6 @@ class Feed(nn.Module):
     def forward(self, number: Tensor) -> Any:
         """Run the chunk on one of :attr:`inputs`."""
         return self.chunk(*self.inputs[int(number)])
-
-
-class Passes:
-    """The backward passes of one batch on this rank, which end in the ZeRO stage.
-
-    Args:
-        stage: Gathers the gradients.
-        observer: Of the engine.
-        failures: Of the batch.
-        expected: Passes that make gradients of weights; the last one is the boundary.
-    """
-
-    def __init__(
-        self, stage: FlatStage, observer: Observer, failures: Failures, expected: int
-    ) -> None:
-        self.observer = observer
-        self.failures = failures
-        self._stage = stage
-        self._left = expected
-
-    @contextmanager
-    def one(self, micro_batch: int) -> Iterator[None]:
-        """Gather what one backward pass makes; of one that fails, nothing is kept."""
-        self._left -= 1
-        boundary = self._left == 0
-        self._stage.before_backward(boundary=boundary)
-        yield
-        with self.failures.noting(micro_batch):  # a parameter without a gradient may be refused
-            self._stage.sweep_gradients()
-            self._stage.after_backward(boundary=boundary)
-
-    def skip_all(self) -> None:
-        """Let the other replicas, which wait for this one's gradients, come to their end."""
-        while self._left:
-            with self.one(0):
-                pass
 
 
 class ZeroStage(PipelineStage):
