@@ -100,13 +100,33 @@ def test_a_pipeline_of_several_stages_is_planned_without_its_ranks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = EXAMPLE.parents[1] / "pipeline_gpt" / "experiment.yaml"
-    assert main([str(file), "--world-size", "4", "--tokens", "512", "--json"]) == 0
-    layouts = json.loads(capsys.readouterr().out)["layouts"]
+    assert main([str(file), "--tokens", "512", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    layouts, now = found["layouts"], found["configured_layout"]
+    assert found["configured"] is None  # its four ranks are stages, of one replica
+    assert (now["pipe"], now["data"], now["tensor"], now["stage"]) == (4, 1, 1, 0)
+    assert found["engines"][0]["largest_block"] == 12 * 64 * 64 + 9 * 64  # of a transformer
     assert {one["pipe"] for one in layouts} == {1, 2, 4}
     whole = {one["activations"] for one in layouts if one["pipe"] == one["tensor"] == 1}
     # Eight blocks, fp32 or 16 bits: what one block keeps is known.
     (bytes_,) = whole
     assert bytes_ in {8 * block_activations(512 * 64, width=width) for width in (2, 4)}
+
+
+def test_a_layout_that_is_asked_for_and_is_not_in_the_table_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = str(EXAMPLE.parents[1] / "pipeline_gpt" / "experiment.yaml")
+    assert main([file]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "as configured" in line)
+    assert line.startswith("4 x 1 x 1             0 ")
+    assert main([file, "--world-size", "2"]) == 0
+    asked = "as configured, 4 pipeline stage(s) and matrices cut over 1 rank(s): "
+    assert f"{asked}2 ranks are no multiple of 4 x 1" in capsys.readouterr().out.splitlines()
+    assert main([file, "--gpu-memory", "0.0001"]) == 0
+    text = capsys.readouterr().out
+    assert "4 rank(s), with replicas alone, activations" in text
+    assert "no layout of 4 ranks fits with its activations" in text
 
 
 @pytest.mark.parametrize(("stages", "micro", "share"), [(1, 4, 0), (2, 1, 1 / 2), (4, 12, 1 / 5)])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from torch import nn
 
+from tests.engine.pipelines import build
 from zerolab.errors import ConfigError
 from zerotrial.engine.module.units import Unit, plan_units
 
@@ -41,6 +42,11 @@ def test_repeated_blocks_are_units_and_the_root_comes_last() -> None:
     assert names(units) == ["blocks.0", "blocks.1", "blocks.2", ""]
     assert units[0].module is model.blocks[0]
     assert units[0].numel == numel(model.blocks[0])
+
+
+def test_the_layers_of_a_pipeline_are_units_but_for_one_whose_weight_a_function_reads() -> None:
+    model = build(1)  # a tied embedding at both ends, which is large here
+    assert names(plan_units(model, unit_numel=10)) == [*(f"layers.{n}" for n in range(1, 7)), ""]
 
 
 def test_every_parameter_is_counted_in_exactly_one_unit() -> None:

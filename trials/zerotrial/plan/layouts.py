@@ -400,18 +400,22 @@ def reason(best: Layout, layouts: Sequence[Layout], width: int) -> str:
     )
 
 
-def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[str]:
+def table(
+    layouts: Sequence[Layout], best: Layout | None, width: int, configured: Layout | None = None
+) -> list[str]:
     """Write layouts as lines.
 
     Args:
         layouts: That fit.
         best: The one that is recommended.
         width: Bytes of an element on its way.
+        configured: The one that the trial asks for now.
     """
     titles = ("on device", "working set", "activations", "data", "tensor", "pipe", "bubble")
     rows: list[tuple[str, ...]] = [("pipe x data x tensor", "stage", *titles, "")]
     for one in sorted(layouts, key=lambda one: one.cost):
         traffic = (one.data_traffic, one.tensor_traffic, one.pipe_traffic)
+        marks = {"as configured": configured, "recommended": best}
         rows.append(
             (
                 one.name,
@@ -421,7 +425,7 @@ def table(layouts: Sequence[Layout], best: Layout | None, width: int) -> list[st
                 size_text(one.activations),
                 *(size_text(width * each) if each else "-" for each in traffic),
                 f"{one.bubble:.0%}" if one.pipe > 1 else "-",
-                "recommended" if one == best else "",
+                ", ".join(mark for mark, marked in marks.items() if one == marked),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -85,6 +85,8 @@ class Noted:
     """Layers that a pipeline computes again together; 0 keeps all activations."""
     chunks: int
     """On each rank of a pipeline."""
+    stages: int
+    """Pipeline stages that the trial asks for."""
     config: EngineConfig
     optimizer: str
     """A key of :data:`zerotrial.engine.memory.MOMENTS`."""
@@ -190,6 +192,7 @@ def _note(model: nn.Module, config: EngineConfig, optimizer: Any, model_paramete
         interval=config.pipeline.activation_checkpoint_interval
         or getattr(model, "activation_checkpoint_interval", 0),
         chunks=_chunks(model, config),
+        stages=model.asked_stages if isinstance(model, PipelineModule) else 1,
         config=config,
         optimizer=_kind_of_optimizer(config, made),
     )

@@ -97,7 +97,8 @@ class Plan:
     """Whether the model was built without memory."""
 
     layouts: Sequence[Layout] | None = None
-    """Those of all ranks that fit, for the first engine; None where no world size was asked for."""
+    """Those of all ranks that fit, for the first engine; None where neither a world size was asked
+    for nor the trial has another axis than replicas."""
 
     tokens: int | None = None
     """Of one micro-batch, as asked."""
@@ -117,7 +118,9 @@ class Plan:
 
     @property
     def configured(self) -> Choice | None:
-        """The choice that the trial's config makes now."""
+        """The choice that the trial's config makes now; None if ranks are not replicas alone."""
+        if _axes(self.engines[0]) != (1, 1):
+            return None
         zero = self.engines[0].config.zero_optimization
         states, shards = zero.offload_optimizer.device, zero.offload_param.device
         if shards != "none" and states == "none":
@@ -128,6 +131,21 @@ class Plan:
             if (found.stage, found.offload_optimizer, found.offload_param) == now:
                 return choice
         return None
+
+    @property
+    def configured_layout(self) -> Layout | None:
+        """The layout that the trial asks for now; None if it does not fit."""
+        noted = self.engines[0]
+        stage = noted.config.zero_optimization.stage
+        for one in self.layouts or ():
+            if (one.pipe, one.tensor) == _axes(noted) and one.stage == (stage, 0)[one.data == 1]:
+                return one
+        return None
+
+
+def _axes(noted: Noted) -> tuple[int, int]:
+    """Pipeline stages, and ranks that have one model between them, as the trial asks for."""
+    return noted.stages, noted.config.tensor_parallel.size
 
 
 def make_plan(
@@ -141,7 +159,8 @@ def make_plan(
 
     Args:
         file: The experiment file; the model's code lies beside it.
-        world_size: Ranks; ``resources.slots_per_trial``, and no layouts, when left out.
+        world_size: Ranks; ``resources.slots_per_trial`` when left out, and no layouts then unless
+            the trial has pipeline stages or cut matrices.
         tokens: Of one micro-batch in a rank's forward; its samples when left out.
         gpu_gb: Memory of a GPU that each rank would have elsewhere; this machine's devices when
             left out.
@@ -176,7 +195,9 @@ def make_plan(
         )
     found = _estimates(engines, ranks, devices.kind)
     choices = [Choice(each, fits(each, devices)) for each in found]
-    layouts = None if world_size is None else _layouts(engines[0], ranks, devices, tokens)
+    layouts = None
+    if world_size is not None or _axes(engines[0]) != (1, 1):
+        layouts = _layouts(engines[0], ranks, devices, tokens)
     return Plan(ranks, engines, devices, choices, on_meta, layouts, tokens)
 
 
@@ -333,7 +354,7 @@ def to_json(plan: Plan) -> str:
         peaks = {"peak_device": found.peak_device, "peak_host": found.peak_host}
         return {**asdict(found), **peaks, "fits": choice.fits}
 
-    best = plan.recommended_layout
+    best, now = plan.recommended_layout, plan.configured_layout
     content = {
         "world_size": plan.world_size,
         "engines": [
@@ -352,6 +373,7 @@ def to_json(plan: Plan) -> str:
         "recommended": of_choice(plan.recommended),
         "layouts": [layout.to_dict() for layout in plan.layouts or ()],
         "recommended_layout": None if best is None else best.to_dict(),
+        "configured_layout": None if now is None else now.to_dict(),
     }
     return json.dumps(content, indent=2)
 
@@ -377,7 +399,8 @@ def to_text(plan: Plan) -> str:
         f"machine: {place.count} x {place.name}; a rank may use {size_text(place.device_bytes)}"
         + (f", and {size_text(place.host_bytes)} of the host" if place.kind == "cuda" else "")
     )
-    lines += [f"bytes of each of {plan.world_size} rank(s), activations not counted:", ""]
+    ranks = f"{plan.world_size} rank(s){_alone(plan)}"
+    lines += [f"bytes of each of {ranks}, activations not counted:", ""]
     titles = ("on device", "of it sums", "working set", "on host", "in files")
     rows = [("stage", "offload", *titles, "fits", "")]
     for choice in plan.choices:
@@ -432,12 +455,31 @@ def _layout_lines(plan: Plan) -> list[str]:
         "",
         f"layouts of {plan.world_size} ranks that fit; bytes that a rank moves in a step, by axis:",
         "",
-        *table(plan.layouts, best, width),
+        *table(plan.layouts, best, width, plan.configured_layout),
         "",
+        *_missing(plan),
         counted,
         "an idle share (bubble) counts as so much more traffic",
         *([reason(best, plan.layouts, width)] if plan.tokens else []),
     ]
+
+
+def _missing(plan: Plan) -> list[str]:
+    """Say it if what the trial asks for is not in the table."""
+    if plan.configured_layout is not None:
+        return []
+    pipe, tensor = _axes(plan.engines[0])
+    data, rest = divmod(plan.world_size, pipe * tensor)
+    asked = f"as configured, {pipe} pipeline stage(s) and matrices cut over {tensor} rank(s)"
+    if rest:
+        return [f"{asked}: {plan.world_size} ranks are no multiple of {pipe} x {tensor}"]
+    why = "it does not fit, or model and batch cannot be divided so"
+    return [f"{asked}: {pipe} x {data} x {tensor} is not in the table: {why}"]
+
+
+def _alone(plan: Plan) -> str:
+    """Tell the table of replicas from that of layouts, where there are two."""
+    return "" if plan.layouts is None or plan.world_size == 1 else ", with replicas alone"
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -464,9 +506,8 @@ def _advice(plan: Plan) -> str:
     chosen = "the least communication among what leaves"
     if plan.world_size == 1:
         chosen = "the first in this table that leaves"
-    alone = "" if plan.layouts is None or plan.world_size == 1 else ", with replicas alone"
     return (
-        f"recommended{alone}: stage {best.estimate.stage}{offload}: {chosen} "
+        f"recommended{_alone(plan)}: stage {best.estimate.stage}{offload}: {chosen} "
         f"{1 - HEADROOM:.0%} of the memory to activations"
     )
 

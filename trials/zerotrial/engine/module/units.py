@@ -4,14 +4,15 @@ A unit's parameters are gathered just before its forward and freed after it, in 
 Small units mean many collectives, large ones much memory held at once. Chosen in this order:
 
 1. the user's own choice, by class name or by a function;
-2. repeated blocks: two or more children of one class in a ``ModuleList`` or ``Sequential``, as
-   the layers of a transformer are;
+2. repeated blocks: two or more children of one class in a ``ModuleList``, a ``Sequential`` or a
+   ``ModuleDict`` of numbers, as the layers of a transformer are;
 3. any other module whose own, not yet claimed parameters reach a threshold.
 
 Whatever no unit claims stays with the root. Modules that share a weight with another unit are not
 units themselves, so that tied weights are gathered together, with what contains both. Nothing
 inside attention and recurrent modules becomes a unit: those read their children's weights without
-calling the children, so that a unit there would never be gathered.
+calling the children, so that a unit there would never be gathered. Nor does what the model's
+``read_by_others()`` returns.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def plan_units(
     whole = _of_classes(module, leaves)
     inside = {child for leaf in whole for child in leaf.modules() if child is not leaf}
     chosen = _by_choice(module, wrap) if wrap else _by_structure(module, whole, unit_numel)
-    chosen = ((chosen | whole) - inside - {module}) | (set(apart) - {module})
+    chosen = ((chosen | whole) - inside - _read_by_others(module) - {module}) | (
+        set(apart) - {module}
+    )
     chosen -= {child for child in chosen if isinstance(child, nn.ModuleList | nn.ModuleDict)}
     while sharing := _sharing(module, chosen):
         chosen -= sharing
@@ -108,6 +111,12 @@ def asked_units(module: nn.Module) -> WrapFunction | None:
     """
     ask = getattr(module, "stage3_units", None)
     return None if ask is None else lambda _: ask()
+
+
+def _read_by_others(module: nn.Module) -> set[nn.Module]:
+    """Modules whose weights are read without calling them, as the model says."""
+    ask = getattr(module, "read_by_others", None)
+    return set() if ask is None else {inner for each in ask() for inner in each.modules()}
 
 
 def find_blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -204,13 +213,18 @@ def _find_blocks(module: nn.Module, found: set[nn.Module]) -> None:
         return
     children = list(module.children())
     kinds = [type(child) for child in children]
-    listed = isinstance(module, (nn.ModuleList, nn.Sequential))
+    listed = isinstance(module, (nn.ModuleList, nn.Sequential)) or _is_numbered(module)
     for child in children:
         repeated = listed and kinds.count(type(child)) > 1 and not isinstance(child, CONTAINERS)
         if repeated and _has_parameters(child):
             found.add(child)
         else:
             _find_blocks(child, found)
+
+
+def _is_numbered(module: nn.Module) -> bool:
+    """Whether it is a list under the names of places, as a pipeline's layers are."""
+    return isinstance(module, nn.ModuleDict) and all(name.isdigit() for name in module)
 
 
 def _find_large(

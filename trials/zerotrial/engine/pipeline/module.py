@@ -124,6 +124,8 @@ class PipelineModule(nn.Module):
         self._specs = check_layers(layers)
         self.topology = topology
         asked = _count_stages(num_stages, topology)
+        self.asked_stages = asked
+        """Pipeline stages, however this one was built."""
         self.num_stages = 1 if _built_whole.get() else asked
         self.loss_fn = loss_fn
         self.asked_chunks = chunks
@@ -235,6 +237,15 @@ class PipelineModule(nn.Module):
         layer = self.layers[name]
         forward = spec.forward_fn if isinstance(spec, TiedLayerSpec) else None
         return layer if forward is None else lambda value: forward(layer, value)
+
+    def read_by_others(self) -> list[nn.Module]:
+        """Layers of this rank whose weights a ``forward_fn`` reads in place of their forward."""
+        places = {
+            str(self._first_place[index])
+            for index, spec in enumerate(self._specs)
+            if isinstance(spec, TiedLayerSpec) and spec.forward_fn is not None
+        }
+        return [self.layers[place] for place in sorted(places & self.layers.keys())]
 
     # -- ties -----------------------------------------------------------------------------------
 
