@@ -133,6 +133,15 @@ def test_trials_that_fulfil_conditions_are_counted_and_listed(
     path = "/experiments/1/columns"
     columns = shared_search.get(path, where=where(*conditions), column="id")["columns"]
     assert columns == {"id": sorted(trial["id"] for trial in found)}
+    state = {"state": "COMPLETED"} if count else {}
+    for sort in ("-best_validation", "-hparams.optimizer.lr"):
+        ways = [
+            pages(shared_search, where=where(*conditions, *more), sort=sort, **params)
+            for more, params in (((), {}), ((["id", ">", 0],), {}), ((), state))
+        ]
+        ids = [[trial["id"] for trial in way] for way in ways]
+        assert len(ids[0]) == count
+        assert ids[0] == ids[1] == ids[2], sort
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ __all__ = [
     "check_columns",
     "choose",
     "conditions",
+    "holds_for",
     "kept",
     "place_of",
     "read_cursor",
@@ -136,7 +137,7 @@ def kept(rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
     """Return the trials for which all conditions hold."""
     found = list(rows)
     for column, sign, wanted in where:
-        cell, holds = cell_of(column), _test(sign, wanted)
+        cell, holds = cell_of(column), holds_for(sign, wanted)
         found = [row for row in found if holds(cell(row))]
     return found
 
@@ -240,8 +241,13 @@ def read_place(after: str, sign: int) -> Place:
     return place_of(value, trial_id, sign)
 
 
-def _test(sign: str, wanted: Any) -> Callable[[Value], bool]:
-    """Make what says whether a condition holds for a value: once, for thousands of trials."""
+def holds_for(sign: str, wanted: Any) -> Callable[[Value], bool]:
+    """Make what says whether a condition holds for a value: once, for thousands of trials.
+
+    Args:
+        sign: Operator.
+        wanted: What values are compared with.
+    """
     if sign == "=":
         return lambda value: _same(value, wanted)
     if sign == "!=":

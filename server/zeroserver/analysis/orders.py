@@ -1,18 +1,28 @@
-"""The order of an experiment's trials by a hyperparameter, found out once.
+"""The trials of an experiment by their hyperparameters: orders and conditions, found out once.
 
-What a trial was started with never changes: so an order stays until a trial joins or is deleted,
-and a page of ten thousand trials is a look into a list.
+What a trial was started with never changes: so an order stays, and the trials for which a condition
+holds, until a trial joins or is deleted; a page of ten thousand trials is a look into a list.
 """
 
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 from sqlalchemy import Connection
 
-from zeroserver.analysis.choice import Choice, Place, place_of, read_place, write_cursor
+from zeroserver.analysis.choice import (
+    Choice,
+    Condition,
+    Place,
+    holds_for,
+    place_of,
+    read_place,
+    write_cursor,
+)
 from zeroserver.analysis.columns import PREFIX, Value, check_column, leaves_of, refuse
 from zeroserver.store.database import raw_rows
 
@@ -21,7 +31,7 @@ __all__ = ["Orders"]
 _EXPERIMENTS = 8
 """Of which something is kept: those that were asked for last."""
 _COLUMNS = 8
-"""Orders that are kept of an experiment."""
+"""Orders that are kept of an experiment, and as many conditions."""
 
 _COUNT = "SELECT count(*) FROM trials WHERE experiment_id = ?"
 _NEW = "SELECT id, hparams FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
@@ -35,6 +45,8 @@ class _Started:
     """By the trial, the oldest first."""
     orders: OrderedDict[str, list[Place]] = field(default_factory=OrderedDict)
     """Places of all trials, by the column with its ``-``."""
+    held: OrderedDict[bytes, frozenset[int]] = field(default_factory=OrderedDict)
+    """Trials for which a condition holds, by the condition."""
 
     def refresh(self, connection: Connection, experiment_id: int) -> None:
         """Take in the trials that have joined, and forget those that were deleted."""
@@ -43,11 +55,52 @@ class _Started:
         ((count,),) = raw_rows(connection, _COUNT, (experiment_id,))
         if count < len(self.leaves) + len(rows):
             self.leaves.clear()
-            self.orders.clear()
+            self._forget()
             rows = raw_rows(connection, _NEW, (experiment_id, 0))
         if rows:
             self.leaves |= {trial_id: leaves_of(text) for trial_id, text in rows}
-            self.orders.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self.orders.clear()
+        self.held.clear()
+
+    def check(self, asked: Sequence[tuple[str, str]]) -> None:
+        """Refuse hyperparameters that no trial has.
+
+        Args:
+            asked: Columns, each with the parameter that gave it.
+
+        Raises:
+            ConfigError: With all of them.
+        """
+        there = self.leaves.values()
+        wrong = [
+            (column, what)
+            for column, what in asked
+            if not any(column.removeprefix(PREFIX) in each for each in there)
+        ]
+        known = dict.fromkeys(name for each in there for name in each) if wrong else {}
+        refuse([check_column(column, known, what) for column, what in wrong])
+
+    def holding(self, where: Sequence[Condition]) -> frozenset[int]:
+        """Return the trials for which all conditions hold."""
+        found = [self._holding(each) for each in where]
+        return frozenset.intersection(*found) if found else frozenset(self.leaves)
+
+    def _holding(self, condition: Condition) -> frozenset[int]:
+        key = msgspec.json.encode(condition)
+        if key not in self.held:
+            column, sign, wanted = condition
+            name, holds = column.removeprefix(PREFIX), holds_for(sign, wanted)
+            there = self.leaves.items()
+            self.held[key] = frozenset(
+                trial_id for trial_id, each in there if holds(each.get(name))
+            )
+            if len(self.held) > _COLUMNS:
+                self.held.popitem(last=False)
+        self.held.move_to_end(key)
+        return self.held[key]
 
     def order(self, sort: str) -> list[Place]:
         """Return the places of all trials in an order."""
@@ -71,10 +124,44 @@ class Orders:
         self._known: OrderedDict[int, _Started] = OrderedDict()
         self._lock = threading.Lock()
 
+    @contextmanager
+    def _started(self, connection: Connection, experiment_id: int) -> Iterator[_Started]:
+        with self._lock:
+            started = self._known.setdefault(experiment_id, _Started())
+            self._known.move_to_end(experiment_id)
+            if len(self._known) > _EXPERIMENTS:
+                self._known.popitem(last=False)
+            started.refresh(connection, experiment_id)
+            yield started
+
+    def holding(
+        self, connection: Connection, experiment_id: int, where: Sequence[Condition]
+    ) -> frozenset[int]:
+        """Return the trials of an experiment for which all conditions hold.
+
+        Args:
+            connection: For reading.
+            experiment_id: Whose trials.
+            where: Conditions on hyperparameters.
+
+        Raises:
+            ConfigError: If no trial has one of these.
+        """
+        with self._started(connection, experiment_id) as started:
+            started.check([(column, "where") for column, _, _ in where])
+            return started.holding(where)
+
     def choose(
-        self, connection: Connection, experiment_id: int, sort: str, after: str | None, limit: int
+        self,
+        connection: Connection,
+        experiment_id: int,
+        sort: str,
+        after: str | None,
+        limit: int,
+        *,
+        where: Sequence[Condition],
     ) -> Choice:
-        """Choose a page of all trials of an experiment.
+        """Choose a page of the trials of an experiment.
 
         Args:
             connection: For reading.
@@ -82,24 +169,21 @@ class Orders:
             sort: A hyperparameter, ``hparams.NAME``; ``-`` before it for the largest first.
             after: Cursor that the page before gave.
             limit: Most trials of a page.
+            where: Conditions on hyperparameters that all must hold.
 
         Raises:
-            ConfigError: If no trial has it, or the cursor is none.
+            ConfigError: If no trial has one of these, or the cursor is none.
         """
         column = sort.removeprefix("-")
         name = column.removeprefix(PREFIX)
         sign = -1 if sort.startswith("-") else 1
         place = None if after is None else read_place(after, sign)
-        with self._lock:
-            started = self._known.setdefault(experiment_id, _Started())
-            self._known.move_to_end(experiment_id)
-            if len(self._known) > _EXPERIMENTS:
-                self._known.popitem(last=False)
-            started.refresh(connection, experiment_id)
-            if not any(name in each for each in started.leaves.values()):
-                names = dict.fromkeys(name for each in started.leaves.values() for name in each)
-                refuse([check_column(column, names, "sort")])
+        with self._started(connection, experiment_id) as started:
+            started.check([(column, "sort"), *((each[0], "where") for each in where)])
             order = started.order(sort)
+            if where:
+                held = started.holding(where)
+                order = [each for each in order if abs(each[1]) in held]
             first = 0 if place is None else bisect_right(order, place)
             page = order[first : first + limit]
             ids = [abs(trial_id) for _, trial_id in page]

@@ -1,7 +1,8 @@
 """Reading for the windows: pages by keyset, never by offset; no query in a loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -25,6 +26,7 @@ from zeroserver.analysis.results import experiment_problem, trial_problem
 from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.waiting import Waiting
+from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS, json_number
 from zeroserver.store.schema import (
     agents,
@@ -35,22 +37,22 @@ from zeroserver.store.schema import (
     rollups,
     run_nodes,
     runs,
-    trials,
 )
 
 __all__ = [
     "PageRequest",
     "checkpoint_list",
     "checkpoint_metrics",
+    "count_trials",
     "experiment",
     "log_page",
     "metric_names",
     "one",
     "owned",
     "page",
+    "rows_of",
     "runs_of",
     "trial_list",
-    "trials_of",
 ]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -99,7 +101,11 @@ class PageRequest(NamedTuple):
 
 
 def page(
-    connection: Connection, query: Select[Any], table: Table, window: PageRequest
+    connection: Connection,
+    query: Select[Any],
+    table: Table,
+    window: PageRequest,
+    only: Collection[int] | None = None,
 ) -> tuple[Sequence[RowMapping], str | None]:
     """Return a page of rows and the cursor of the next page.
 
@@ -108,6 +114,7 @@ def page(
         query: Over ``table``, without an order.
         table: With a column ``id``, which breaks ties.
         window: Order, start and length of the page.
+        only: Ids of those rows that may be on the page; None: all.
 
     Raises:
         ConfigError: If the cursor is not one of this order.
@@ -123,7 +130,12 @@ def page(
     else:
         ordered = column.desc() if descending else column.asc()
         query = query.order_by(ordered.nulls_last(), by_id)
-    found = connection.execute(query.limit(limit + 1)).mappings().all()
+    if only is None:
+        found = connection.execute(query.limit(limit + 1)).mappings().all()
+    else:  # too many to be told the database, which gives them as they are read
+        with connection.execute(query.with_only_columns(row_id)) as each:
+            ids = [*islice(filter(only.__contains__, each.scalars()), limit + 1)]
+        found = rows_of(connection, table, ids)
     rows = found[:limit]
     if len(found) <= limit:
         return rows, None
@@ -158,9 +170,30 @@ def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
     )
 
 
-def trials_of(connection: Connection, ids: Sequence[int]) -> Sequence[RowMapping]:
-    """Return the rows of some trials in the order of ``ids``; one query."""
-    rows = connection.execute(select(trials).where(trials.c.id.in_(ids))).mappings()
+def count_trials(
+    connection: Connection,
+    experiment_id: int,
+    mine: Mapping[str, str | int],
+    only: Collection[int] | None,
+) -> int:
+    """Count the trials of an experiment with some values in columns.
+
+    Args:
+        connection: For reading.
+        experiment_id: Whose trials.
+        mine: Columns and values.
+        only: Ids of those that may count; None: all.
+    """
+    where = "".join(f" AND {name} = ?" for name in mine)
+    what = "count(*)" if only is None else "id"
+    query = f"SELECT {what} FROM trials WHERE experiment_id = ?{where}"  # noqa: S608 - our own names
+    rows = raw_rows(connection, query, (experiment_id, *mine.values()))
+    return int(rows[0][0]) if only is None else sum(trial_id in only for (trial_id,) in rows)
+
+
+def rows_of(connection: Connection, table: Table, ids: Sequence[int]) -> Sequence[RowMapping]:
+    """Return some rows of a table in the order of ``ids``; one query."""
+    rows = connection.execute(select(table).where(table.c.id.in_(ids))).mappings()
     found = {row["id"]: row for row in rows}
     return [found[each] for each in ids if each in found]
 

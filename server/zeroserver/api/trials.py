@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy import Connection, RowMapping, Table, func, select
+from sqlalchemy import Connection, RowMapping, Table, select
 
 from zeroserver.analysis.choice import choose, conditions
 from zeroserver.analysis.columns import COLUMNS, MADE, PREFIX, read_rows
@@ -80,33 +80,33 @@ def list_trials(
     experiment = queries.one(connection, experiments, experiment_id)
     if sort == "metric":
         sort = "best_validation" if experiment["smaller_is_better"] else "-best_validation"
-    wanted = conditions(where)
-    column = sort.removeprefix("-")
-    if wanted or column not in _STORED:
-        if state is not None:
-            wanted.append(("state", "=", state))
-        if archived is not None:
-            wanted.append(("archived", "=", int(archived)))
-        if column.startswith(PREFIX) and not wanted:
+    wanted, column = conditions(where), sort.removeprefix("-")
+    started_with = all(each[0].startswith(PREFIX) for each in wanted)
+    mine: dict[str, str | int] = {}
+    if state is not None:
+        mine["state"] = state.value
+    if archived is not None:
+        mine["archived"] = int(archived)
+    if started_with and column in _STORED:
+        only = services.orders.holding(connection, experiment_id, wanted) if wanted else None
+        total = experiment["num_trials"] if only is None else len(only)
+        if mine:
+            total = queries.count_trials(connection, experiment_id, mine, only)
+        mine["experiment_id"] = experiment_id
+        window = PageRequest(sort, after, limit)
+        query = select(trials).where(*(trials.c[name] == value for name, value in mine.items()))
+        found, next_after = queries.page(connection, query, trials, window, only)
+    else:
+        if started_with and column.startswith(PREFIX) and not mine:
             orders = services.orders
-            chosen = orders.choose(connection, experiment_id, sort, after, limit)
+            chosen = orders.choose(connection, experiment_id, sort, after, limit, where=wanted)
         else:
+            wanted += [(name, "=", value) for name, value in mine.items()]
             needed = {column, *(each[0] for each in wanted)}
             rows = read_rows(connection, experiment_id, services.world.clock(), needed)
             chosen = choose(rows, wanted, sort, after, limit)
-        found = queries.trials_of(connection, chosen.ids)
+        found = queries.rows_of(connection, trials, chosen.ids)
         next_after, total = chosen.next_after, chosen.total
-    else:
-        mine = [trials.c.experiment_id == experiment_id]
-        total = experiment["num_trials"]
-        if state is not None:
-            mine.append(trials.c.state == state)
-        if archived is not None:
-            mine.append(trials.c.archived == int(archived))
-        if len(mine) > 1:
-            total = connection.scalar(select(func.count()).select_from(trials).where(*mine)) or 0
-        window = PageRequest(sort, after, limit)
-        found, next_after = queries.page(connection, select(trials).where(*mine), trials, window)
     shown = queries.trial_list(connection, found, services.world)
     return respond(TrialPage(shown, next_after, total))
 
