@@ -142,6 +142,7 @@ def test_experiments_change_places_in_the_queue_within_quotas(
         assert group in zerolab("quota", "remove", group)
     assert json.loads(zerolab("quota", "list", "--json")) == []
     assert "must be pool:NAME or label:NAME" in zerolab("quota", "set", "acts", 3, expect=2)
+    assert "and limit label:ann" in zerolab("quota", "set", "user:ann", 3, expect=2)
     for each in made:
         zerolab("experiment", "kill", each)
 

@@ -110,5 +110,10 @@ def _parts(group: str) -> tuple[str, str]:
 
     kind, colon, name = group.partition(":")
     if kind not in {"pool", "label"} or not colon or not name:
-        raise ConfigError("quota", [f"must be pool:NAME or label:NAME, got {group!r}"])
+        problem = f"must be pool:NAME or label:NAME, got {group!r}"
+        if kind == "user" and name:
+            problem += (
+                f"; there are no users: give their experiments a label and limit label:{name}"
+            )
+        raise ConfigError("quota", [problem])
     return kind, name
