@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from gcp_storage_emulator.server import create_server
 
+from tests.server.helpers import Server, checkpoint, validation
 from tests.waiting import free_port
 from zerolab.config.experiment.storage import read_address
 from zerolab.errors import StorageError
@@ -45,6 +47,29 @@ def test_a_checkpoint_goes_to_gcs_and_comes_back_and_goes(emulator: str, tmp_pat
     store.upload(begun, ["half"])
     store.sweep()
     assert elsewhere.list() == []
+
+
+def test_a_trial_begins_with_weights_that_lie_in_gcs_and_keeps_its_own_elsewhere(
+    emulator: str, server: Server, tmp_path: Path
+) -> None:
+    server.submit(checkpoint_storage={"type": "gcs", "bucket": "models", "prefix": "team"})
+    server.add_agent()
+    first = server.begin()
+    store, record = CheckpointStore.of_run(first), checkpoint(7, "of trial 1")
+    (store.begin(record.uuid) / "weights").write_bytes(b"w" * 100_000)
+    store.commit(record.uuid, 7, {"steps_completed": 7})
+    server.report(first.run_id, validation(7, 0.5), record)
+    server.exit(first.run_id, 0)
+    searcher = {"name": "single", "metric": "loss", "max_length": 100, "source_trial_id": 1}
+    server.submit(searcher=searcher)
+    spec = msgspec.structs.replace(server.begin(2), checkpoint_cache=str(tmp_path / "cache"))
+    source = spec.latest_checkpoint
+    assert source is not None
+    assert (source.uuid, source.steps_completed, source.warm_start) == (record.uuid, 0, True)
+    own = CheckpointStore.of_run(spec)
+    assert not own.is_remote
+    with own.elsewhere(source.storage).restore_path(source.uuid) as path:
+        assert (path / "weights").read_bytes() == b"w" * 100_000
 
 
 def test_a_bucket_that_is_not_there_is_named(emulator: str, tmp_path: Path) -> None:
