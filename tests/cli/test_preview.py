@@ -4,11 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.end_to_end.installation import in_process
+from zerolab.config import load_experiment
+from zerolab.searcher import Continue, Create, Operation, Stop
 
 FILE = """
 entrypoint: ["true"]
@@ -38,13 +43,17 @@ def test_a_preview_tells_trials_by_length_and_what_they_cost(file: Path) -> None
         ["100", "5"], ["300", "3"], ["900", "2"],
     ]  # fmt: skip
     assert "10 trials train 3,200 batches together, on 2 slots each" in told
-    assert "cost: 0.889 slot-hours, at 0.5 s each" in told
+    assert "more of them go on, and 9,000 batches are the most" in told
+    assert "cost: 0.889 slot-hours, and 2.5 at most, at 0.5 s each" in told
 
 
 STEPS = "metric: loss, time_metric: batches, max_trials: 8"
 TABLES: dict[str, tuple[str, dict[int, int], str]] = {
     # Stopping at 4, 8, 16: half of 8 go on, half of these to the end.
     "async_halving": (f"num_rungs: 3, divisor: 2, max_time: 16, {STEPS}", {4: 4, 8: 2, 16: 2}, ""),
+    # The 10th trains to the end at once; of the other 9 there begin 5 at 1, 3 at 3 and 1 at 9. Of
+    # these 5 the best goes on, so 4 are at 3 and the best of them goes on, so 2 are at 9: none.
+    "tpe_asha": ("metric: loss, max_length: 27, max_trials: 10", {1: 4, 3: 3, 9: 2, 27: 1}, ""),
     # Two of five end after each of the first two rounds, and copies begin: the copies end first.
     "pbt": (
         "metric: loss, population_size: 5, num_rounds: 3, length_per_round: {batches: 10}, "
@@ -78,6 +87,80 @@ def test_a_preview_counts_what_is_counted_by_hand(tmp_path: Path, name: str) -> 
     total = sum(length * trials for length, trials in ends.items())
     assert found["total_length"] == total
     assert found["slot_hours"] == pytest.approx(3 * total / 30)
+    most = max(ends) * sum(ends.values()) if name in {"async_halving", "tpe_asha"} else total
+    assert found["most_length"] == most
+    assert found["most_slot_hours"] == pytest.approx(3 * most / 30)
+
+
+def trained(block: str, better: int) -> tuple[int, int, int]:
+    """How far all trials of a search train together, one after the other, and what was foretold.
+
+    Args:
+        block: Of ``async_halving`` or ``adaptive_asha``.
+        better: 1 if each trial is better than those before it, -1 if each is worse.
+
+    Returns:
+        How far they have trained; how far if they came to each rung all at once; and at most.
+    """
+    config = load_experiment({"entrypoint": ["true"], "searcher": yaml.safe_load(f"{{{block}}}")})
+    section, searcher = config.searcher, config.searcher.make({}, 0)
+    reached: dict[int, int] = {}
+    bounds: dict[int, int] = {}
+    waiting: deque[int] = deque()
+
+    def take(operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            match operation:
+                case Create(trial_id):
+                    reached[trial_id], bounds[trial_id] = 0, section.length
+                    waiting.append(trial_id)
+                case Continue(trial_id, until):
+                    bounds[trial_id] = until
+                    if trial_id not in waiting:
+                        waiting.append(trial_id)
+
+    take(searcher.initial_operations())
+    while waiting:
+        trial_id = waiting.popleft()
+        told: list[Operation] = []
+        for length in section.validate_at():
+            if reached[trial_id] < length <= bounds[trial_id] and Stop(trial_id) not in told:
+                reached[trial_id] = length
+                told += searcher.validation_completed(trial_id, -better * trial_id, length)
+        if Stop(trial_id) in told or reached[trial_id] == section.length:
+            told += searcher.trial_exited(trial_id)
+        take(told)
+    foretold = sum(length * trials for length, trials in section.forecast({}).items())
+    return sum(reached.values()), foretold, section.most_length({}) or 0
+
+
+HALVING = f"name: async_halving, num_rungs: 3, divisor: 2, max_time: 16, {STEPS}"
+ADAPTIVE = (
+    "name: adaptive_asha, metric: loss, divisor: 3, max_rungs: 10, max_trials: 10, max_time: 900, "
+    "time_metric: batches"
+)
+
+
+@pytest.mark.parametrize(
+    ("block", "better", "all_trained"),
+    [
+        # Nobody is ever stopped; or the first is the best, and all others end at 4.
+        (f"{HALVING}, max_concurrent_trials: 1", 1, 8 * 16),
+        (f"{HALVING}, max_concurrent_trials: 1", -1, 16 + 7 * 4),
+        # Promoting, the first waits at 4 for ever, the second at 8; or half of each rung go on.
+        (f"{HALVING}, stop_once: false, max_concurrent_trials: 1", 1, 4 + 8 + 6 * 16),
+        (f"{HALVING}, stop_once: false, max_concurrent_trials: 1", -1, 4 * 4 + 2 * 8 + 2 * 16),
+        # Brackets of 7 trials (100, 300, 900) and 3 (300, 900): all, or the first of each.
+        (f"{ADAPTIVE}, max_concurrent_trials: 2", 1, 10 * 900),
+        (f"{ADAPTIVE}, max_concurrent_trials: 2", -1, 2 * 900 + 6 * 100 + 2 * 300),
+    ],
+)
+def test_trials_that_come_one_after_another_never_train_further_than_the_most(
+    block: str, better: int, all_trained: int
+) -> None:
+    trained_by_all, foretold, most = trained(block, better)
+    assert trained_by_all == all_trained <= most
+    assert (trained_by_all > foretold) == (better > 0)
 
 
 def test_without_a_time_the_cost_is_told_in_batches_and_what_to_give(file: Path) -> None:

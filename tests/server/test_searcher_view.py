@@ -90,6 +90,8 @@ def test_a_preview_counts_trials_by_length_and_their_cost(sqlite_server: Server)
     ]  # fmt: skip
     assert (found["trials"], found["unit"], found["total_length"]) == (10, "batches", 3200)
     assert found["slot_hours"] == pytest.approx(3200 * 2 * 2 / 3600)
+    assert found["most_length"] == 10 * 900
+    assert found["most_slot_hours"] == pytest.approx(9000 * 2 * 2 / 3600)
     assert preview(sqlite_server, ADAPTIVE).json()["preview"]["slot_hours"] is None
     assert sqlite_server.get("/experiments")["experiments"] == []
 

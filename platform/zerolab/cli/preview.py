@@ -98,10 +98,12 @@ def _plain(found: "Preview") -> dict[str, Any]:
             {"length": length, "trials": number} for length, number in sorted(found.lengths.items())
         ],
         "total_length": found.total_length,
+        "most_length": found.most_length,
         "slots_per_trial": found.slots,
         "seconds_per_unit": found.seconds_per_unit,
         "like": found.like,
         "slot_hours": found.slot_hours,
+        "most_slot_hours": found.most_slot_hours,
     }
 
 
@@ -121,6 +123,12 @@ def _show(found: Mapping[str, Any]) -> None:
     total = found["total_length"]
     each = "slot" if slots == 1 else "slots"
     result(f"{found['trials']} trials train {total:,} {unit} together, on {slots} {each} each")
+    may_be_more = found["most_length"] > total
+    if may_be_more:
+        result(
+            f"so it is if they come to each length all at once; one after another more of them go "
+            f"on, and {found['most_length']:,} {unit} are the most"
+        )
     if found["slot_hours"] is None:
         one, article = {"batches": ("batch", "a"), "epochs": ("epoch", "an")}[unit]
         result(
@@ -130,4 +138,5 @@ def _show(found: Mapping[str, Any]) -> None:
         return
     source = f", as in experiment {found['like']}" if found["like"] else ""
     seconds = found["seconds_per_unit"]
-    result(f"cost: {found['slot_hours']:.3g} slot-hours, at {seconds:.3g} s each{source}")
+    most = f", and {found['most_slot_hours']:.3g} at most" if may_be_more else ""
+    result(f"cost: {found['slot_hours']:.3g} slot-hours{most}, at {seconds:.3g} s each{source}")

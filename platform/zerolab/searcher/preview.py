@@ -11,7 +11,8 @@ class Preview:
     """Trials by length, and what they cost.
 
     A searcher that compares trials can only say what happens when they come to each rung all at
-    once; stopping one after another lets some more of them through.
+    once, and what is the most: one after another, more of them go on, the more the better the
+    later ones are.
     """
 
     outline: str
@@ -20,6 +21,9 @@ class Preview:
     """Of all lengths; None when trials decide by themselves how far they train."""
     lengths: dict[int, int]
     """Length to the number of trials that end there; empty when the searcher cannot say."""
+    most_length: int | None
+    """How far all trials train together at most, in the unit of the lengths; None when nobody can
+    say."""
     slots: int
     """Of each trial."""
     seconds_per_unit: float | None = None
@@ -42,6 +46,14 @@ class Preview:
     @property
     def slot_hours(self) -> float | None:
         """What all trials hold together; None when a time or a length is unknown."""
-        if self.total_length is None or self.seconds_per_unit is None:
+        return self._hours(self.total_length)
+
+    @property
+    def most_slot_hours(self) -> float | None:
+        """The same of the most that they may train."""
+        return self._hours(self.most_length)
+
+    def _hours(self, length: int | None) -> float | None:
+        if length is None or self.seconds_per_unit is None:
             return None
-        return self.total_length * self.seconds_per_unit * self.slots / 3600
+        return length * self.seconds_per_unit * self.slots / 3600

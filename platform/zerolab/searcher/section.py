@@ -100,6 +100,21 @@ class SearcherConfig(Section):
         del space
         return {}
 
+    def most_length(self, space: Mapping[str, Any]) -> int | None:
+        """Say how far all trials train together at most, in the unit of the search.
+
+        That is what :meth:`forecast` says, where the results have no say in it. Trials that are
+        replaced, and what is trained again after a failure, come on top.
+
+        Args:
+            space: The experiment's hyperparameters, without mistakes.
+
+        Returns:
+            None where nobody knows.
+        """
+        ends = self.forecast(space)
+        return sum(end * trials for end, trials in ends.items()) if ends and self.unit else None
+
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """What is wrong between the block and the hyperparameters, a line each.
 

@@ -613,16 +613,20 @@ export interface SearchPreview {
   unit: "batches" | "epochs" | null;
   /** Which trials end where, if they came to each rung all at once. */
   lengths: Array<PreviewLength>;
-  /** Over all trials; null when nobody can say. */
+  /** Over all trials, if they came to each rung all at once; null when nobody can say. */
   total_length: number | null;
+  /** Over all trials, if all trained on that may; null when nobody can say. */
+  most_length: number | null;
   /** Slots that each trial holds while it trains. */
   slots_per_trial: number;
   /** How long one batch, or one epoch, of a trial takes; null when nobody knows. */
   seconds_per_unit: number | null;
   /** The experiment from which that is known; null when it was given. */
   like: number | null;
-  /** What all trials hold together; null when a time or a length is unknown. */
+  /** What all trials hold together, for `total_length`; null when a time or a length is unknown. */
   slot_hours: number | null;
+  /** The same for `most_length`. */
+  most_slot_hours: number | null;
 }
 
 /** The best value so far over time. */

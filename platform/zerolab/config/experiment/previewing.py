@@ -38,6 +38,7 @@ def preview_of(
         outline=searcher.outline(config.hyperparameters),
         unit=searcher.unit,
         lengths=searcher.forecast(config.hyperparameters),
+        most_length=searcher.most_length(config.hyperparameters),
         slots=config.resources.slots_per_trial,
         seconds_per_unit=seconds,
         like=like,

@@ -96,6 +96,11 @@ class HalvingConfig(SearcherConfig):
         del space
         return simulate(self.brackets(), self.divisor, self.length)
 
+    def most_length(self, space: Mapping[str, Any]) -> int:
+        """Everybody to the end: so it is when each trial is better than those before it."""
+        del space
+        return sum(bracket.max_trials for bracket in self.brackets()) * self.length
+
     def rungs_above(self, before: Self) -> int:
         """How many rungs the greater length puts above those of another section."""
         ratio = self.length / before.length if before.length else 1.0

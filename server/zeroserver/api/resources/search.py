@@ -98,7 +98,9 @@ class SearchPreview(Resource, frozen=True):
     lengths: list[PreviewLength]
     """Which trials end where, if they came to each rung all at once."""
     total_length: int | None
-    """Over all trials; null when nobody can say."""
+    """Over all trials, if they came to each rung all at once; null when nobody can say."""
+    most_length: int | None
+    """Over all trials, if all trained on that may; null when nobody can say."""
     slots_per_trial: int
     """Slots that each trial holds while it trains."""
     seconds_per_unit: float | None
@@ -106,7 +108,10 @@ class SearchPreview(Resource, frozen=True):
     like: int | None
     """The experiment from which that is known; null when it was given."""
     slot_hours: float | None
-    """What all trials hold together; null when a time or a length is unknown."""
+    """What all trials hold together, for `total_length`; null when a time or a length is
+    unknown."""
+    most_slot_hours: float | None
+    """The same for `most_length`."""
 
 
 class PreviewAnswer(Resource, frozen=True):

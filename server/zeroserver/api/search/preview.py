@@ -80,8 +80,9 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
     return respond(
         PreviewAnswer(
             SearchPreview(
-                found.outline, found.trials, found.unit, lengths, found.total_length, found.slots,
-                found.seconds_per_unit, found.like, found.slot_hours,
+                found.outline, found.trials, found.unit, lengths, found.total_length,
+                found.most_length, found.slots, found.seconds_per_unit, found.like,
+                found.slot_hours, found.most_slot_hours,
             )
         )
     )  # fmt: skip
