@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.engine.ranks import run_on_ranks
@@ -70,10 +71,31 @@ def test_a_name_is_said_to_be_there_where_the_stand_in_has_it_and_nowhere_else()
     assert there == {module: sorted(names) for module, names in found.items()}
 
 
+DEEPER = {
+    "deepspeed.utils.groups": "ranks and groups are torch.distributed's",
+    "deepspeed.HybridEngine": "call generate() within",
+    "deepspeed.runtime.hybrid_engine.DeepSpeedHybridEngine": "call generate() within",
+    "deepspeed.runtime.fp16.onebit.adam.OnebitAdam": "one-bit optimizers are DeepSpeed's alone",
+    "deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF": "no sequence parallel",
+    "deepspeed.ops.sparse_attention.SparseSelfAttention": "there is no sparse attention",
+    "deepspeed.elasticity.compute_elastic_config": "set resources.elastic",
+    "deepspeed.runtime.dataloader.DeepSpeedDataLoader": "use what initialize returns",
+}
+"""Names that scripts of several years import, and what they are told."""
+
+
 def fail(_: str) -> dict[str, dict[str, str]]:
     """By module: what the first use of each name says that is not there."""
     install()
     import deepspeed
+
+    for name, instead in DEEPER.items():
+        parent, _, last = name.rpartition(".")
+        for code in (f"import {name}", f"from {parent} import {last}", name):
+            with pytest.raises((ModuleNotFoundError, AttributeError), match=re.escape(instead)):
+                exec(code, {"deepspeed": deepspeed})
+    with pytest.raises(ModuleNotFoundError, match=r"has no such part$"):
+        importlib.import_module("deepspeed.comm.nowhere")  # no word on another name beside it
 
     def said(module: str, name: str) -> str:
         try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,28 @@ def test_a_file_that_says_nothing_of_clipping_clips_as_deepspeed_does(
         assert distance == pytest.approx(limit or 1000, rel=1e-2)
         assert engine.gradient_clipping() == limit
         assert ("gradient_clipping: is not there" in caplog.text) == (not file)
+
+
+def test_the_loss_scale_is_where_scripts_read_it_now_and_as_the_file_says(tmp_path: Path) -> None:
+    def build(fp16: dict[str, Any]) -> Any:
+        file = {"train_batch_size": 1, "optimizer": {"type": "Adam"}, "fp16": fp16}
+        return initialize(model=nn.Linear(1, 1), config=file)[0]
+
+    engine = build({"enabled": True, "initial_scale_power": 4, "hysteresis": 1})
+    optimizer = engine.optimizer
+    assert (engine.loss_scale, engine.loss_scale()) == (16, 0)
+    assert (optimizer.cur_scale, optimizer.loss_scale, optimizer.overflow) == (16, 16, False)
+    engine.save_checkpoint(tmp_path)
+    engine.backward(engine(torch.ones(1, 1)).sum() * torch.inf)
+    engine.step()
+    assert (optimizer.cur_scale, optimizer.loss_scale, optimizer.overflow) == (8, 8, True)
+    engine.load_checkpoint(tmp_path)
+    assert (engine.loss_scale, optimizer.cur_scale, optimizer.overflow) == (16, 16, False)
+    assert pickle.loads(pickle.dumps(engine.loss_scale))() == 0
+    engine.close()
+    engine = build({"enabled": True, "loss_scale": 128})
+    assert engine.loss_scale() == engine.loss_scale == engine.optimizer.cur_scale == 128
+    engine.close()
 
 
 def test_a_pipeline_of_ours_clips_there_too() -> None:

@@ -230,6 +230,11 @@ def refused(path: str) -> bool:
     assert f"{block}.learning_rate: must be a number, got 'fast'" in said
     assert f"{block}.warmup_steps: must be a number, got True" in said or "whole number" in said
     assert f"{block}.max_steps: must be the searcher's length, 9 batches, or be left out" in said
+    lost = Trial(Path(path) / "lost", SCRIPT, {"training_arguments": {"deepspeed": "nowhere.json"}})
+    assert lost.run() == [EXIT_USER_ERROR], (lost.run_path / "log0").read_text()
+    assert "TrainingArguments: 1 problem(s)" in lost.reason().reason
+    assert "existing deepspeed config" in lost.reason().reason
+    assert "nowhere.json" in lost.reason().reason
     script = SCRIPT.replace("eval_dataset=Rows(),", "").replace("load_best_model_at_end=True,", "")
     script = script.replace('eval_strategy="steps", eval_steps=2,', "")
     searcher |= {"name": "async_halving", "max_trials": 2, "num_rungs": 2, "divisor": 3}

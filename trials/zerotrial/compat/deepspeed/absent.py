@@ -31,8 +31,9 @@ def instead_of_module(fullname: str) -> str:
     for count in range(len(parts), 1, -1):
         within = ".".join(parts[:count])
         told = _told(".".join(parts[: count - 1])).get(parts[count - 1])
-        if told is None:  # then what is said of the names in it
-            told = next(iter(_told(within).values()), None)
+        of_its_names = set(_told(within).values())
+        if told is None and len(of_its_names) == 1:
+            (told,) = of_its_names
         if told is not None:
             return f": {told}"
     return ""

@@ -26,6 +26,20 @@ class _Config(dict[str, Any]):
         return getattr(self.__dict__["_config"], name)
 
 
+class _LossScale(float):
+    """The loss scale, which DeepSpeed has as a method: called, it is what the file says."""
+
+    in_file: float
+
+    def __new__(cls, now: float = 0.0, in_file: float = 0.0) -> "_LossScale":
+        made = super().__new__(cls, now)
+        made.in_file = in_file
+        return made
+
+    def __call__(self) -> float:
+        return self.in_file
+
+
 class DeepSpeedEngine(Engine):
     """An :class:`~zerotrial.engine.engine.Engine` that scripts written for DeepSpeed know."""
 
@@ -34,7 +48,24 @@ class DeepSpeedEngine(Engine):
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
         self.config: Any = _Config(parts.config)
-        self.optimizer.overflow = False  # type: ignore[attr-defined]
+        self._tell_optimizer(overflow=False)
+
+    def _tell_optimizer(self, *, overflow: bool) -> None:
+        """Have the optimizer, which is torch's own, answer what scripts ask DeepSpeed's of fp16."""
+        optimizer: Any = self.optimizer
+        optimizer.overflow = overflow
+        optimizer.cur_scale = optimizer.loss_scale = self.scaler.scale
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by; called, ``fp16.loss_scale`` of the file: 0 is dynamic."""
+        return _LossScale(self.scaler.scale, self.config.fp16.loss_scale)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[str, dict[str, Any]]:
+        """See :meth:`~zerotrial.engine.engine.Engine.load_checkpoint`. **Collective**."""
+        loaded = super().load_checkpoint(*args, **kwargs)
+        self._tell_optimizer(overflow=False)
+        return loaded
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
         """See :meth:`~zerotrial.engine.engine.Engine.step`; within ``no_sync`` nothing is updated.
@@ -43,7 +74,7 @@ class DeepSpeedEngine(Engine):
         """
         skipped = self.skipped_steps
         result = super().step(lr_kwargs) if self._syncing else self._end_without_update()
-        self.optimizer.overflow = self.skipped_steps > skipped  # type: ignore[attr-defined]
+        self._tell_optimizer(overflow=self.skipped_steps > skipped)
         return result
 
     def _end_without_update(self) -> StepResult:

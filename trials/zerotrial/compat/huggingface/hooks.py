@@ -45,10 +45,10 @@ def _lay_over_arguments(module: ModuleType) -> None:
     def around(checked: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(checked)
         def checked_by_us(self: Any) -> None:
-            from zerotrial.compat.huggingface.arguments import lay_over
+            from zerotrial.compat.huggingface.arguments import laid_over
 
-            lay_over(self)
-            checked(self)
+            with laid_over(self):
+                checked(self)
 
         return checked_by_us
 
