@@ -161,6 +161,10 @@ def disturbed_alone(path: str) -> bool:
     assert warm.run(latest=start) == [0], (warm.run_path / "log0").read_text()
     assert list(losses_of(warm)) == [2, 4, 6]
     assert losses_of(warm) != first
+    wider = SCRIPT.replace('"n_embd": 16', '"n_embd": 32')
+    other = Trial(Path(path) / "other", wider, {"training_arguments": ARGUMENTS})
+    assert other.run(latest=start) == [EXIT_USER_ERROR], (other.run_path / "log0").read_text()
+    assert "weights must have the shapes of the model's: size mismatch" in other.reason().reason
     return True
 
 

@@ -66,8 +66,8 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
             The folder to go on from; None to begin at the beginning.
 
         Raises:
-            ConfigError: If the checkpoint is not a Trainer's; if the searcher needs validations
-                and there is nothing to validate on.
+            ConfigError: If the checkpoint is not a Trainer's, or of a model of other shapes; if the
+                searcher needs validations and there is nothing to validate on.
         """
         self.can_validate = trainer.eval_dataset is not None
         fit = context.info.fit
@@ -84,7 +84,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
         run.put_back(context, latest.uuid, folder)
         state = run.read_json_of(folder, _STATE)
         if latest.warm_start:  # another trial's weights, and nothing else of it
-            trainer._load_from_checkpoint(str(folder))  # noqa: SLF001 - as train() does
+            _take_weights(trainer, folder, latest.uuid)
             return None
         self._resumed_at = int(state["global_step"])
         self._put_back_best(context, state, latest.uuid, output)
@@ -246,6 +246,18 @@ def around_train(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return train
+
+
+def _take_weights(trainer: Any, folder: Path, uuid: str) -> None:
+    try:
+        trainer._load_from_checkpoint(str(folder))  # noqa: SLF001 - as train() does
+    except RuntimeError as error:
+        misfits = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
+        if not misfits:
+            raise
+        told = f"checkpoint {uuid}: its weights must have the shapes of the model's: {misfits[0]}"
+        more = f" And {len(misfits) - 1} more" if len(misfits) > 1 else ""
+        raise ConfigError("warm start", [told + more]) from error
 
 
 def _already_trained(trainer: Any) -> TrainOutput:
