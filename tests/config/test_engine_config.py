@@ -564,6 +564,19 @@ def test_a_shard_size_must_divide_the_data_parallel_ranks() -> None:
     zero = {"stage": 3, "mics_shard_size": 2}
     config = load_engine_config({"zero_optimization": zero, "tensor_parallel": {"size": 2}})
     assert config.layout_problem(8) is None
+    assert config.layout_problem(3) == (
+        "tensor_parallel.size: must divide the number of ranks, 3, got 2"
+    )
     assert config.layout_problem(6) == (
         "zero_optimization.mics_shard_size: must divide the number of data-parallel ranks, 3, got 2"
     )
+
+
+def test_ranks_that_are_pipeline_stages_are_no_replicas() -> None:
+    both = load_engine_config({"tensor_parallel": {"size": 2}, "pipeline": {"stages": 4}})
+    assert both.data_parallel_size(16) == 2
+    assert both.layout_problem(12) == (
+        "pipeline.stages x tensor_parallel.size: must divide the number of ranks, 12, got 4 x 2"
+    )
+    stages = load_engine_config({"pipeline": {"stages": 4}})
+    assert stages.layout_problem(6) == "pipeline.stages: must divide the number of ranks, 6, got 4"

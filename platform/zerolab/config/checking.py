@@ -226,6 +226,9 @@ def _slots(content: Mapping[str, Any], resources: ResourcesConfig | None) -> int
     return slots if type(slots) is int and slots > 0 else None
 
 
+_SAY_STAGES = "; ranks that are pipeline stages are no replicas: say pipeline.stages"
+
+
 def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
     config = found.config
     if config is None or slots is None or found.bad & set(_BATCH_KEYS):
@@ -233,6 +236,8 @@ def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
     problem = config.layout_problem(slots)
     if problem is None:
         problem = config.batch_problem(config.data_parallel_size(slots))
+        if problem and slots > 1 and "pipeline" in config.model_fields_set:
+            problem += "" if config.pipeline.stages else _SAY_STAGES
     return [found.prefix + problem] if problem else []
 
 
@@ -327,6 +332,7 @@ def _report(source: str, config: EngineConfig, changes: list[str], world_size: i
     text = format_entries(resolve(config, replicas))
     lines = [f"changed: {change}" for change in changes] + text.splitlines()
     inside = "".join(f"\n  {line}" for line in lines)
-    cut = config.tensor_parallel.size
+    cut, stages = config.tensor_parallel.size, config.pipeline.stages or 1
     times = f" x {cut} tensor-parallel rank(s)" if cut > 1 else ""
+    times += f" x {stages} pipeline stage(s)" if stages > 1 else ""
     return f"{source}: ok for {replicas} data-parallel rank(s){times}{inside}"

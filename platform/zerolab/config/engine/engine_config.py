@@ -227,14 +227,26 @@ class EngineConfig(Section):
         problem = self.layout_problem(world_size)
         if problem is not None:
             raise ConfigError(self._source, [problem])
-        return world_size // self.tensor_parallel.size
+        return world_size // self.model_parallel_size
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Ranks that have one model between them, as far as the file tells."""
+        return self.tensor_parallel.size * (self.pipeline.stages or 1)
 
     def layout_problem(self, world_size: int) -> str | None:
         """What stands in the way of laying so many ranks out, in one line."""
-        size, shard = self.tensor_parallel.size, self.zero_optimization.shard_ranks
+        size, shard = self.model_parallel_size, self.zero_optimization.shard_ranks
         if world_size % size:
-            ranks = f"must divide the number of ranks, {world_size}"
-            return f"tensor_parallel.size: {ranks}, got {size}"
+            sizes = {
+                "pipeline.stages": self.pipeline.stages,
+                "tensor_parallel.size": self.tensor_parallel.size,
+            }
+            divided = {key: value for key, value in sizes.items() if value and value > 1}
+            found = " x ".join(str(value) for value in divided.values())
+            return (
+                f"{' x '.join(divided)}: must divide the number of ranks, {world_size}, got {found}"
+            )
         if shard is not None and world_size // size % shard:
             ranks = f"must divide the number of data-parallel ranks, {world_size // size}"
             return f"zero_optimization.mics_shard_size: {ranks}, got {shard}"

@@ -30,7 +30,8 @@ class PipelineConfig(Section):
     """How a ``PipelineModule`` runs; most is said where it is built."""
 
     stages: PositiveInt | None = None
-    """Pipeline stages, which the ``PipelineModule`` must have; null takes what it has."""
+    """Pipeline stages, which the ``PipelineModule`` must have; null takes what it has. Where it is
+    said, batch sizes are checked before anything starts for the replicas that it leaves."""
 
     schedule: ScheduleName = "1f1b"
     """``1f1b``: each stage turns to backward as soon as it can; ``gpipe``: all forwards first;

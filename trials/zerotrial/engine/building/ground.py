@@ -61,8 +61,12 @@ def find_ground(
         world: From :func:`find_world`.
 
     Raises:
-        ConfigError: If the batch sizes do not go together.
+        ConfigError: If the batch sizes do not go together; if there are to be pipeline stages of a
+            model that cannot be cut into them.
     """
+    if (config.pipeline.stages or 1) > 1 and not is_pipeline(model):
+        problem = f"pipeline.stages: needs a PipelineModule, got {type(model).__name__}; leave it "
+        raise ConfigError(config.source, [f"{problem}out, or write the model as a list of layers"])
     if config.zero_optimization.offload_param.device == "nvme":
         return_freed_memory()
     elif where.type == "cpu":
