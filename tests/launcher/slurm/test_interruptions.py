@@ -203,6 +203,8 @@ def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as
     )
     slurm.net.cut("zls2")
     try:
+        # Slurm would find that out, too, after half a minute (test_slurm.py waits for it).
+        said("scontrol", "update", "nodename=n2", "state=down", "reason=gone")
         until("Slurm has lost the node", lambda: state_of(lost), lambda state: state != "RUNNING")
         (farm.gate / f"lost_{run}").touch()
         until("the job has ended", lambda: state_of(lost), "NODE_FAIL".__eq__)
