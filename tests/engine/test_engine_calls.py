@@ -509,9 +509,7 @@ def test_the_arguments_of_initialize_are_checked_all_at_once(tmp_path: Path) -> 
     model.requires_grad_(requires_grad=False)
     with pytest.raises(ConfigError, match="nothing to train: for evaluation leave"):
         make(model)
-    with pytest.raises(
-        ConfigError, match="stages: needs a PipelineModule, got Linear; leave it out"
-    ):
+    with pytest.raises(ConfigError, match="stages: needs a PipelineModule, got Linear; leave"):
         make(ones(), pipeline={"stages": 2})
     model = ones()
     with pytest.raises(ConfigError, match="a parameter that model has not"):
