@@ -125,6 +125,7 @@ class Gates:
                 "all that train stand at their gates",
                 self._standing,
                 lambda found: found is not None,
+                not_yet=sqlite3.OperationalError,
                 told=lambda: "\n".join(self._installation.lines(1)[-30:]),
             )
             if not standing:
@@ -134,7 +135,10 @@ class Gates:
             self._pass(trial_id, standing, self._disturbed.get(ended, ""))
 
     def _standing(self) -> dict[int, Path] | None:
-        """Trial to its run's mark, of all that train; None while one of them is on its way."""
+        """Trial to its run's mark, of all that train; None while one of them is on its way.
+
+        Nobody trains when the search is over.
+        """
         found = {}
         query = "SELECT id, run_id, state FROM trials WHERE state NOT IN ('PAUSED', 'COMPLETED')"
         for trial_id, run_id, state in rows(self._installation, query):
@@ -142,6 +146,10 @@ class Gates:
             if state != "RUNNING" or not marks or self._gate(marks[0]).exists():
                 return None
             found[trial_id] = marks[0]
+        if not found and rows(
+            self._installation, "SELECT 1 FROM experiments WHERE state = 'ACTIVE'"
+        ):
+            return None
         return found
 
     def _gate(self, mark: Path) -> Path:
