@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
+from statistics import median
 
 import pytest
 import yaml
@@ -15,6 +17,7 @@ from tests.end_to_end.installation import in_process
 from zerolab.config import load_experiment
 from zerolab.searcher import Continue, Create, Operation, Stop
 
+DOCS = Path(__file__).parents[2] / "docs"
 FILE = """
 entrypoint: ["true"]
 searcher:
@@ -92,18 +95,22 @@ def test_a_preview_counts_what_is_counted_by_hand(tmp_path: Path, name: str) -> 
     assert found["most_slot_hours"] == pytest.approx(3 * most / 30)
 
 
-def trained(block: str, better: int) -> tuple[int, int, int]:
+LR = {"lr": {"type": "double", "minval": 0, "maxval": 1}}
+
+
+def trained(block: str, metric: Callable[[int], float]) -> tuple[int, int, int]:
     """How far all trials of a search train together, one after the other, and what was foretold.
 
     Args:
-        block: Of ``async_halving`` or ``adaptive_asha``.
-        better: 1 if each trial is better than those before it, -1 if each is worse.
+        block: Of a searcher that compares trials.
+        metric: Of a trial, by its number, at whatever length.
 
     Returns:
         How far they have trained; how far if they came to each rung all at once; and at most.
     """
-    config = load_experiment({"entrypoint": ["true"], "searcher": yaml.safe_load(f"{{{block}}}")})
-    section, searcher = config.searcher, config.searcher.make({}, 0)
+    content = {"entrypoint": ["true"], "hyperparameters": LR}
+    section = load_experiment({**content, "searcher": yaml.safe_load(f"{{{block}}}")}).searcher
+    searcher = section.make(LR, 0)
     reached: dict[int, int] = {}
     bounds: dict[int, int] = {}
     waiting: deque[int] = deque()
@@ -126,12 +133,12 @@ def trained(block: str, better: int) -> tuple[int, int, int]:
         for length in section.validate_at():
             if reached[trial_id] < length <= bounds[trial_id] and Stop(trial_id) not in told:
                 reached[trial_id] = length
-                told += searcher.validation_completed(trial_id, -better * trial_id, length)
+                told += searcher.validation_completed(trial_id, metric(trial_id), length)
         if Stop(trial_id) in told or reached[trial_id] == section.length:
             told += searcher.trial_exited(trial_id)
         take(told)
-    foretold = sum(length * trials for length, trials in section.forecast({}).items())
-    return sum(reached.values()), foretold, section.most_length({}) or 0
+    foretold = sum(length * trials for length, trials in section.forecast(LR).items())
+    return sum(reached.values()), foretold, section.most_length(LR) or 0
 
 
 HALVING = f"name: async_halving, num_rungs: 3, divisor: 2, max_time: 16, {STEPS}"
@@ -158,9 +165,35 @@ ADAPTIVE = (
 def test_trials_that_come_one_after_another_never_train_further_than_the_most(
     block: str, better: int, all_trained: int
 ) -> None:
-    trained_by_all, foretold, most = trained(block, better)
+    trained_by_all, foretold, most = trained(block, lambda trial_id: -better * trial_id)
     assert trained_by_all == all_trained <= most
     assert (trained_by_all > foretold) == (better > 0)
+
+
+RUNGS = "num_rungs: 4, divisor: 3"
+THIRTY = "metric: loss, max_trials: 30, max_length: {epochs: 27}, max_concurrent_trials: 2"
+
+
+@pytest.mark.parametrize(
+    ("said", "block"),
+    [
+        ("`async_halving` trains 1.7 times", f"name: async_halving, {RUNGS}, {THIRTY}"),
+        (
+            "1.1 times with `stop_once: false`",
+            f"name: async_halving, {RUNGS}, stop_once: false, {THIRTY}",
+        ),
+        ("`adaptive_asha` 1.6 times", f"name: adaptive_asha, divisor: 3, {THIRTY}"),
+        ("`tpe_asha` 1.1 times", f"name: tpe_asha, {THIRTY}"),
+    ],
+)
+def test_in_a_random_order_more_train_on_by_what_the_documents_say(said: str, block: str) -> None:
+    ratios = []
+    for seed in range(50):
+        order = Random(seed).sample(range(31), 31)
+        trained_by_all, foretold, _ = trained(block, order.__getitem__)
+        ratios.append(trained_by_all / foretold)
+    assert f"{median(ratios):.1f} times" in said
+    assert said in (DOCS / "cli.md").read_text().replace("\n", " ")
 
 
 def test_without_a_time_the_cost_is_told_in_batches_and_what_to_give(file: Path) -> None:
