@@ -7,6 +7,7 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests import guardian
 
@@ -18,6 +19,10 @@ hypothesis.settings.register_profile(
     derandomize=True,  # a failure is there again at the next run
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+# Hypothesis tries constants of those of our modules that are imported: what a test tries would
+# depend on the tests that its worker has run before it.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = providers.Constants  # there is no setting
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -153,26 +153,25 @@ def on(cluster: Cluster, agent_id: int, request: Request) -> Allocation:
 
 def delays(cluster: Cluster, first: Request, extra: Allocation, held: Sequence[Allocation]) -> bool:
     """Whether some order of ends makes ``first`` wait longer because of ``extra``."""
+    smaller = shrunk(cluster, extra, held)
     for number in range(len(held) + 1):
         for staying in itertools.combinations(held, number):
             if could_start(cluster, first, staying) and not could_start(
-                shrunk(cluster, extra), first, [*staying, extra]
+                smaller, first, [*staying, extra]
             ):
                 return True
     return False
 
 
-def shrunk(cluster: Cluster, extra: Allocation) -> Cluster:
-    """The cluster without as many slots as ``extra`` takes, the same that nobody else holds."""
-    gone = {a: len(ids) for a, ids in extra.slots.items()}
-    smaller = [
-        AgentSlots(
-            agent.agent_id,
-            tuple(slot for slot in agent.slots)[: len(agent.slots) - gone.get(agent.agent_id, 0)],
-            agent.kind, agent.pool, agent.name, agent.closed,
-        )
-        for agent in cluster.agents
-    ]  # fmt: skip
+def shrunk(cluster: Cluster, extra: Allocation, held: Sequence[Allocation]) -> Cluster:
+    """The cluster without as many slots as ``extra`` takes, of those that nobody holds."""
+    taken = {(a, slot) for run in held for a, ids in run.slots.items() for slot in ids}
+    smaller = []
+    for agent in cluster.agents:
+        free = [slot for slot in agent.slots if (agent.agent_id, slot) not in taken]
+        gone = free[: len(extra.slots.get(agent.agent_id, ()))]
+        left = tuple(slot for slot in agent.slots if slot not in gone)
+        smaller.append(replace(agent, slots=left))
     return Cluster(smaller, cluster.policies, cluster.quotas)
 
 
@@ -415,12 +414,16 @@ class Life(RuleBasedStateMachine):
         for request in self.waiting.values():
             if not could_start(self.cluster, request, held):
                 continue
-            alone = sum(one.job.pool == request.job.pool for one in self.waiting.values()) == 1
-            assert not alone, "nothing else waits in its pool, and it has room"
+            mine = limits(self.cluster, request.job).keys()
+            rivals = [
+                one
+                for one in self.waiting.values()
+                if one.job.pool == request.job.pool or mine & limits(self.cluster, one.job).keys()
+            ]
+            assert len(rivals) > 1, "nothing else waits for its slots, and it has room"
             if not all(one.job.single_agent for one in self.waiting.values()):
                 continue  # :func:`delays` counts for trials on one agent alone
             others = [one for one in self.waiting.values() if self.turn(one) < self.turn(request)]
-            mine = limits(self.cluster, request.job).keys()
             if self.soon_starts(one for one in others if one.job.pool == request.job.pool):
                 continue
             if any(mine & limits(self.cluster, one.job).keys() for one in others):

@@ -4,10 +4,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.server.helpers import GONE_S, PREFIX, SILENT_S, Server, checkpoint, serve, training
 from tests.server.test_queue import join, refused, running
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE
+from zerolab.contract.wire import RunExit
 
 
 def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
@@ -199,3 +202,31 @@ def test_the_time_in_which_the_server_was_held_up_is_no_silence_of_its_agents(
         silent_for(server, 1, GONE_S)  # it was awake all the time
         server.tick()
         assert agent(server)["state"] == "gone"
+
+
+def test_ranks_that_only_lost_another_one_leave_it_time_to_say_why_it_failed(
+    server: Server,
+) -> None:
+    agents = [server.add_agent(name=name, pool="two") for name in ("a", "b")]
+    resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
+    lost = RunExit(1, "rank 0 exited with code 1: rank 1 is gone (this is rank 0)")
+    told = []
+    for own in (True, False):
+        experiment = server.submit(resources=resources, max_restarts=0)
+        (trial,) = server.trials(experiment["id"])
+        run_id = server.begin(trial["id"], agents[0]).run_id
+        server.post(f"/runs/{run_id}/meeting", {"address": "a", "port": 1})
+        server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(lost))
+        assert server.run_of(trial["id"], agents[1]).action == "run"
+        if own:
+            end = RunExit(1, "rank 1 exited with code 1: ValueError: no", node=1)
+        else:
+            server.tick(60.0)
+            assert server.run_of(trial["id"], agents[1]).action == "kill"
+            end = RunExit(EXIT_INFRASTRUCTURE, "the run was stopped", node=1, told=True)
+        server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(end))
+        told.append(server.trial(trial["id"])["error"])
+    assert told == [
+        "agent b: rank 1 exited with code 1: ValueError: no",
+        f"agent a: {lost.reason}",
+    ]

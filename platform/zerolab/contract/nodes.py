@@ -8,6 +8,7 @@ from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_STALE
 __all__ = [
     "EXIT_TEMPORARY",
     "PEER_WORDS",
+    "failed_by_another",
     "failed_by_itself",
     "merge_outcomes",
     "shell_code",
@@ -66,8 +67,16 @@ def _place(end: Outcome) -> int:
 
 def failed_by_itself(end: Outcome) -> bool:
     """Whether a rank's own error ended it, and neither a signal nor another rank."""
-    plain = end.exit_code > 0 and end.exit_code not in DELIBERATE
-    return plain and not any(word in (end.reason or "") for word in PEER_WORDS)
+    return _failed(end) and not failed_by_another(end)
+
+
+def failed_by_another(end: Outcome) -> bool:
+    """Whether a rank ended because it lost another one, which says itself what has happened."""
+    return _failed(end) and any(word in (end.reason or "") for word in PEER_WORDS)
+
+
+def _failed(end: Outcome) -> bool:
+    return end.exit_code > 0 and end.exit_code not in DELIBERATE
 
 
 def unfit_for_nodes(ranks: int, slots_per_rank: int, slots: Sequence[int]) -> str | None:

@@ -252,7 +252,7 @@ def _item(connection: Connection, services: Services, row: Any) -> WorkItem | No
     nodes, action = stored.nodes, "kill" if row.killed else "run"
     if nodes is not None:
         all_nodes = nodes_of(connection, row.id)
-        if any(kills_others(each["exit_code"]) for each in all_nodes):
+        if any(map(kills_others, all_nodes)):
             action = "kill"
         host, _, port = (all_nodes[0]["address"] or "").rpartition(":")
         if row.node_rank > 0 and not host:

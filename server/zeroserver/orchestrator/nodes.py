@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from sqlalchemy import Connection, RowMapping, Select, func, select, update
 
-from zerolab.contract.nodes import merge_outcomes
+from zerolab.contract.nodes import failed_by_another, merge_outcomes
 from zerolab.contract.outcome import LEAVING, Outcome
 from zerolab.contract.spec import Nodes
 from zerolab.contract.wire import RunExit
 from zerolab.errors import NotFoundError
-from zeroserver.orchestrator.desk import World, find
+from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.schema import agents, run_nodes, runs
@@ -25,6 +25,9 @@ __all__ = [
     "save_next_log",
     "spread",
 ]
+
+_CAUSE_S = 10.0
+"""For the ranks of other agents to say why they ended, after one that only lost them has ended."""
 
 
 def spread(
@@ -127,6 +130,8 @@ def all_ended(
     transaction.changes.append(Change("agents"))
     rows = nodes_of(transaction.connection, run["id"])
     if any(row["ended_at"] is None for row in rows):
+        if failed_by_another(Outcome(end.exit_code, end.reason)) and run["deadline_at"] is None:
+            save(transaction, runs, run["id"], deadline_at=world.steady() + _CAUSE_S)
         apply_matches(transaction, run, matches)
         return None
     return _merged(rows, end)
@@ -134,20 +139,25 @@ def all_ended(
 
 def _merged(rows: Sequence[RowMapping], last: RunExit) -> RunExit:
     in_order = sorted(rows, key=lambda row: (row["ended_at"], row["node_rank"]))
-    ends = {
-        row["name"] or f"node {row['node_rank']}": Outcome(
-            row["exit_code"], row["reason"], told=bool(row["told"])
-        )
-        for row in in_order
-    }
+    ends = {row["name"] or f"node {row['node_rank']}": _outcome(row) for row in in_order}
     name, outcome = merge_outcomes(ends)
     reason = outcome.reason and f"agent {name}: {outcome.reason}"
     return RunExit(outcome.exit_code, reason, last.log_tail)
 
 
-def kills_others(exit_code: int | None) -> bool:
-    """Whether ranks that ended so bring those of the other agents to an end."""
-    return exit_code is not None and exit_code != 0 and exit_code not in LEAVING
+def kills_others(row: RowMapping) -> bool:
+    """Whether the ranks of an agent, a row of :func:`nodes_of`, bring those of others to an end.
+
+    Those that only lost another rank do not at once: a rank that fails may take its time to end,
+    and it is the one that says why.
+    """
+    if row["ended_at"] is None or row["exit_code"] == 0 or row["exit_code"] in LEAVING:
+        return False
+    return not failed_by_another(_outcome(row))
+
+
+def _outcome(row: RowMapping) -> Outcome:
+    return Outcome(row["exit_code"], row["reason"], told=bool(row["told"]))
 
 
 def next_log(connection: Connection, run: RowMapping, node: int) -> int:

@@ -225,6 +225,9 @@ def _kill_late_runs(world: World, transaction: Transaction) -> None:
         )
     )
     for run in late.mappings().all():
-        text = f"run {run['id']} has not stopped within its preemption_timeout and is killed"
+        wish = "stopped within its preemption_timeout"
+        if run["directive"] == "train":
+            wish = "ended after others of its ranks have failed"
+        text = f"run {run['id']} has not {wish} and is killed"
         log_line(world, transaction, run, text, "WARNING")
         kill_run(world, transaction, run["id"])
