@@ -2,7 +2,7 @@
 
 It is written anew in DeepSpeed's universal format, once on each machine, into a temporary folder,
 and read from there; buffers and frozen weights, which DeepSpeed does not take from that format, are
-put into the model here.
+put into the model here. So are optimizer states at stage 0, where it reads the weights alone.
 """
 
 import inspect
@@ -31,6 +31,9 @@ __all__ = ["take_our_checkpoints"]
 logger = logging.getLogger(__name__)
 
 _UNIVERSAL = "load_universal_checkpoint"
+
+_ADAMS = (torch.optim.Adam, torch.optim.AdamW)
+_STATES = ("exp_avg", "exp_avg_sq")
 
 
 def take_our_checkpoints(engine: Any) -> None:
@@ -89,8 +92,12 @@ class _Loading:
                 self._options["load_lr_scheduler_states"] = False
             # The names are right, as has been checked; those of tied weights are saved once.
             given = {**self._options, "load_module_strict": False}
+            if self._stage == 0:
+                given["load_optimizer_states"] = False
             with self._universal():
                 _, client = self._theirs(**{**given, "load_dir": folder, "tag": self._path.name})
+            if self._stage == 0 and not self._weights_only:
+                self._set_states(folder / self._path.name / "zero")
         self._set_rest(read_tensors(files))
         if self._ranks.rank == 0:
             logger.info(
@@ -107,10 +114,12 @@ class _Loading:
 
     def _check(self, manifest: Manifest) -> None:
         problems = []
-        if self._stage == 0 and not self._weights_only:
+        optimizer = self._engine.optimizer
+        if self._stage == 0 and not self._weights_only and type(optimizer) not in _ADAMS:
             problems.append(
-                "zero_optimization.stage: must be 1, 2 or 3, as DeepSpeed reads optimizer states "
-                "of other ranks only there, got 0; stage 1 trains the same weights"
+                "zero_optimization.stage: must be 1, 2 or 3 unless the optimizer is torch's own "
+                f"Adam or AdamW, in fp32, got 0 with {type(optimizer).__name__}; stage 1 trains "
+                "the same weights"
             )
         mine = {
             name: list(getattr(p, "ds_shape", p.shape))
@@ -155,7 +164,7 @@ class _Loading:
 
         Of weights alone, stages 0 to 2 read the module's.
         """
-        if self._stage < 3 and self._weights_only:
+        if self._stage == 0 or (self._stage < 3 and self._weights_only):
             yield
             return
         config = self._engine._config  # noqa: SLF001 - load_universal is read at each call
@@ -165,6 +174,33 @@ class _Loading:
             yield
         finally:
             setattr(config, _UNIVERSAL, before)
+
+    def _set_states(self, folder: Path) -> None:
+        """Put states and options into an Adam of torch's, which has all of them on each rank."""
+        optimizer = self._engine.optimizer
+        names = {parameter: name for name, parameter in self._engine.module.named_parameters()}
+        saved = optimizer.state_dict()
+        options = torch.load(folder / "optimizer_state.pt", weights_only=True)["param_groups"]
+        groups = saved["param_groups"]
+        if len(groups) != len(options):
+            msg = f"{self._path}: optimizer: must have {len(options)} parameter groups, "
+            raise CheckpointError(f"{msg}got {len(groups)}")
+        for group, given in zip(groups, options, strict=True):
+            group.update({key: value for key, value in given.items() if key != "params"})
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        saved["state"] = {
+            index: state
+            for index, parameter in enumerate(parameters)
+            if (state := _adam_state(folder / names[parameter]))
+        }
+        if len(saved["state"]) < len(parameters):
+            logger.warning(
+                "%s: holds states of Adam for %d of %d parameters; the others' begin anew",
+                self._path,
+                len(saved["state"]),
+                len(parameters),
+            )
+        optimizer.load_state_dict(saved)
 
     def _set_rest(self, values: Mapping[str, Tensor]) -> None:
         """Put buffers and frozen weights into the model. **Collective** at stage 3."""
@@ -179,3 +215,12 @@ class _Loading:
             with deepspeed.zero.GatheredParameters(cut, modifier_rank=0), torch.no_grad():
                 if not cut or self._ranks.rank == 0:
                     target.copy_(values[name])
+
+
+def _adam_state(folder: Path) -> dict[str, Tensor]:
+    """Of one parameter; empty before its first update."""
+    if not all((folder / f"{kind}.pt").is_file() for kind in _STATES):
+        return {}
+    read = {kind: torch.load(folder / f"{kind}.pt", weights_only=True) for kind in _STATES}
+    step = torch.load(folder / "step.pt", weights_only=True)
+    return {"step": step, **{kind: found["param"] for kind, found in read.items()}}
