@@ -202,11 +202,16 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
     assert any((left.path / "checkpoints").iterdir())
 
     lost = make_run(tmp_path / "lost", SCRIPT, slots=4)
+    # The ranks of the node that is left wait for the others, and leave when they are killed.
+    settings = SlurmSettings(nodes=2, slots_per_node=2, grace_s=3)
+    launcher = SlurmLauncher(Home(tmp_path / "home"), settings.slots, settings)
     process = launcher.start(lost, {})
     begun(lost)
     slurm.net.cut("zls2")
     end = end_of(process, lost)
     slurm.net.mend("zls2")
+    # Slurm would look at it again within a minute.
+    subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], check=False)
     assert end.exit_code == EXIT_INFRASTRUCTURE, end
     assert "NODE_FAIL" in str(end.reason)
     assert launcher.sweep(lost) == 0
