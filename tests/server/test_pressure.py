@@ -77,6 +77,9 @@ def test_a_change_that_was_refused_is_never_made(
         monkeypatch.setattr(database, "_PATIENCE_S", DEADLINE_S)
         behind = pool.submit(server.http.patch, path, json={"notes": "in time"})
         until("the next change waits", lambda: server.services.database.waiting == 2)
+        healthy = partial(server.http.get, "/healthz")
+        until("it is healthy", healthy, lambda answer: answer.status_code == 200)
+        assert server.services.database.waiting == 3  # its own, too: it was not waited for
     assert (refused.status_code, behind.result().status_code) == (503, 200)
     assert (server.experiment()["name"], server.experiment()["notes"]) == ("digits", "in time")
 
