@@ -65,11 +65,15 @@ def test_python_in_the_documents_compiles(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_json_and_yaml_in_the_documents_parse(page: Path) -> None:
+def test_json_and_yaml_in_the_documents_parse_and_whole_experiments_are_accepted(
+    page: Path,
+) -> None:
     for text in blocks(page, "json"):
         json.loads(text)
     for text in blocks(page, "yaml"):
-        yaml.safe_load(text)
+        read = yaml.safe_load(text)
+        if isinstance(read, dict) and {"entrypoint", "searcher"} <= read.keys():
+            load_experiment(read)
 
 
 def test_the_files_of_the_guide_are_accepted() -> None:
