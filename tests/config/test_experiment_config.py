@@ -77,7 +77,7 @@ workspace: ""
     assert config.trial_class is None
     assert config.searcher.max_length is not None
     assert (config.searcher.max_length.unit, config.searcher.max_length.count) == ("batches", 100)
-    assert config.min_validation_period.in_batches(20) == 40
+    assert config.to_dict()["min_validation_period"] == {"epochs": 2}
     assert config.hyperparameters["decay"] == 0.001
     assert config.data == {"url": "x", "nothing": None}
     assert sections_of(config)["variables"]["cuda"] == {"A": "1", "B": "x=y"}

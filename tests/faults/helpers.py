@@ -50,11 +50,11 @@ class KillableServer:
             assert not self._nursery.ended(self._pid), self._nursery.log.read_text()[-3000:]
             return False
 
-    def attend(self, agent: str | int) -> None:
+    def attend(self, agent: int) -> None:
         """Ask for an agent's work now and then, or its runs end when a test takes a minute."""
         threading.Thread(target=self._beat, args=(agent,), daemon=True).start()
 
-    def _beat(self, agent: str | int) -> None:
+    def _beat(self, agent: int) -> None:
         while not self._nursery.closed.wait(_BEAT_S):
             with contextlib.suppress(ZerolabError), self.client as client:  # it may be away
                 client.work(agent, 0, 0)

@@ -56,7 +56,7 @@ def submit(client: Client, directory: Path, **changes: Any) -> int:
     return experiment_id
 
 
-def add_agent(client: Client, slots: int) -> str | int:
+def add_agent(client: Client, slots: int) -> int:
     devices = [SlotInfo(number, "cpu") for number in range(slots)]
     return client.register_agent(AgentRegistration("agent", "here", devices))
 

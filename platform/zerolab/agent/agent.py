@@ -72,7 +72,7 @@ class Agent:
         self._name = name or socket.gethostname()
         self._pool = pool
         self._identity = home.identity()
-        self._agent_id: str | int | None = None
+        self._agent_id: int | None = None
         self._refused: ZerolabError | None = None
         self._stopping = threading.Event()
         self._closing = threading.Event()
@@ -209,7 +209,7 @@ class Agent:
                 logger.exception("asking for work failed")
             self._stopping.wait(backoff.pause_s())
 
-    def _register(self) -> str | int:
+    def _register(self) -> int:
         registration = AgentRegistration(
             self._name, socket.gethostname(), self._slots, self._pool, self._identity
         )

@@ -364,21 +364,19 @@ class Client(Transport):
 
     # -- agents ------------------------------------------------------------------------------
 
-    def register_agent(self, registration: AgentRegistration) -> str | int:
+    def register_agent(self, registration: AgentRegistration) -> int:
         """Register an agent, or the same agent again; return its id."""
-        answer = self._send_typed("/agents", registration)
-        agent_id: str | int = answer.json()["agent_id"]
-        return agent_id
+        return int(self._send_typed("/agents", registration).json()["agent_id"])
 
     def work(
-        self, agent_id: str | int, version: int, wait_s: float = 30.0, identity: str | None = None
+        self, agent_id: int, version: int, wait_s: float = 30.0, identity: str | None = None
     ) -> AgentWork:
         """Wait until what an agent must run differs from ``version``; also the heartbeat."""
         params = {"version": version, "wait_s": wait_s, "identity": identity}
         response = self._get(f"/agents/{agent_id}/work", params, extra_s=wait_s)
         return msgspec.json.decode(response.content, type=AgentWork)
 
-    def leave(self, agent_id: str | int, *, done: bool) -> None:
+    def leave(self, agent_id: int, *, done: bool) -> None:
         """Tell the server that an agent stops: nothing new there; with ``done``, it is gone."""
         self._send_typed(f"/agents/{agent_id}/leave", AgentLeave(done))
 

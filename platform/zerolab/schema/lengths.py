@@ -50,11 +50,3 @@ class Length(Section):
     def count(self) -> int:
         """How many of them."""
         return (self.batches if self.batches is not None else self.epochs) or 0
-
-    def in_batches(self, batches_per_epoch: int) -> int:
-        """The length in optimizer steps.
-
-        Args:
-            batches_per_epoch: Optimizer steps in one pass over the training data.
-        """
-        return self.count if self.unit == "batches" else self.count * batches_per_epoch
