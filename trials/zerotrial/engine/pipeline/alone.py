@@ -88,16 +88,16 @@ class Alone:
         passes = Passes(stage, observer, failures, count)
         losses: list[Tensor] = []
         for index in range(count):
+            made: Tensor | None = None
             if not failures:
                 with observer.phase("forward"), failures.noting(index):
-                    output = self._module(*window.inputs[index])
-                    losses.append(loss(output, window.labels[index]))
+                    made = loss(self._module(*window.inputs[index]), window.labels[index])
             with observer.phase("backward"), passes.one(index):
-                if not failures:
+                if made is not None:
                     with failures.noting(index):
-                        check_loss("train_batch", losses[index])
-                        (losses[index] * factor).backward()  # type: ignore[no-untyped-call]
-                        losses[index] = losses[index].detach().float()
+                        check_loss("train_batch", made)
+                        (made * factor).backward()  # type: ignore[no-untyped-call]
+                        losses.append(made.detach().float())
         return losses
 
     def forget_batch(self) -> None:

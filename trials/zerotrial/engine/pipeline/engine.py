@@ -190,6 +190,7 @@ class PipelineEngine(Engine):
         self.module.eval()
         try:
             with self.attendance.call("eval_batch"), torch.no_grad():
+                self.recover()
                 failures = Failures(self.mesh, "eval_batch", gathers=self.stage.gathers)
                 window = self._draw(data_iter, count, failures, ragged=True)
                 outputs = self._runner.evaluate(window, count, failures)
