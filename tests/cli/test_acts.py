@@ -130,7 +130,7 @@ def test_experiments_change_places_in_the_queue_within_quotas(
 
     for group, most in (("label:acts", 3), ("pool:default", 9), ("label:acts", 4)):
         told = zerolab("quota", "set", group, most)
-        assert told == f"{group} may hold {most} slots, and holds 0"
+        assert told == f"{group} may hold {most} slot(s), and holds 0"
     listed = json.loads(zerolab("quota", "list", "--json"))
     assert {each["group"]: each["max_slots"] for each in listed} == {
         "label:acts": 4, "pool:default": 9,

@@ -86,7 +86,8 @@ def set_quota(
     kind, name = _parts(group)
     with connect() as client:
         quota = client.put_quota(kind, name, max_slots)
-    result(f"{quota['group']} may hold {quota['max_slots']} slots, and holds {quota['held_slots']}")
+    most, held = quota["max_slots"], quota["held_slots"]
+    result(f"{quota['group']} may hold {most} slot(s), and holds {held}")
 
 
 @quotas.command("remove")
