@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.server.helpers import Server
+from tests.storage.test_gcs import begin_with_weights_of
 from tests.waiting import free_port, until
 from zerolab.config.experiment.storage import read_address
 from zerolab.errors import StorageError
@@ -91,6 +92,12 @@ def test_a_checkpoint_goes_to_azure_and_comes_back_and_goes(
     store.upload(begun, ["half"])
     store.sweep()
     assert elsewhere._bucket.names() == []
+
+
+def test_a_trial_begins_with_weights_that_lie_in_azure_and_keeps_its_own_elsewhere(
+    azurite: str, server: Server, tmp_path: Path
+) -> None:
+    begin_with_weights_of(server, azure(account_url=azurite, credential=KEY), tmp_path)
 
 
 def test_what_azure_refuses_is_said(azurite: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,7 +53,12 @@ def test_a_checkpoint_goes_to_gcs_and_comes_back_and_goes(emulator: str, tmp_pat
 def test_a_trial_begins_with_weights_that_lie_in_gcs_and_keeps_its_own_elsewhere(
     emulator: str, server: Server, tmp_path: Path
 ) -> None:
-    server.submit(checkpoint_storage={"type": "gcs", "bucket": "models", "prefix": "team"})
+    begin_with_weights_of(server, {"type": "gcs", "bucket": "models", "prefix": "team"}, tmp_path)
+
+
+def begin_with_weights_of(server: Server, storage: dict[str, Any], tmp_path: Path) -> None:
+    """Save a checkpoint there, and have a trial begin with it that saves on this machine."""
+    server.submit(checkpoint_storage=storage)
     server.add_agent()
     first = server.begin()
     store, record = CheckpointStore.of_run(first), checkpoint(7, "of trial 1")
