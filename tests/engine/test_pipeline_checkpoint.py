@@ -272,14 +272,16 @@ RESUMED: dict[str, tuple[int, dict[str, Any]]] = {
         {"tensor_parallel": {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output"}}},
     ),
 }
-"""Pipeline x data x tensor: pipeline stages, and what the file says more."""
+"""Pipeline x data x tensor on four ranks: pipeline stages, and what the file says more. On eight
+there are twice as many replicas, and the last of them is 2 x 2 x 2."""
 
 
-def test_killed_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
-    undisturbed = run_on_ranks(trained_with_a_loader, RANKS, tmp_path / "none", 4, 0, 7)
+@pytest.mark.parametrize("ranks", [RANKS, pytest.param(2 * RANKS, marks=pytest.mark.slow)])
+def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, ranks: int) -> None:
+    undisturbed = run_on_ranks(trained_with_a_loader, ranks, tmp_path / "none", 4, 0, 7)
     with pytest.raises(RankError, match=r"rank 1: no answer \(exit code -9\)"):
-        run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 5, 7)
-    resumed = run_on_ranks(trained_with_a_loader, RANKS, tmp_path, 4, 0, 7)
+        run_on_ranks(trained_with_a_loader, ranks, tmp_path, 4, 5, 7)
+    resumed = run_on_ranks(trained_with_a_loader, ranks, tmp_path, 4, 0, 7)
     for (losses, weights), (later, same) in zip(undisturbed, resumed, strict=True):
         for layout in RESUMED:
             assert later[layout] == losses[layout][4:], layout
