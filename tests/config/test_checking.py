@@ -142,6 +142,9 @@ def test_the_report_of_an_engine_file_says_where_values_come_from(tmp_path: Path
     assert "wandb = null (hint: does not exist here, and is off)" in lines
     with pytest.raises(ConfigError, match="train_batch_size: must be a multiple"):
         check_file(file, 5)
+    cut = {"train_batch_size": 32, "tensor_parallel": {"size": 2}, "pipeline": {"stages": 2}}
+    file.write_text(json.dumps(cut))  # as many ranks as one model is cut over
+    assert "ok for 1 data-parallel rank(s) x 2 tensor-parallel" in check_file(file)
 
 
 def test_every_value_of_the_engine_has_its_origin() -> None:

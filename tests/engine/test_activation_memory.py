@@ -66,6 +66,7 @@ def test_checkpointing_keeps_inputs_and_one_block_and_stages_keep_what_is_in_fli
     assert kept_activations(1000, 12) == 12 * one
     assert kept_activations(1000, 3, in_flight=4) == 12 * one  # four stages keep what one keeps
     assert kept_activations(1000, 12, checkpointing=True) == 12 * 2000 + one
+    assert kept_activations(1000, 0, checkpointing=True) == one  # no blocks were found
     cut = block_activations(1000, tensor=2)
     assert kept_activations(1000, 12, tensor=2, checkpointing=True) == 12 * 2000 + cut
     shared = kept_activations(1000, 12, tensor=2, checkpointing=True, partitioned=True)

@@ -25,7 +25,9 @@ def check(
     world_size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Data-parallel ranks. Default: the experiment's slots_per_trial, or 1."
+            min=1,
+            help="Ranks in all. Default: the experiment's slots_per_trial, or as many as an engine "
+            "file cuts one model over.",
         ),
     ] = None,
     hyperparameters: Annotated[

@@ -24,6 +24,7 @@ from zerolab.cli.output import (
     problem_lines,
     result,
     say,
+    say_archived,
     say_warnings,
     waiting_lines,
 )
@@ -72,6 +73,7 @@ def list_experiments(
     if as_json:
         print_json(found)
         return
+    say_archived(found, shown=archived)
     rows = [
         (
             one["id"],

@@ -26,6 +26,7 @@ __all__ = [
     "problem_lines",
     "result",
     "say",
+    "say_archived",
     "say_warnings",
     "waiting_lines",
 ]
@@ -116,6 +117,12 @@ def result(text: str) -> None:
 def say(text: str) -> None:
     """Print a message that is no result."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the place
+
+
+def say_archived(found: Collection[object], *, shown: bool) -> None:
+    """Say of an empty list how to see what was put away."""
+    if not found and not shown:
+        say("there is none; --archived lists those that are archived, too")
 
 
 def say_warnings(made: Mapping[str, Any]) -> None:

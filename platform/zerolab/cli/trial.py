@@ -20,6 +20,7 @@ from zerolab.cli.output import (
     problem_lines,
     result,
     say,
+    say_archived,
     say_warnings,
     waiting_lines,
 )
@@ -63,6 +64,7 @@ def list_trials(
     elif as_csv:
         result(csv_lines(trials).rstrip("\r\n"))
     else:
+        say_archived(trials, shown=archived)
         print_trials(trials)
         for line in [*waiting_lines("trial", trials), *problem_lines("trial", trials)]:
             result(line)

@@ -277,7 +277,7 @@ def check_file(
     found = parse_engine_config(content, str(path), hyperparameters=given, strict=strict)
     ranks = world_size
     if ranks is None:
-        ranks = 1 if found.config is None else found.config.tensor_parallel.size
+        ranks = 1 if found.config is None else found.config.model_parallel_size
     problems = found.problems + _batch_problems(found, ranks)
     if problems or found.config is None:
         raise ConfigError(str(path), problems)

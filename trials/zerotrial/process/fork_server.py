@@ -50,7 +50,7 @@ _PRELOAD = (
     "torch._dynamo",  # optimizers import it with their first step
 )
 """What trial classes need, 1.8 s of a CPU and 94 MB: imported for the first of them, or ahead of it
-when nothing has been asked for a while."""
+when nothing at all has been asked for a while."""
 _IDLE_S = 20.0
 """Without a request, before what the first trial class will need is imported ahead of it."""
 
@@ -66,6 +66,7 @@ def serve(channel_fd: int) -> int:
     """
     importlib.import_module(_FIRST)
     waiting = list(_PRELOAD)
+    ahead = True  # until a program is asked for: such an agent may never see a class
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -75,7 +76,8 @@ def serve(channel_fd: int) -> int:
         selector.register(wake_read, selectors.EVENT_READ)
         _send(channel, {"ready": True})
         while True:
-            pause = _IDLE_S if len(waiting) == len(_PRELOAD) else 0 if waiting else None
+            begun = len(waiting) < len(_PRELOAD)
+            pause = None if not waiting or not (ahead or begun) else 0 if begun else _IDLE_S
             ready = {key.fileobj for key, _ in selector.select(pause)}
             if not ready and waiting:
                 _preload(waiting)
@@ -87,8 +89,10 @@ def serve(channel_fd: int) -> int:
                 if not message:
                     return 0
                 request = json.loads(message)
-                while waiting and _is_trial_class(Path(request["spec_file"])):
+                is_class = _is_trial_class(Path(request["spec_file"]))
+                while waiting and is_class:
                     _preload(waiting)
+                ahead = ahead and is_class
                 _start(channel, request, (wake_read, wake_write))
 
 

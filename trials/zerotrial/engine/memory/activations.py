@@ -98,7 +98,7 @@ def kept_activations(
     if not checkpointing:
         return in_flight * blocks * one
     divided = tensor if partitioned or sequence_parallel else 1
-    again = min(interval, blocks)
+    again = max(min(interval, blocks), 1)
     kept = in_flight * -(-blocks // again)
     inputs = 0 if on_host else kept * width * activation // divided
     return inputs + again * one
