@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.ranks import run_on_ranks
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.processes
 
@@ -65,7 +65,23 @@ def script(folder: str) -> dict[str, Any]:
     losses = [engine.train_batch(data_iter=data).item() for _ in range(STEPS)]
     engine.save_checkpoint(folder, tag="end")
     norm = engine.get_global_grad_norm()
+    evaluated = {
+        "both": engine.eval_batch(iter(batches()), True),
+        "not_told": engine.eval_batch(iter(batches()), False, True, "avg", False),
+        "outputs": engine.eval_batch(
+            iter(batches()), compute_loss=False, reduce_output=None, num_micro_batches=2
+        ),
+    }
+    for wrong, instead in (
+        ({"reduce_output": "sum"}, "must be \"avg\" or None, got 'sum'"),
+        ({"reduce_output": None}, r"call eval_batch\(data_iter, num_micro_batches=1\)"),
+        ({"compute_loss": False}, "pass reduce_output=None"),
+    ):
+        with pytest.raises(EngineError, match=instead):
+            engine.eval_batch(iter(batches()), **wrong)
+    engine.module.eval()
     own = engine.train_batch().item()
+    assert engine.module.training
     with pytest.raises(AttributeError, match=r"set_dataloader.*train_batch\(data_iter\)"):
         engine.set_dataloader(None)
     with pytest.raises(ConfigError, match="checkpointable_layers: must be None"):
@@ -74,6 +90,7 @@ def script(folder: str) -> dict[str, Any]:
         "losses": losses,
         "norm": float(norm),
         "own": own,
+        "evaluated": evaluated,
         "place": (engine.is_first_stage(), engine.is_last_stage()),
         "start": get_fp32_state_dict_from_zero_checkpoint(folder, "start"),
         "end": get_fp32_state_dict_from_zero_checkpoint(folder),
@@ -108,6 +125,16 @@ def test_it_trains_as_plain_torch_and_its_checkpoints_are_read_as_there(tmp_path
         assert rank["own"] == pytest.approx(first["own"])
         torch.testing.assert_close(rank["end"], end, rtol=0, atol=1e-6)
     assert (first["place"], last["place"]) == ((True, False), (False, True))
+    layers = [end[f"layers.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias")]
+    outputs = [
+        torch.tanh(x @ layers[0].T + layers[1]) @ layers[2].T + layers[3] for x, _ in batches()
+    ]
+    labels = [y for _, y in batches()]
+    loss = nn.functional.cross_entropy(torch.cat(outputs), torch.cat(labels))
+    whole = {"both": (loss, outputs[-1]), "not_told": loss, "outputs": outputs[:2]}
+    torch.testing.assert_close(last["evaluated"], whole, rtol=0, atol=1e-5)
+    (told, logits), *others = first["evaluated"].values()
+    assert (told.item(), logits, others) == (pytest.approx(loss.item()), None, [None, None])
 
 
 class Tied(nn.Module):

@@ -139,6 +139,24 @@ def test_the_loss_scale_is_where_scripts_read_it_now_and_as_the_file_says(tmp_pa
     engine.close()
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_pipeline_tells_the_loss_scale_of_each_batch(stage: int) -> None:
+    file = {
+        "train_batch_size": 1,
+        "optimizer": {"type": "Adam"},
+        "fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1},
+        "zero_optimization": {"stage": stage},
+    }
+    model = PipelineModule([nn.Linear(1, 1)], 1, loss_fn=lambda out, label: (out * label).sum())
+    engine = initialize(model=model, config=file)[0]
+    optimizer, one = engine.optimizer, torch.ones(1, 1)
+    for label, scale, overflow in ((one * torch.inf, 8, True), (one, 8, False)):
+        engine.train_batch(iter([(one, label)]))
+        assert (optimizer.cur_scale, optimizer.loss_scale) == (scale, scale)
+        assert optimizer.overflow is overflow
+    engine.close()
+
+
 def test_a_pipeline_of_ours_clips_there_too() -> None:
     def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return 1000 * (output * label).sum()

@@ -72,9 +72,11 @@ class DeepSpeedEngine(Engine):
 
         Accelerate calls it there after each backward; the next step outside is the update.
         """
-        skipped = self.skipped_steps
-        result = super().step(lr_kwargs) if self._syncing else self._end_without_update()
-        self._tell_optimizer(overflow=self.skipped_steps > skipped)
+        return super().step(lr_kwargs) if self._syncing else self._end_without_update()
+
+    def _update(self, lr_kwargs: dict[str, Any]) -> StepResult:
+        result = super()._update(lr_kwargs)  # of a pipeline's train_batch() too
+        self._tell_optimizer(overflow=not result.updated)
         return result
 
     def _end_without_update(self) -> StepResult:
