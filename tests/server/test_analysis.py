@@ -17,7 +17,7 @@ from tests.server.helpers import (
     validation,
 )
 from zerolab.contract.leaves import leaves
-from zeroserver.analysis.columns import Row
+from zeroserver.analysis.columns import Row, read_rows
 from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
 
 RATES = [0.5, 0.001, 0.1, 0.02, 0.3]
@@ -64,8 +64,17 @@ def where(*conditions: Any) -> str:
     return json.dumps(conditions)
 
 
-def test_trials_are_paged_in_the_order_of_a_hyperparameter(server: Server) -> None:
+def test_trials_are_paged_in_the_order_of_a_hyperparameter(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     searched(server)
+    whole: list[Any] = []  # what is asked of all rows, read and taken apart
+
+    def noted(*arguments: Any) -> Any:
+        whole.append(arguments)
+        return read_rows(*arguments)
+
+    monkeypatch.setattr("zeroserver.api.trials.read_rows", noted)
     rising = pages(server, sort="hparams.optimizer.lr")
     rates = [trial["hparams"]["optimizer"]["lr"] for trial in rising]
     assert rates == sorted(RATES * 2)
@@ -73,6 +82,20 @@ def test_trials_are_paged_in_the_order_of_a_hyperparameter(server: Server) -> No
     assert [trial["id"] for trial in falling] == [trial["id"] for trial in rising][::-1]
     words = [trial["hparams"]["word"] for trial in pages(server, sort="-hparams.word")]
     assert words == ["b"] * 5 + ["a"] * 5
+    server.post(f"/trials/{rising[4]['id']}/archive", {})
+    server.execute(f"UPDATE trials SET state = 'ERROR' WHERE id = {rising[7]['id']}")
+    ids = [trial["id"] for trial in rising]
+    left = [*ids[:4], *ids[5:7], *ids[8:]]  # as the page and the command line ask for them
+    shown = {"sort": "hparams.optimizer.lr", "archived": False, "state": "COMPLETED"}
+    assert [trial["id"] for trial in pages(server, **shown)] == left
+    of_word = where(["hparams.word", "=", "a"])
+    quick = pages(server, **shown, where=of_word)
+    assert not whole
+    slow = pages(server, **shown, where=where(["hparams.word", "=", "a"], ["id", ">", 0]))
+    assert whole
+    assert quick == slow
+    archived = pages(server, sort="hparams.word", archived=True)
+    assert [trial["id"] for trial in archived] == [ids[4]]
 
 
 def test_an_order_by_a_hyperparameter_takes_in_the_trials_that_join(server: Server) -> None:

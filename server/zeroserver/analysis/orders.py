@@ -160,6 +160,7 @@ class Orders:
         limit: int,
         *,
         where: Sequence[Condition],
+        only: frozenset[int] | None = None,
     ) -> Choice:
         """Choose a page of the trials of an experiment.
 
@@ -170,6 +171,7 @@ class Orders:
             after: Cursor that the page before gave.
             limit: Most trials of a page.
             where: Conditions on hyperparameters that all must hold.
+            only: Ids of those trials that may be chosen; None: all.
 
         Raises:
             ConfigError: If no trial has one of these, or the cursor is none.
@@ -181,8 +183,9 @@ class Orders:
         with self._started(connection, experiment_id) as started:
             started.check([(column, "sort"), *((each[0], "where") for each in where)])
             order = started.order(sort)
-            if where:
+            if where or only is not None:
                 held = started.holding(where)
+                held = held if only is None else held & only
                 order = [each for each in order if abs(each[1]) in held]
             first = 0 if place is None else bisect_right(order, place)
             page = order[first : first + limit]

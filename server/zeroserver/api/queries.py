@@ -184,11 +184,25 @@ def count_trials(
         mine: Columns and values.
         only: Ids of those that may count; None: all.
     """
+    if only is not None:
+        return len(trials_with(connection, experiment_id, mine).intersection(only))
+    return int(_of_trials(connection, "count(*)", experiment_id, mine)[0][0])
+
+
+def trials_with(
+    connection: Connection, experiment_id: int, mine: Mapping[str, str | int]
+) -> frozenset[int]:
+    """Return the ids of the trials of an experiment with some values in columns."""
+    rows = _of_trials(connection, "id", experiment_id, mine)
+    return frozenset(trial_id for (trial_id,) in rows)
+
+
+def _of_trials(
+    connection: Connection, what: str, experiment_id: int, mine: Mapping[str, str | int]
+) -> Sequence[Any]:
     where = "".join(f" AND {name} = ?" for name in mine)
-    what = "count(*)" if only is None else "id"
     query = f"SELECT {what} FROM trials WHERE experiment_id = ?{where}"  # noqa: S608 - our own names
-    rows = raw_rows(connection, query, (experiment_id, *mine.values()))
-    return int(rows[0][0]) if only is None else sum(trial_id in only for (trial_id,) in rows)
+    return raw_rows(connection, query, (experiment_id, *mine.values()))
 
 
 def rows_of(connection: Connection, table: Table, ids: Sequence[int]) -> Sequence[RowMapping]:

@@ -97,9 +97,11 @@ def list_trials(
         query = select(trials).where(*(trials.c[name] == value for name, value in mine.items()))
         found, next_after = queries.page(connection, query, trials, window, only)
     else:
-        if started_with and column.startswith(PREFIX) and not mine:
-            orders = services.orders
-            chosen = orders.choose(connection, experiment_id, sort, after, limit, where=wanted)
+        if started_with and column.startswith(PREFIX):
+            only = queries.trials_with(connection, experiment_id, mine) if mine else None
+            chosen = services.orders.choose(
+                connection, experiment_id, sort, after, limit, where=wanted, only=only
+            )
         else:
             wanted += [(name, "=", value) for name, value in mine.items()]
             needed = {column, *(each[0] for each in wanted)}
