@@ -211,22 +211,37 @@ def test_ranks_that_only_lost_another_one_leave_it_time_to_say_why_it_failed(
     resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
     lost = RunExit(1, "rank 0 exited with code 1: rank 1 is gone (this is rank 0)")
     told = []
-    for own in (True, False):
+    for what in ("own", "killed", "paused"):
         experiment = server.submit(resources=resources, max_restarts=0)
         (trial,) = server.trials(experiment["id"])
         run_id = server.begin(trial["id"], agents[0]).run_id
         server.post(f"/runs/{run_id}/meeting", {"address": "a", "port": 1})
         server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(lost))
         assert server.run_of(trial["id"], agents[1]).action == "run"
-        if own:
+        if what == "paused":  # that leaves its ranks no more time, and hides nothing
+            server.post(f"/trials/{trial['id']}/pause", {})
+        if what == "own":
             end = RunExit(1, "rank 1 exited with code 1: ValueError: no", node=1)
         else:
             server.tick(60.0)
             assert server.run_of(trial["id"], agents[1]).action == "kill"
+            logs = server.get(f"/trials/{trial['id']}/logs")["logs"]
+            assert any("after others of its ranks have failed" in each["text"] for each in logs)
             end = RunExit(EXIT_INFRASTRUCTURE, "the run was stopped", node=1, told=True)
         server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(end))
         told.append(server.trial(trial["id"])["error"])
     assert told == [
         "agent b: rank 1 exited with code 1: ValueError: no",
         f"agent a: {lost.reason}",
+        f"agent a: {lost.reason}",
     ]
+    experiment = server.submit(resources=resources, max_restarts=0)
+    (trial,) = server.trials(experiment["id"])
+    run_id = server.begin(trial["id"], agents[0]).run_id
+    server.post(f"/trials/{trial['id']}/pause", {})
+    server.tick(3601.0)
+    assert server.run_of(trial["id"], agents[0]).action == "kill"
+    server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(lost))  # the kill has done that
+    server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(end))
+    found = server.trial(trial["id"])
+    assert (found["state"], found["restarts"], found["error"]) == ("PAUSED", 0, None)

@@ -17,6 +17,7 @@ from zeroserver.store.schema import agents, run_nodes, runs
 
 __all__ = [
     "all_ended",
+    "failed_before_its_kill",
     "held_slots",
     "keep_address",
     "kills_others",
@@ -151,9 +152,23 @@ def kills_others(row: RowMapping) -> bool:
     Those that only lost another rank do not at once: a rank that fails may take its time to end,
     and it is the one that says why.
     """
-    if row["ended_at"] is None or row["exit_code"] == 0 or row["exit_code"] in LEAVING:
-        return False
-    return not failed_by_another(_outcome(row))
+    return _failed(row) and not failed_by_another(_outcome(row))
+
+
+def failed_before_its_kill(connection: Connection, run: RowMapping) -> bool:
+    """Whether ranks of a run on several agents had failed before it was killed, if it was.
+
+    Then it is that failure that ended the run, whatever it was asked to do meanwhile.
+    """
+    killed_at = run["killed_at"]
+    return any(
+        _failed(row) and not row["told"] and (killed_at is None or row["ended_at"] < killed_at)
+        for row in nodes_of(connection, run["id"])
+    )
+
+
+def _failed(row: RowMapping) -> bool:
+    return row["ended_at"] is not None and row["exit_code"] not in {0, *LEAVING}
 
 
 def _outcome(row: RowMapping) -> Outcome:

@@ -29,7 +29,7 @@ from zeroserver.orchestrator.desk import (
     touch,
 )
 from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.nodes import all_ended, spread
+from zeroserver.orchestrator.nodes import all_ended, failed_before_its_kill, spread
 from zeroserver.orchestrator.trials import end_trial, move_trial, resting_state
 from zeroserver.orchestrator.warm_start import reference
 from zeroserver.states import (
@@ -235,7 +235,11 @@ def _line(text: str | None) -> str | None:
 def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExit) -> None:
     trial = find(transaction, trials, run["trial_id"])
     code = end.exit_code
-    forced = bool(run["killed"]) and run["directive"] == "preempt"  # it was too slow to leave
+    forced = (  # it was too slow to leave
+        bool(run["killed"])
+        and run["directive"] == "preempt"
+        and not failed_before_its_kill(transaction.connection, run)
+    )
     if trial["stop"] == "error":
         end_trial(world, transaction, trial, TrialState.ERROR, error=trial["error"])
     elif trial["stop"] is not None:

@@ -17,6 +17,7 @@ from zeroserver.orchestrator.cluster.reading import (
     read_queue,
 )
 from zeroserver.orchestrator.desk import Fields, World, find, log_line, save, touch
+from zeroserver.orchestrator.nodes import failed_before_its_kill
 from zeroserver.orchestrator.runs import assign, current_run
 from zeroserver.orchestrator.trials import direct_run, end_trial, kill_run
 from zeroserver.orchestrator.waiting import Waiting, changed_reasons
@@ -226,7 +227,7 @@ def _kill_late_runs(world: World, transaction: Transaction) -> None:
     )
     for run in late.mappings().all():
         wish = "stopped within its preemption_timeout"
-        if run["directive"] == "train":
+        if failed_before_its_kill(transaction.connection, run):
             wish = "ended after others of its ranks have failed"
         text = f"run {run['id']} has not {wish} and is killed"
         log_line(world, transaction, run, text, "WARNING")
