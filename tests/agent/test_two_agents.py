@@ -62,9 +62,10 @@ class Farm:
         kept = {k: v for k, v in os.environ.items() if k not in {ENV_MASTER, ENV_TOKEN}}
         environment = kept | {ENV_HOME: str(self.path / (home or name)), "CUDA_VISIBLE_DEVICES": ""}
         words = ["agent", "start", "--server", self.server.url, "--token", self.server.token]
+        words += [] if "--resource-manager" in options else ["--cpu"]
         with self.log(home or name).open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "zerolab", *words, "--name", name, "--cpu", *options],
+                [sys.executable, "-m", "zerolab", *words, "--name", name, *options],
                 env=environment,
                 stdout=log,
                 stderr=log,

@@ -79,7 +79,13 @@ def test_an_agent_runs_an_experiment_with_a_new_launcher(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-def test_a_launcher_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_launcher_that_is_not_there_is_named_and_no_option_goes_with_a_file(
+    tmp_path: Path,
+) -> None:
+    both = ["--resource-manager", "slurm.yaml", "--slots", "2", "--cpu", "--launcher", "ssh"]
     with Installation.running(tmp_path / "home") as installation:
         done = installation.quick("agent", "start", "--launcher", "kubernetes", expect=2)
+        refused = installation.quick("agent", "start", *both, expect=2)
     assert "must be one of local, slurm, ssh, got 'kubernetes'" in done.stderr
+    for option in ("--slots", "--cpu", "--launcher"):
+        assert f"{option}: cannot be combined with --resource-manager" in refused.stderr

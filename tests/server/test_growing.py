@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import PLAYED, Server, checkpoint, serve
+from zerolab.cli.cluster.agent import row_of
+from zerolab.cli.task import all_slots
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
+from zeroserver.orchestrator.cluster.reading import down_slots
 
 PAUSE_S = 60.0
 PATIENT = replace(PLAYED, grow_first_s=PAUSE_S)
@@ -144,3 +147,36 @@ def test_slots_of_a_lost_node_are_given_to_nobody_until_it_is_back(server: Serve
     server.add_agent(slots=4)
     server.tick(PAUSE_S)
     assert grow_at(server, run.run_id, 10) == "preempt"
+
+
+def test_a_lost_node_is_one_that_no_run_holds_where_there_is_one(server: Server) -> None:
+    server.submit(resources={"slots_per_trial": 2, "elastic": {"min_slots": 1}})
+    server.submit(resources={"slots_per_trial": 2})
+    lost, other = server.begin(1), server.run_of(2)
+    assert other.slot_ids == [2, 3]
+    server.add_agent(slots=4, up=3)
+    server.exit(lost.run_id, EXIT_INFRASTRUCTURE, "Slurm's job 7 ended as NODE_FAIL")
+    server.tick(PAUSE_S)
+    assert server.begin(1).slots == 1  # the other run has two of the three
+    assert server.get("/info")["cluster"]["free_slots"] == 0
+    agents = server.get("/agents")["agents"]
+    assert [slot["down"] for slot in agents[0]["slots"]] == [False, True, False, False]
+    assert all_slots(agents, "default") == (3, 1)
+    assert row_of(agents[0])[5] == "4 (1 without a node)"
+
+
+@pytest.mark.parametrize(
+    ("lost", "held", "expected"),
+    [
+        (0, [0], []),
+        (1, [], [4, 5]),
+        (1, [4, 5], [2, 3]),
+        (1, [5], [2, 3]),
+        (2, [2, 4], [0, 1, 4, 5]),
+        (1, [0, 2, 4], [4, 5]),
+        (3, [0], [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_lost_nodes_are_counted(lost: int, held: list[int], expected: list[int]) -> None:
+    slots = [{"id": i, "node": i // 2, "down": i // 2 >= 3 - lost} for i in range(6)]
+    assert sorted(down_slots(slots, held)) == expected

@@ -1,6 +1,7 @@
 """``zerolab task``: a command on some slots, as a job of the queue, detached from the terminal."""
 
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from zerolab.contract.names import TASK_LABEL
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["count_slots", "given_workers", "group"]
+__all__ = ["all_slots", "count_slots", "given_workers", "group"]
 
 group = typer.Typer(
     help="Commands on slots, as jobs of the queue.", no_args_is_help=True, rich_markup_mode=None
@@ -95,7 +96,7 @@ def run(
     workers = given_workers(slots, workers, worker_from)
     with connect() as client:
         if workers == EVERYTHING and slots is None:
-            slots, nodes = _all_slots(client, pool)
+            slots, nodes = all_slots(client.agents(), pool)
             workers = ""
         total, each = count_slots(slots, workers)
         resources = {
@@ -130,16 +131,20 @@ def run(
         raise typer.Exit(1)
 
 
-def _all_slots(client: "Client", pool: str) -> tuple[int, int]:
-    """Count the slots of a pool, and the agents that have them.
+def all_slots(agents: Sequence[dict[str, Any]], pool: str) -> tuple[int, int]:
+    """Count the slots of a pool on which something can run, and the agents that have them.
+
+    Args:
+        agents: All that there are.
+        pool: Name of the pool.
 
     Raises:
         ConfigError: If none is there.
     """
     from zerolab.errors import ConfigError
 
-    ready = [one for one in client.agents() if one["pool"] == pool and one["state"] == "ready"]
-    found = [sum(bool(slot["enabled"]) for slot in one["slots"]) for one in ready]
+    ready = [one for one in agents if one["pool"] == pool and one["state"] == "ready"]
+    found = [sum(slot["enabled"] and not slot["down"] for slot in one["slots"]) for one in ready]
     counts = [count for count in found if count]
     if not counts:
         raise ConfigError("task", [f"--worker: no agent of pool {pool} has a slot now"])

@@ -158,7 +158,8 @@ class SlotInfo(msgspec.Struct, frozen=True):
     """Number of the node on which it is, where the agent offers those of a cluster; None on the
     agent's own machine."""
     down: bool = False
-    """Nothing can start on it now: the cluster has no node for it."""
+    """The cluster has a node too few for it now. Only how many nodes are down counts: which slots
+    that closes is said by the server, which knows what runs hold."""
 
 
 class AgentRegistration(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ def schedule(world: World, transaction: Transaction) -> None:
     running = {run.job.job_id for run in held.values()}
     decision = Decision()
     if waiting:
-        cluster = read_cluster(world, transaction)
+        cluster = read_cluster(world, transaction, held.values())
         decision = scheduler.schedule(cluster, waiting, list(held.values()))
         _start(world, transaction, decision, waiting)
         for run_id in decision.preempt:
@@ -81,8 +81,9 @@ def extend(world: World, transaction: Transaction, run_id: int, until: int) -> E
 
 def _goes_first(world: World, transaction: Transaction, run: Fields, trial: Fields) -> bool:
     """Whether a trial would be given slots at once, and may stay on all that its run holds."""
-    mine = held_by_run(world, transaction)[run["id"]]
-    cluster = read_cluster(world, transaction)
+    held = held_by_run(world, transaction)
+    mine = held[run["id"]]
+    cluster = read_cluster(world, transaction, held.values())
     excluded = _excluded(trial)
     free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
     for agent_id, slots in mine.slots.items():
@@ -101,10 +102,10 @@ def slots_instead(world: World, transaction: Transaction, run: Fields, trial: Fi
         trial: Its trial.
     """
     held = held_by_run(world, transaction)
+    cluster = read_cluster(world, transaction, held.values())
     mine = held.pop(run["id"])
     again = Request(trial["id"], mine.job, 1, _excluded(trial))
     waiting = [again, *read_queue(world, transaction)]
-    cluster = read_cluster(world, transaction)
     decision = scheduler.schedule(cluster, waiting, list(held.values()))
     found = next((one for one in decision.start if one.request is again), None)
     return 0 if found is None else sum(map(len, found.slots.values()))

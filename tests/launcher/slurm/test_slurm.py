@@ -11,10 +11,12 @@ import pytest
 from tests.launcher.helpers import end_of, make_run
 from tests.launcher.slurm.cluster import Cluster
 from tests.waiting import until
+from zerolab.agent.slots import find_slots
 from zerolab.contract.nodes import unfit_for_nodes
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_HOME, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
+from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
 from zerolab.files import read_json
 from zerolab.launcher.slurm.follow import outcome_of
@@ -131,6 +133,21 @@ def test_slots_of_nodes_that_slurm_has_lost_or_closed_are_down() -> None:
     pool = SlurmSettings(nodes=2, slots_per_node=2)
     assert [slot.down for slot in pool.slots_on(1)] == [False, False, True, True]
     assert pool.slots_on(None) == pool.slots_on(9) == pool.slots
+
+
+def test_without_a_file_the_slots_are_those_of_one_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "scontrol", "scancel", "sinfo"):
+        command = tmp_path / name
+        command.write_text("#!/bin/sh\necho 'p* idle'\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    offered = SlurmLauncher(Home(tmp_path / "home"), find_slots(8, cpu=True)).offers()
+    assert offered == [SlotInfo(number, "cpu", node=0) for number in range(8)]
+    gpus = [SlotInfo(number, f"cuda:{number} H100") for number in range(2)]
+    offered = SlurmLauncher(Home(tmp_path / "home"), gpus).offers()
+    assert [slot.device for slot in offered] == ["cuda:0 Slurm"] * 2
 
 
 def test_an_agent_waits_until_slurm_answers(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from zerolab.client.http import Client
     from zerolab.paths import Home
 
-__all__ = ["group"]
+__all__ = ["group", "row_of"]
 
 group = typer.Typer(help="Machines that offer slots.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -71,7 +71,8 @@ def start(
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    _check(pool, name, launcher)
+    said = [] if resource_manager is None else _said_twice(slots, launcher, cpu=cpu)
+    _check(pool, name, launcher, said)
     for variable, given in ((ENV_MASTER, server), (ENV_TOKEN, token)):
         if given:
             os.environ[variable] = given
@@ -88,8 +89,8 @@ def start(
         Agent(place, client, token_of(home), starts, over_ssh, name=name or "", pool=pool).run()
 
 
-def _check(pool: str, name: str | None, launcher: str) -> None:
-    """See that the words given to an agent can be used.
+def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> None:
+    """See that the words given to an agent can be used, besides the problems that are known.
 
     Raises:
         ConfigError: With all that cannot.
@@ -98,7 +99,6 @@ def _check(pool: str, name: str | None, launcher: str) -> None:
     from zerolab.errors import ConfigError
     from zerolab.launcher.registered import LAUNCHERS
 
-    problems = []
     for option, word in (("pool", pool), ("name", name)):
         try:
             check_pool("a" if word is None else word)
@@ -108,6 +108,19 @@ def _check(pool: str, name: str | None, launcher: str) -> None:
         problems.append(f"--launcher: must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
     if problems:
         raise ConfigError("agent", problems)
+
+
+def _said_twice(slots: int | None, launcher: str, *, cpu: bool) -> list[str]:
+    """Refuse the options that say what the file of ``--resource-manager`` says."""
+    from zerolab.launcher.registered import MANAGED
+
+    asked = {
+        "slots": slots is not None,
+        "cpu": cpu,
+        "launcher": launcher not in {"local", *MANAGED},
+    }
+    told = "cannot be combined with --resource-manager, whose file says which slots there are"
+    return [f"--{option}: {told}: leave it out" for option, given in asked.items() if given]
 
 
 def _place(home: "Home", name: str | None) -> "Home":
@@ -127,22 +140,25 @@ def list_agents(as_json: AsJson = False) -> None:
     if as_json:
         print_json(agents)
         return
-    rows = [
-        (
-            one["id"],
-            one["name"],
-            one["host"],
-            one["pool"],
-            one["state"],
-            len(one["slots"]),
-            sum(1 for slot in one["slots"] if slot["run_id"] is not None),
-            ", ".join(str(slot["id"]) for slot in one["slots"] if not slot["enabled"]),
-            one["slots"][0]["device"] if one["slots"] else None,
-        )
-        for one in agents
-    ]
     columns = ["id", "name", "host", "pool", "state", "slots", "in use", "disabled", "device"]
-    print_table(columns, rows)
+    print_table(columns, [row_of(one) for one in agents])
+
+
+def row_of(agent: dict[str, Any]) -> tuple[Any, ...]:
+    """Return an agent's row of the list."""
+    slots = agent["slots"]
+    down = sum(slot["down"] for slot in slots)
+    return (
+        agent["id"],
+        agent["name"],
+        agent["host"],
+        agent["pool"],
+        agent["state"],
+        f"{len(slots)} ({down} without a node)" if down else len(slots),
+        sum(1 for slot in slots if slot["run_id"] is not None),
+        ", ".join(str(slot["id"]) for slot in slots if not slot["enabled"]),
+        slots[0]["device"] if slots else None,
+    )
 
 
 @group.command()

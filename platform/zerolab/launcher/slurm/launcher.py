@@ -31,15 +31,18 @@ class SlurmLauncher:
 
     Args:
         home: Data directory of the agent; all nodes of the cluster must see it.
-        slots: That it offers.
-        settings: How runs become jobs.
+        slots: Without settings, those of one node of the default partition.
+        settings: How runs become jobs, and which slots there are.
     """
 
     def __init__(
         self, home: Home, slots: Sequence[SlotInfo], settings: SlurmSettings | None = None
     ) -> None:
         check_installed()
-        self._settings = settings or SlurmSettings()
+        if settings is None:
+            cuda = any(slot.device.startswith("cuda") for slot in slots)
+            settings = SlurmSettings(slots_per_node=len(slots), slot_type="cuda" if cuda else "cpu")
+        self._settings = settings
         self._ready: int | None = None
 
     @classmethod

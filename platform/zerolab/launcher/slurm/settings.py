@@ -44,7 +44,10 @@ class SlurmSettings:
         ]
 
     def slots_on(self, ready: int | None) -> list[SlotInfo]:
-        """Slots that the agent offers while Slurm has so many nodes ready; None: not known."""
+        """Slots that the agent offers while Slurm has so many nodes ready; None: not known.
+
+        As many nodes are down as are missing; which of ours they are, nobody can say.
+        """
         if ready is None:
             return self.slots
         return [

@@ -1,6 +1,6 @@
 """Agents, jobs, pools and quotas, as the windows read them; no query in a loop."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import msgspec
@@ -9,7 +9,7 @@ from sqlalchemy import Connection, RowMapping, func, select
 from zerolab.scheduler import DEFAULT_POOL, Policy
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api.resources import Agent, Job, Pool, Quota, Slot
-from zeroserver.orchestrator.cluster.reading import OPEN_RUNS, why_closed
+from zeroserver.orchestrator.cluster.reading import OPEN_RUNS, down_slots, why_closed
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.nodes import held_slots
 from zeroserver.states import EXPERIMENT_ENDED
@@ -20,30 +20,30 @@ __all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
 
 def agent_list(world: World, connection: Connection) -> list[Agent]:
     """Return every agent, with what runs on its slots."""
-    held: dict[tuple[int, int], int] = {}
+    held: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for row in connection.execute(held_slots(OPEN_RUNS)):
         for slot in msgspec.json.decode(row.slot_ids):
-            held[row.agent_id, slot] = row.id
-    busy = {agent_id for agent_id, _ in held}
+            held[row.agent_id][slot] = row.id
     rows = connection.execute(select(agents).order_by(agents.c.id)).mappings()
-    return [_agent(world, row, held, busy=row["id"] in busy) for row in rows]
+    return [_agent(world, row, held[row["id"]]) for row in rows]
 
 
-def _agent(
-    world: World, row: RowMapping, held: Mapping[tuple[int, int], int], *, busy: bool
-) -> Agent:
+def _agent(world: World, row: RowMapping, held: Mapping[int, int]) -> Agent:
+    """Return an agent, of whose slots runs hold some: slot to run."""
+    told = msgspec.json.decode(row["slots"])
+    down = down_slots(told, held)
     disabled = set(msgspec.json.decode(row["disabled_slots"]))
     slots = [
         Slot(
             id=slot["id"],
             device=slot["device"],
-            run_id=held.get((row["id"], slot["id"])),
+            run_id=held.get(slot["id"]),
             enabled=bool(row["enabled"]) and slot["id"] not in disabled,
-            down=slot.get("down", False),
+            down=slot["id"] in down,
         )
-        for slot in msgspec.json.decode(row["slots"])
+        for slot in told
     ]
-    state = _state(world, row, busy=busy)
+    state = _state(world, row, busy=bool(held))
     silent_s = round(world.silence_s(row["id"]), 1)
     return Agent.of(row, slots=slots, state=state, silent_s=silent_s)
 

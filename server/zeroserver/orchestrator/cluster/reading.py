@@ -4,8 +4,10 @@ A round with ten thousand waiting jobs must stay cheap: the trials that wait are
 index that holds nothing else, and what is common to an experiment's trials is kept in memory.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
+from typing import Any
 
 import msgspec
 from sqlalchemy import select
@@ -20,6 +22,7 @@ from zeroserver.store.schema import WAITING, agents, experiments, pools, quotas
 
 __all__ = [
     "OPEN_RUNS",
+    "down_slots",
     "held_by_run",
     "jobs_of",
     "next_trials",
@@ -149,21 +152,52 @@ def held_by_run(world: World, transaction: Transaction) -> dict[int, Allocation]
     return held
 
 
-def read_cluster(world: World, transaction: Transaction) -> Cluster:
-    """Return the agents that are there, the pools' policies and the quotas."""
+def down_slots(slots: Iterable[Mapping[str, Any]], held: Collection[int]) -> set[int]:
+    """Say for which slots of an agent its cluster has no node now.
+
+    The agent says how many nodes are lost, not which: a cluster numbers its nodes in its own way.
+    So what no run holds goes first, highest node first, and what is free is never overstated.
+
+    Args:
+        slots: As the agent has told; one without a node is a node of its own.
+        held: Those that runs hold.
+    """
+    nodes: defaultdict[int, set[int]] = defaultdict(set)
+    lost: set[int] = set()
+    for slot in slots:
+        node = slot["id"] if slot.get("node") is None else slot["node"]
+        nodes[node].add(slot["id"])
+        if slot.get("down"):
+            lost.add(node)
+    in_turn = sorted(nodes, key=lambda node: (not nodes[node].isdisjoint(held), -node))
+    return {slot for node in in_turn[: len(lost)] for slot in nodes[node]}
+
+
+def read_cluster(world: World, transaction: Transaction, held: Iterable[Allocation]) -> Cluster:
+    """Return the agents that are there, the pools' policies and the quotas.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        held: What every run holds.
+    """
+    taken: defaultdict[int, set[int]] = defaultdict(set)
+    for run in held:
+        for agent_id, slots in run.slots.items():
+            taken[agent_id].update(slots)
     connection = transaction.connection
     there = connection.execute(select(agents).where(agents.c.alive == 1).order_by(agents.c.id))
     return Cluster(
-        agents=[_agent(world, row) for row in there.mappings()],
+        agents=[_agent(world, row, taken[row["id"]]) for row in there.mappings()],
         policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
         quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
     )
 
 
-def _agent(world: World, row: Fields) -> AgentSlots:
+def _agent(world: World, row: Fields, held: Collection[int]) -> AgentSlots:
     slots = msgspec.json.decode(row["slots"])
     off = set(msgspec.json.decode(row["disabled_slots"]))
-    down = {slot["id"] for slot in slots if slot.get("down")} - off
+    down = down_slots(slots, held) - off
     cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
     return AgentSlots(
         agent_id=row["id"],
