@@ -150,10 +150,7 @@ def delete(
     with connect() as client:
         if not (dry_run or yes):
             plan = client.remove_checkpoints(uuids, glob or (), dry_run=True)
-            text = (
-                f"Remove {size_text(plan['size_bytes'])} of {len(plan['checkpoints'])} checkpoints?"
-            )
-            typer.confirm(text, abort=True, err=True)
+            _ask(plan)
         print_removal(client.remove_checkpoints(uuids, glob or (), dry_run=dry_run), as_json)
 
 
@@ -188,12 +185,19 @@ def gc(
     with connect() as client:
         if not (dry_run or yes):
             plan = client.collect_checkpoints(experiment_id, policy, dry_run=True)
-            text = (
-                f"Remove {size_text(plan['size_bytes'])} of {len(plan['checkpoints'])} checkpoints?"
-            )
-            typer.confirm(text, abort=True, err=True)
+            _ask(plan)
         answer = client.collect_checkpoints(experiment_id, policy, dry_run=dry_run)
     print_removal(answer, as_json)
+
+
+def _ask(plan: "Json") -> None:
+    """Ask whether to remove what a dry run names.
+
+    Raises:
+        typer.Abort: If the answer is no.
+    """
+    size, count = size_text(plan["size_bytes"]), len(plan["checkpoints"])
+    typer.confirm(f"Remove {size} of {count} checkpoint(s)?", abort=True, err=True)
 
 
 def print_removal(answer: "Json", as_json: bool) -> None:
