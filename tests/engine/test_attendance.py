@@ -231,6 +231,30 @@ def test_a_rank_has_its_time_to_answer_however_late_it_was_asked(
     assert "rank 1 does not answer" in line
 
 
+@pytest.mark.parametrize("answers", [False, True], ids=["a silent rank", "a rank on its way"])
+def test_who_is_missing_is_told_again_when_others_have_come(
+    caplog: pytest.LogCaptureFixture, answers: bool
+) -> None:
+    store = HashStore()
+    never, first, second = (Attendance([0, 1, 2], rank, "t") for rank in range(3))
+    first.enter("step")
+
+    def told() -> list[str]:
+        for one in (never, second) if answers or second._calls else (never,):
+            one.look(store, LONG_S)
+        first.look(store, 0.0)
+        return caplog.messages
+
+    until("two ranks are missed", told)
+    second.enter("step")
+    until("one is missed", lambda: len(told()) > 1)
+    for _ in range(20):
+        told()
+    both, one = caplog.messages
+    assert "for 2 ranks (0, 2), which have not come" in both
+    assert "for rank 0, which has not come" in one
+
+
 def test_a_rank_that_has_gone_on_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
     first, second, store = pair()
     for _ in range(2):

@@ -86,8 +86,8 @@ class Attendance:
         self._since = 0.0
         self._last = _Answer(0, "")
         """What was answered last."""
-        self._told = -1
-        """The last call of which was told that ranks are missing."""
+        self._told: tuple[int, list[int], float] = (-1, [], 0.0)
+        """The last call of which was told that ranks are missing, which, and after how long."""
         self._looks = (0, 0)
         """The call that others are asked about, and how often this rank has looked since. No
         seconds: in those of a machine that was suspended nobody could have answered."""
@@ -146,6 +146,8 @@ class Attendance:
     def look(self, store: Store, patience: float) -> None:
         """Answer a rank that asks, ask if this one waits, and tell whom it waits for.
 
+        Told again, after twice the time, where the ranks that are missing are no longer the same.
+
         Args:
             store: Of all ranks.
             patience: Seconds that a call may be open before it is told.
@@ -160,7 +162,8 @@ class Attendance:
                 question = own.calls
                 store.set(f"{self._token}/asked", str(question))
         self._answer(store, replace(own, question=question))
-        if waited > patience and self._told != own.calls:
+        call, _, told_after = self._told
+        if waited > (patience if call != own.calls else max(patience, 2 * told_after)):
             answers = self._answers(store, own)
             # One that does not answer hangs, or is slow: it gets more time.
             if len(answers) == len(self._ranks) or self._looks[1] > 0.9 * _STEPS:
@@ -196,8 +199,9 @@ class Attendance:
         here = [rank for rank, answer in answers.items() if answer.name == own.name]
         if not missing:
             return  # all are there: it takes long, which is no fault; asked again at the next look
-        self._told = own.calls
-        if self._rank != min(here):
+        told = self._told[:2]
+        self._told = own.calls, missing, waited
+        if told == (own.calls, missing) or self._rank != min(here):
             return
         doing = "; ".join(
             f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in missing[:8]
