@@ -217,14 +217,16 @@ def test_a_promoted_trial_leaves_where_another_experiment_goes_first(
     assert extend(server, spec.run_id, 5)["goes_on"] != first
 
 
+@pytest.mark.parametrize("ended", [True, False])
 def test_a_promoted_trial_goes_on_where_a_node_is_lost_that_it_does_not_hold(
-    server: Server,
+    server: Server, ended: bool
 ) -> None:
     server.submit(hyperparameters={"deepspeed_config": "ds_config.json"})
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
     server.add_agent(slots=2)
     first, spec = server.begin(1), server.begin(2)
-    server.exit(first.run_id, 0)
+    if ended:
+        server.exit(first.run_id, 0)
     server.add_agent(slots=2, up=1)
     server.report(spec.run_id, validation(5, 0.5), checkpoint(5, "1"))
     assert extend(server, spec.run_id, 5)["goes_on"]

@@ -83,7 +83,7 @@ def _goes_first(world: World, transaction: Transaction, run: Fields, trial: Fiel
     """Whether a trial would be given slots at once, and may stay on all that its run holds."""
     held = held_by_run(world, transaction)
     mine = held[run["id"]]
-    cluster = read_cluster(world, transaction, held.values())
+    cluster = read_cluster(world, transaction, held.values(), mine)
     excluded = _excluded(trial)
     free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
     for agent_id, slots in mine.slots.items():
@@ -102,7 +102,7 @@ def slots_instead(world: World, transaction: Transaction, run: Fields, trial: Fi
         trial: Its trial.
     """
     held = held_by_run(world, transaction)
-    cluster = read_cluster(world, transaction, held.values())
+    cluster = read_cluster(world, transaction, held.values(), held[run["id"]])
     mine = held.pop(run["id"])
     again = Request(trial["id"], mine.job, 1, _excluded(trial))
     waiting = [again, *read_queue(world, transaction)]

@@ -4,13 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.helpers import end_of, make_run
 from tests.launcher.slurm.cluster import Cluster
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 from zerolab.agent.slots import find_slots
 from zerolab.contract.nodes import unfit_for_nodes
 from zerolab.contract.outcome import Outcome
@@ -18,8 +20,8 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_HOME, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
-from zerolab.files import read_json
-from zerolab.launcher.slurm.follow import outcome_of
+from zerolab.launcher.slurm.follow import follow, outcome_of
+from zerolab.launcher.slurm.held import job_of
 from zerolab.launcher.slurm.job import job_state, job_words
 from zerolab.launcher.slurm.launcher import SlurmLauncher
 from zerolab.launcher.slurm.node import node_folder, sizes_of
@@ -127,9 +129,11 @@ def test_what_a_partition_does_not_have_is_not_offered(
 def test_slots_of_nodes_that_slurm_has_lost_or_closed_are_down() -> None:
     states = ["idle", "MIXED", "allocated+", "idle~", "idle*", "down*", "drained", "draining",
               "maint", "fail", "reboot^"]  # fmt: skip
-    lines = [f"p {state}" for state in states]
+    lines = [f"p {state} n{number}" for number, state in enumerate(states)]
     assert count_ready(SlurmSettings("p"), lines) == 4
-    assert count_ready(SlurmSettings(), ["a* idle", "a* down*", "b idle"]) == 1
+    # Those that runs of ours fill: the one that is being drained is still there, and no other.
+    assert count_ready(SlurmSettings("p"), lines, [f"n{number}" for number in range(11)]) == 5
+    assert count_ready(SlurmSettings(), ["a* idle n1", "a* down* n2", "b idle n1"]) == 1
     pool = SlurmSettings(nodes=2, slots_per_node=2)
     assert [slot.down for slot in pool.slots_on(1)] == [False, False, True, True]
     assert pool.slots_on(None) == pool.slots_on(9) == pool.slots
@@ -140,7 +144,7 @@ def test_without_a_file_the_slots_are_those_of_one_node(
 ) -> None:
     for name in ("sbatch", "scontrol", "scancel", "sinfo"):
         command = tmp_path / name
-        command.write_text("#!/bin/sh\necho 'p* idle'\n")
+        command.write_text("#!/bin/sh\necho 'p* idle n1'\n")
         command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     offered = SlurmLauncher(Home(tmp_path / "home"), find_slots(8, cpu=True)).offers()
@@ -185,7 +189,7 @@ def test_a_job_that_left_no_word_is_judged_by_its_state(
 @pytest.mark.machines
 @pytest.mark.slow
 def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_is_told(
-    slurm: Cluster, tmp_path: Path
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = SlurmSettings(nodes=2, slots_per_node=2, grace_s=30)
     launcher = SlurmLauncher(Home(tmp_path / "home"), settings.slots, settings)
@@ -213,10 +217,28 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
     left = make_run(tmp_path / "left", SCRIPT, slots=4)
     process = launcher.start(left, {})
     begun(left)
+    # A node that is being drained is there as long as our run fills it; another job has no place.
+    drain = ["scontrol", "update", "nodename=n2", "state=drain", "reason=maintenance"]
+    subprocess.run(drain, check=True)
+    until("n2 is draining", slurm.states, lambda told: "n2 draining" in told)
+    assert not any(slot.down for slot in launcher.offers())
+    monkeypatch.setattr("zerolab.launcher.slurm.follow._LACKING_S", 0.1)
+    # The nodes of `all` take several jobs at once, and those of `low` one that wants a whole node.
+    alone = replace(settings, nodes=3, partition="low", sbatch_args=("--exclusive",))
+    asked: list[int] = []
+    limit = threading.Timer(DEADLINE_S, asked.append, [15])
+    limit.start()
+    end = follow(make_run(tmp_path / "waits", SCRIPT), alone, asked)
+    limit.cancel()
+    assert end.exit_code == EXIT_PREEMPTED
+    assert "and Slurm has 2, of whose 4 slot(s) other runs hold 4" in str(end.reason)
     launcher.stop(process, 30)
     end = end_of(process, left)
     assert end.exit_code == EXIT_PREEMPTED, end
     assert any((left.path / "checkpoints").iterdir())
+    until("n2 is empty", slurm.states, lambda told: "n2 drained" in told)
+    assert [slot.down for slot in launcher.offers()] == [False, False, True, True]
+    subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], check=True)
 
     lost = make_run(tmp_path / "lost", SCRIPT, slots=4)
     # The ranks of the node that is left wait for the others, and leave when they are killed.
@@ -233,7 +255,8 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
     assert "NODE_FAIL" in str(end.reason)
     assert launcher.sweep(lost) == 0
 
-    job = str((read_json(lost.path / "slurm.json") or {})["job"])
+    job = job_of(lost)
+    assert job is not None
     until("the job is over", lambda: job_state(job), lambda state: state != "RUNNING")
     assert node_folder(done, 1).exit.exists()
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,17 +25,14 @@ from zerolab.contract.spec import (
     write_run_spec,
 )
 from zerolab.errors import ConfigError
-from zerolab.files import read_json, write_json
+from zerolab.launcher.slurm.held import job_of, note_job, running_jobs
 from zerolab.launcher.slurm.job import ENDED, cancel, job_state, job_words, signal_job, submit
 from zerolab.launcher.slurm.node import node_folder, sizes_of
 from zerolab.launcher.slurm.partition import nodes_ready
 from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environment
 from zerolab.linux import die_with_parent
 
-__all__ = ["JOB_FILE", "cancel_job_of", "main", "outcome_of"]
-
-JOB_FILE = "slurm.json"
-"""``{"job"}`` in the run's directory."""
+__all__ = ["cancel_job_of", "follow", "main", "outcome_of"]
 
 _POLL_S = 1.0
 _LOOK_S = 3.0
@@ -53,11 +51,18 @@ def main() -> int:
         signal.signal(number, lambda number, _frame: asked.append(number))
     die_with_parent(int(parent))
     folder = RunFolder(Path(spec_file).parent)
-    write_outcome(folder.path, _follow(folder, settings_of_environment(), asked))
+    write_outcome(folder.path, follow(folder, settings_of_environment(), asked))
     return 0
 
 
-def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Outcome:
+def follow(folder: RunFolder, settings: SlurmSettings, asked: Collection[int]) -> Outcome:
+    """Submit the job of a run, and wait for its end.
+
+    Args:
+        folder: Of the run; those of the agent's other runs lie beside it.
+        settings: Of the pool.
+        asked: Signals that have come; with the first one the job is told to leave.
+    """
     spec = read_run_spec(folder.spec)
     if spec.hosts:
         told = (
@@ -79,51 +84,73 @@ def _follow(folder: RunFolder, settings: SlurmSettings, asked: list[int]) -> Out
         )
     except ConfigError as error:
         return Outcome(EXIT_USER_ERROR, f"Slurm does not take the job: {error.problems[0]}")
-    write_json(folder.path / JOB_FILE, {"job": job})
+    held = [ranks * spec.slots_per_rank for ranks in sizes]
+    note_job(folder, job, held)
     state, passed = job_state(job), False
-    lack, left = _Lack(settings, len(sizes)), None
+    lack, left = _Lack(settings, folder, held), None
     while state not in ENDED:
         if asked and not passed:
             passed = True
             signal_job(job)
         if state == "PENDING" and left is None:
-            left = lack.nodes_left()
+            left = lack.what_is_left()
             if left is not None:
                 cancel(job)
         time.sleep(_POLL_S)
         state = job_state(job) or state
     if left is not None:
-        waited = f"job {job} waited for {len(sizes)} node(s), and Slurm has {left} that it can use"
+        waited = f"job {job} waited for {len(sizes)} node(s), and Slurm has {left}"
         return Outcome(EXIT_PREEMPTED, f"{waited}: the trial takes the slots that are there")
     return outcome_of(folder, job, state or "GONE", len(sizes), told=passed)
 
 
 class _Lack:
-    """Watches whether Slurm has the nodes for which a job waits.
+    """Watches whether Slurm has the nodes for which a job waits, beside those of our other runs.
+
+    Nodes that jobs of others hold are not missing. Those of ours are: the server gave this run
+    slots that none of them had.
 
     Args:
         settings: Of the pool.
-        nodes: That the job needs.
+        folder: Of the run; those of the agent's other runs lie beside it.
+        sizes: Slots that the job needs on each node.
     """
 
-    def __init__(self, settings: SlurmSettings, nodes: int) -> None:
+    def __init__(self, settings: SlurmSettings, folder: RunFolder, sizes: Sequence[int]) -> None:
         self._settings = settings
-        self._nodes = nodes
+        self._folder = folder
+        self._sizes = sizes
         self._next_look = 0.0
         self._since: float | None = None
 
-    def nodes_left(self) -> int | None:
-        """Return how many nodes there are when they have been too few for long; else None."""
+    def what_is_left(self) -> str | None:
+        """Say how many nodes there are when they have been too few for long; else None."""
         now = time.monotonic()
         if now < self._next_look:
             return None
         self._next_look = now + _LOOK_S
-        ready = nodes_ready(self._settings)
-        if ready is None or ready >= self._nodes:
+        told = self._look()
+        if told is None:
             self._since = None
             return None
         self._since = now if self._since is None else self._since
-        return ready if now - self._since >= _LACKING_S else None
+        return told if now - self._since >= _LACKING_S else None
+
+    def _look(self) -> str | None:
+        runs = [RunFolder(path) for path in self._folder.path.parent.iterdir()]
+        ready = nodes_ready(self._settings, runs)
+        if ready is None or ready >= self._settings.nodes:
+            return None
+        if ready < len(self._sizes):
+            return f"{ready} that it can use"
+        try:
+            held = sum(sum(job.sizes) for job in running_jobs(runs))
+        except OSError:
+            return None
+        there = ready * self._settings.slots_per_node
+        if held + sum(self._sizes) <= there:
+            return None
+        return f"{ready}, of whose {there} slot(s) other runs hold {held}"
 
 
 def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: bool) -> Outcome:
@@ -158,10 +185,10 @@ def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: boo
 
 def cancel_job_of(folder: RunFolder) -> bool:
     """End the job of a run whose follower is gone; return whether there was one."""
-    noted = read_json(folder.path / JOB_FILE)
-    if noted is None or (job_state(noted["job"]) or "") in ENDED:
+    job = job_of(folder)
+    if job is None or (job_state(job) or "") in ENDED:
         return False
-    cancel(noted["job"])
+    cancel(job)
     return True
 
 

@@ -44,6 +44,7 @@ class SlurmLauncher:
             settings = SlurmSettings(slots_per_node=len(slots), slot_type="cuda" if cuda else "cpu")
         self._settings = settings
         self._ready: int | None = None
+        self._runs: list[RunFolder] = []
 
     @classmethod
     def of_file(cls, home: Home, path: Path) -> Self:
@@ -66,7 +67,10 @@ class SlurmLauncher:
 
     def offers(self) -> Sequence[SlotInfo]:
         """Return the slots: those of nodes that Slurm has lost or closed are down."""
-        ready = nodes_ready(self._settings)
+        for folder in [*self._runs]:
+            if folder.exit.exists() or not folder.path.exists():
+                self._runs.remove(folder)
+        ready = nodes_ready(self._settings, self._runs)
         self._ready = self._ready if ready is None else ready
         return self._settings.slots_on(self._ready)
 
@@ -88,6 +92,7 @@ class SlurmLauncher:
                 start_new_session=True,
             )
         note_launcher(folder, process)
+        self._runs.append(folder)
         return process
 
     def stop(self, process: LauncherProcess, grace_s: float) -> int:

@@ -4,9 +4,11 @@ import logging
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from zerolab.contract.run_folder import RunFolder
 from zerolab.errors import ConfigError
+from zerolab.launcher.slurm.held import filled_nodes, running_jobs
 from zerolab.launcher.slurm.settings import SlurmSettings
 
 __all__ = ["await_partition", "count_ready", "nodes_ready", "partition_problems"]
@@ -21,6 +23,7 @@ _NOT_READY = (
     "down", "drain", "drng", "fail", "error", "unk", "maint", "reboot", "inval", "no_resp", "block",
 )  # fmt: skip
 """How the states begin in which Slurm starts no job on a node."""
+_DRAINING = ("draining", "drng")
 _ITS_OWN = ("-p", "--partition", "-w", "--nodelist", "-C", "--constraint", "-M", "--clusters")
 """Options of sbatch that choose nodes in their own way."""
 
@@ -76,8 +79,14 @@ def partition_problems(settings: SlurmSettings, lines: Sequence[str]) -> list[st
     return problems
 
 
-def nodes_ready(settings: SlurmSettings) -> int | None:
-    """Count the nodes on which Slurm may start a job, now or when other jobs have ended.
+def nodes_ready(settings: SlurmSettings, runs: Iterable[RunFolder] = ()) -> int | None:
+    """Count the nodes on which a job of ours runs or may start, now or when others have ended.
+
+    One that is being drained starts nothing new; while runs of ours fill it, it is still there.
+
+    Args:
+        settings: Of the agent.
+        runs: Folders of its runs.
 
     Returns:
         None where that is not known: Slurm does not answer, or sbatch's own options choose.
@@ -85,21 +94,31 @@ def nodes_ready(settings: SlurmSettings) -> int | None:
     if _chooses(settings):
         return None
     try:
-        return count_ready(settings, _ask(settings.partition, "%P %T"))
+        lines = _ask(settings.partition, "%P %T %N")
+        drained = any(line.split()[1].startswith(_DRAINING) for line in lines)
+        ours = filled_nodes(running_jobs(runs), settings.slots_per_node) if drained else ()
     except OSError as error:
-        logger.info("sinfo: %s", error)
+        logger.info("Slurm: %s", error)
         return None
+    return count_ready(settings, lines, ours)
 
 
-def count_ready(settings: SlurmSettings, lines: Sequence[str]) -> int:
-    """Count the nodes that are neither lost nor closed.
+def count_ready(settings: SlurmSettings, lines: Sequence[str], ours: Collection[str] = ()) -> int:
+    """Count the nodes that are neither lost nor closed, or closed to all but runs of ours.
 
     Args:
         settings: Of the agent.
-        lines: ``PARTITION STATE`` of each node; the state of one that is silent ends in ``*``.
+        lines: ``PARTITION STATE NAME`` of each node; the state of one that is silent ends in ``*``.
+        ours: Nodes that runs of ours fill.
     """
-    states = [node[1].lower() for node in _of_partition(settings, lines)]
-    return sum(not one.startswith(_NOT_READY) and not one.endswith("*") for one in states)
+
+    def there(state: str, name: str) -> bool:
+        if state.endswith("*"):
+            return False
+        return not state.startswith(_NOT_READY) or (state.startswith(_DRAINING) and name in ours)
+
+    nodes = _of_partition(settings, lines)
+    return sum(there(state.lower(), name) for _, state, name in nodes)
 
 
 def _chooses(settings: SlurmSettings) -> bool:

@@ -152,7 +152,9 @@ def held_by_run(world: World, transaction: Transaction) -> dict[int, Allocation]
     return held
 
 
-def down_slots(slots: Iterable[Mapping[str, Any]], held: Collection[int]) -> set[int]:
+def down_slots(
+    slots: Iterable[Mapping[str, Any]], held: Collection[int], sure: Collection[int] = ()
+) -> set[int]:
     """Say for which slots of an agent its cluster has no node now.
 
     The agent says how many nodes are lost, not which: a cluster numbers its nodes in its own way.
@@ -161,6 +163,7 @@ def down_slots(slots: Iterable[Mapping[str, Any]], held: Collection[int]) -> set
     Args:
         slots: As the agent has told; one without a node is a node of its own.
         held: Those that runs hold.
+        sure: Those of a run that is known to train now: they go last.
     """
     nodes: defaultdict[int, set[int]] = defaultdict(set)
     lost: set[int] = set()
@@ -169,35 +172,49 @@ def down_slots(slots: Iterable[Mapping[str, Any]], held: Collection[int]) -> set
         nodes[node].add(slot["id"])
         if slot.get("down"):
             lost.add(node)
-    in_turn = sorted(nodes, key=lambda node: (not nodes[node].isdisjoint(held), -node))
+
+    def turn(node: int) -> tuple[bool, bool, int]:
+        return not nodes[node].isdisjoint(sure), not nodes[node].isdisjoint(held), -node
+
+    in_turn = sorted(nodes, key=turn)
     return {slot for node in in_turn[: len(lost)] for slot in nodes[node]}
 
 
-def read_cluster(world: World, transaction: Transaction, held: Iterable[Allocation]) -> Cluster:
+def read_cluster(
+    world: World,
+    transaction: Transaction,
+    held: Iterable[Allocation],
+    asks: Allocation | None = None,
+) -> Cluster:
     """Return the agents that are there, the pools' policies and the quotas.
 
     Args:
         world: Of the orchestrator.
         transaction: Of the writer.
         held: What every run holds.
+        asks: What the run holds that has just reported, and so is on no lost node.
     """
     taken: defaultdict[int, set[int]] = defaultdict(set)
     for run in held:
         for agent_id, slots in run.slots.items():
             taken[agent_id].update(slots)
+    sure = {} if asks is None else asks.slots
     connection = transaction.connection
     there = connection.execute(select(agents).where(agents.c.alive == 1).order_by(agents.c.id))
     return Cluster(
-        agents=[_agent(world, row, taken[row["id"]]) for row in there.mappings()],
+        agents=[
+            _agent(world, row, taken[row["id"]], sure.get(row["id"], ()))
+            for row in there.mappings()
+        ],
         policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
         quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
     )
 
 
-def _agent(world: World, row: Fields, held: Collection[int]) -> AgentSlots:
+def _agent(world: World, row: Fields, held: Collection[int], sure: Collection[int]) -> AgentSlots:
     slots = msgspec.json.decode(row["slots"])
     off = set(msgspec.json.decode(row["disabled_slots"]))
-    down = down_slots(slots, held) - off
+    down = down_slots(slots, held, sure) - off
     cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
     return AgentSlots(
         agent_id=row["id"],
