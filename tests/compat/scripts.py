@@ -8,7 +8,6 @@ import runpy
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,7 +175,7 @@ def _fork(environment: dict[str, str], here: Path) -> int:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - a process boundary: the exit code carries it on
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # as Python does
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -164,7 +164,8 @@ def disturbed_alone(path: str) -> bool:
     wider = SCRIPT.replace('"n_embd": 16', '"n_embd": 32')
     other = Trial(Path(path) / "other", wider, {"training_arguments": ARGUMENTS})
     assert other.run(latest=start) == [EXIT_USER_ERROR], (other.run_path / "log0").read_text()
-    assert "weights must have the shapes of the model's: size mismatch" in other.reason().reason
+    assert "of its tensors have not the model's shapes: size mismatch for " in other.reason().reason
+    assert other.reason().reason.endswith(" more")
     return True
 
 
@@ -234,11 +235,30 @@ def refused(path: str) -> bool:
     assert f"{block}.learning_rate: must be a number, got 'fast'" in said
     assert f"{block}.warmup_steps: must be a number, got True" in said or "whole number" in said
     assert f"{block}.max_steps: must be the searcher's length, 9 batches, or be left out" in said
-    lost = Trial(Path(path) / "lost", SCRIPT, {"training_arguments": {"deepspeed": "nowhere.json"}})
-    assert lost.run() == [EXIT_USER_ERROR], (lost.run_path / "log0").read_text()
-    assert "TrainingArguments: 1 problem(s)" in lost.reason().reason
-    assert "existing deepspeed config" in lost.reason().reason
-    assert "nowhere.json" in lost.reason().reason
+    # what transformers refuses itself: of the arguments, of the Trainer, before the first batch,
+    # and after its first evaluation
+    for name, value, line, told in (
+        ("deepspeed", "nowhere.json", "arguments = ", "existing deepspeed config"),
+        ("optim", "adamm", "arguments = ", "adamm is not a valid OptimizerNames"),
+        ("report_to", "nonsense", "trainer = ", "nonsense is not supported"),
+        ("optim", "adamw_bnb_8bit", "trainer.train()", "bitsandbytes"),
+        ("metric_for_best_model", "accuracy", "trainer.train()", "'eval_accuracy', which is not"),
+    ):
+        wrong = Trial(Path(path) / value, SCRIPT, {"training_arguments": {name: value}})
+        assert wrong.run() == [1], (wrong.run_path / "log0").read_text()
+        found = wrong.reason()
+        assert found.exit_code == EXIT_USER_ERROR, value
+        assert found.reason.startswith("script.py:"), found.reason
+        assert told in found.reason, found.reason
+        assert f"(in: {line}" in found.reason, found.reason
+    # a script that can do without goes on, and its own failure later is one that may pass
+    caught = SCRIPT.replace("trainer = Trainer(", "try: Trainer(model=3)\nexcept Exception: pass\n"
+                            "trainer = Trainer(")  # fmt: skip
+    caught = caught.replace("trainer.train()\n", "trainer.train()\nraise RuntimeError('later')\n")
+    later = Trial(Path(path) / "later", caught, {"training_arguments": {"max_steps": 1}})
+    assert later.run() == [1]
+    assert "RuntimeError: later" in (later.run_path / "log0").read_text()
+    assert later.reason() is None
     script = SCRIPT.replace("eval_dataset=Rows(),", "").replace("load_best_model_at_end=True,", "")
     script = script.replace('eval_strategy="steps", eval_steps=2,', "")
     searcher |= {"name": "async_halving", "max_trials": 2, "num_rungs": 2, "divisor": 3}

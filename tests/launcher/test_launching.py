@@ -80,13 +80,18 @@ def test_a_rank_that_fails_ends_the_run_with_its_last_words(
 ) -> None:
     script = f"""
 import os
+import sys
 if os.environ["RANK"] == "1":
-    raise ValueError("no such layer")
+    sys.stderr.write("[rank1]: Traceback (most recent call last):\\n")
+    sys.stderr.write("[rank1]: ValueError: no such layers:\\n")
+    sys.stderr.write("[rank1]: \\ta\\n[rank1]: \\n[rank1]:   b\\n")
+    sys.stderr.write("[rank1]:[W1123 17:10:01.123 ProcessGroupGloo.cpp:1] Warning: destroy it\\n")
+    sys.exit(1)
 {WAIT}
 """
     folder = make_run(tmp_path / "run", script)
     outcome = end_of(server.start(folder, ENVIRONMENT), folder)
-    assert outcome == Outcome(1, "rank 1 exited with code 1: ValueError: no such layer", 1)
+    assert outcome == Outcome(1, "rank 1 exited with code 1: ValueError: no such layers: a; b", 1)
     assert not any(alive(pid) for pid in folder.rank_pids().values())
 
 

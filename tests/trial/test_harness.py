@@ -209,12 +209,15 @@ def test_an_error_in_training_is_restarted_and_goes_on_from_the_checkpoint(tmp_p
     assert sorted(metrics(Path(spec.run_dir), "training")) == [1, 2, 3, 4]
 
 
-def test_what_another_rank_did_is_never_the_users_mistake() -> None:
+def test_what_another_rank_or_the_network_did_is_never_the_users_mistake() -> None:
     lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     error = ValueError("could not build")
     error.__cause__ = lost
     assert is_peer_failure(error)
     assert exit_code_of(error, building=True) == 1
+    unreachable = OSError("no model of that name can be fetched")
+    unreachable.__context__ = ConnectionRefusedError(111, "refused")
+    assert exit_code_of(unreachable, building=True) == 1
     assert exit_code_of(ValueError("mine"), building=True) == 64
     assert exit_code_of(ValueError("mine"), building=False) == 1
 

@@ -1,6 +1,7 @@
 """How a run ended: the exit code, and one line for the user."""
 
 import logging
+import re
 import signal
 from pathlib import Path
 
@@ -46,6 +47,12 @@ logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 64 * 1024
 _REASON_CHARS = 500
+_LONGEST_TEXT = 2000
+"""Lines at the end of a rank's standard error in which its last words are looked for."""
+_RANK_OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
+"""Before each line of a traceback in a process whose ranks have met."""
+_OF_TORCH_AT_EXIT = re.compile(r"^\[rank\d+\]:\[[A-Z]\d{4} ")
+"""Written after a traceback: that a process group has not been destroyed."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -122,9 +129,25 @@ def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
         return Outcome(exit_code, f"rank {rank} was killed by {signal_text(-exit_code)}", rank)
     if said is not None:
         return said
-    lines = [line for line in tail(RunFolder(run_dir).stderr(rank)).splitlines() if line.strip()]
-    last = lines[-1].strip()[:_REASON_CHARS] if lines else "it wrote nothing to standard error"
-    return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {last}", rank)
+    last = _last_words(tail(RunFolder(run_dir).stderr(rank), _LONGEST_TEXT).splitlines())
+    told = last[:_REASON_CHARS] or "it wrote nothing to standard error"
+    return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {told}", rank)
+
+
+def _last_words(lines: list[str]) -> str:
+    """What was said last, on one line: from the line that is not indented on.
+
+    What follows that line is the problems of an error, or the tensors that torch lists.
+    """
+    words: list[str] = []
+    for line in reversed(lines):
+        said = _RANK_OF_TORCH.sub("", line)
+        if _OF_TORCH_AT_EXIT.match(line) or not said.strip():
+            continue
+        words.append(said.strip())
+        if not said[0].isspace():
+            break
+    return "; ".join(reversed(words)).replace(":; ", ": ")
 
 
 def tail(path: Path, max_lines: int = 100) -> str:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from zerolab.errors import first_few
 from zerotrial.engine.checkpoint.deepspeed.universal import OWN_KEYS, export_deepspeed
 from zerotrial.engine.checkpoint.files import LATEST, MANIFEST, CheckpointError, Manifest
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
@@ -134,7 +135,7 @@ class _Loading:
                 problems.append(f"{name}: {found}, and {saved}")
         if problems:
             msg = f"{self._path}: was saved by Zerolab's engine, and does not fit DeepSpeed's:\n  "
-            raise CheckpointError(msg + "\n  ".join(problems))
+            raise CheckpointError(msg + "\n  ".join(first_few(problems, 8)))
 
     @contextmanager
     def _exported(self) -> Iterator[Path]:

@@ -1,7 +1,9 @@
 """What went wrong in a trial, in one line with the user's own file and line, and its exit code."""
 
 import linecache
+import socket
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from zerolab.contract.outcome import LESS_MEMORY
@@ -17,13 +19,22 @@ from zerolab.errors import (
     StaleRunError,
     UnreachableError,
     ZerolabError,
+    first_few,
     is_storage_failure,
 )
 from zerotrial.ranks import is_peer_failure
 
-__all__ = ["exit_code_of", "reason_of"]
+__all__ = ["exit_code_of", "reason_of", "with_causes"]
 
 _FAILED = 1
+
+_OF_A_NETWORK = (
+    UnreachableError, PeerFailedError, ConnectionError, TimeoutError, socket.gaierror
+)  # fmt: skip
+"""Of the server's, another rank's, a hub's that a model is fetched from: it may answer later."""
+
+_MOST_LINES = 8
+"""Of an exception's text: some list every tensor of a model."""
 
 
 def exit_code_of(error: BaseException, *, building: bool) -> int:
@@ -40,7 +51,8 @@ def exit_code_of(error: BaseException, *, building: bool) -> int:
         return EXIT_INVALID_HP
     if is_storage_failure(error):
         return EXIT_INFRASTRUCTURE
-    if isinstance(error, UnreachableError | PeerFailedError) or is_peer_failure(error):
+    from_afar = any(isinstance(one, _OF_A_NETWORK) for one in with_causes(error))
+    if from_afar or is_peer_failure(error):
         return _FAILED
     if isinstance(error, ZerolabError) or building:
         return EXIT_USER_ERROR
@@ -54,7 +66,7 @@ def reason_of(error: BaseException, model_dir: Path) -> str:
         error: That ended the trial.
         model_dir: The user's code.
     """
-    text = str(error).strip()
+    text = "\n".join(first_few(str(error).strip().splitlines(), _MOST_LINES))
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, ZerolabError):
         what = text or what
@@ -67,6 +79,14 @@ def reason_of(error: BaseException, model_dir: Path) -> str:
     where = f"{file}:{line}"
     told = f"{where}: {what} (in: {source})" if source else f"{where}: {what}"
     return told + _hints(error)
+
+
+def with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it came of, the newest first."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory")
@@ -100,4 +120,5 @@ def _inside(path: Path, root: Path) -> bool:
         relative = path.resolve().relative_to(root)
     except (ValueError, OSError):
         return False
-    return "site-packages" not in relative.parts
+    made = path.name.startswith("<")  # of no file, such as a dataclass's __init__
+    return "site-packages" not in relative.parts and not made

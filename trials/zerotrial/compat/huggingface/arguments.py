@@ -1,8 +1,7 @@
 """``hyperparameters.training_arguments`` of an experiment, laid over a script's own."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zerolab.contract.spec import RunSpec
@@ -10,36 +9,28 @@ from zerolab.errors import ConfigError
 from zerolab.schema.section import suggest
 from zerotrial.compat.huggingface.run import experiment, refuse
 
-__all__ = ["laid_over"]
+__all__ = ["lay_over"]
 
 _BLOCK = "hyperparameters.training_arguments"
 
 
-@contextlib.contextmanager
-def laid_over(arguments: Any) -> Iterator[None]:
-    """Set what the experiment says, and check the arguments in this context.
-
-    What the check refuses, such as a file that is not there, would be refused at each restart.
+def lay_over(arguments: Any) -> None:
+    """Set what the experiment says.
 
     Args:
         arguments: A ``TrainingArguments``, or what derives from it, with its fields assigned.
 
     Raises:
-        SystemExit: If a name is unknown or a value of the wrong kind, all of which are named; or
-            with what the check finds.
+        SystemExit: If a name is unknown or a value of the wrong kind, all of which are named.
     """
     spec = experiment()
     if spec is None:
-        yield
         return
     try:
         for name, value in wanted(spec, arguments).items():
             setattr(arguments, name, value)
-        yield
     except ConfigError as error:
         refuse(spec, error)
-    except ValueError as error:
-        refuse(spec, ConfigError(type(arguments).__name__, [str(error)]))
 
 
 def wanted(spec: RunSpec, arguments: Any) -> dict[str, Any]:

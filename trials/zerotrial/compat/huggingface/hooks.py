@@ -6,8 +6,12 @@ from types import ModuleType
 from typing import Any
 
 from zerotrial.compat.after_import import patch_when_imported
+from zerotrial.compat.huggingface.mistakes import while_building
 
 __all__ = ["install"]
+
+_BEST = "_determine_best_metric"
+"""Looks for ``metric_for_best_model`` among the metrics of an evaluation."""
 
 
 @functools.cache
@@ -45,12 +49,12 @@ def _lay_over_arguments(module: ModuleType) -> None:
     def around(checked: Callable[[Any], None]) -> Callable[[Any], None]:
         @functools.wraps(checked)
         def checked_by_us(self: Any) -> None:
-            from zerotrial.compat.huggingface.arguments import laid_over
+            from zerotrial.compat.huggingface.arguments import lay_over
 
-            with laid_over(self):
-                checked(self)
+            lay_over(self)
+            checked(self)
 
-        return checked_by_us
+        return while_building(checked_by_us)
 
     _wrap(module.TrainingArguments, "__post_init__", around)
 
@@ -59,7 +63,10 @@ def _follow_trainers(module: ModuleType) -> None:
     from zerotrial.compat.huggingface.trainer import around_init, around_train
 
     _wrap(module.Trainer, "__init__", around_init)
+    _wrap(module.Trainer, "__init__", while_building)
     _wrap(module.Trainer, "train", around_train)
+    if hasattr(module.Trainer, _BEST):
+        _wrap(module.Trainer, _BEST, while_building)
 
 
 def _name_the_tracker(module: ModuleType) -> None:
@@ -72,6 +79,8 @@ def _follow_accelerators(module: ModuleType) -> None:
     from zerotrial.compat.huggingface.accelerator import around_init, around_save_state, around_step
 
     _wrap(module.Accelerator, "__init__", around_init)
+    for builds in ("__init__", "prepare", "load_state"):
+        _wrap(module.Accelerator, builds, while_building)
     _wrap(module.Accelerator, "save_state", around_save_state)
     _wrap(module.AcceleratedOptimizer, "step", around_step)
 

@@ -16,8 +16,9 @@ from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from zerolab.core.context import Context
-from zerolab.errors import ConfigError, NotFoundError, ZerolabError
+from zerolab.errors import ConfigError, NotFoundError, ZerolabError, first_few
 from zerotrial.compat.huggingface import run
+from zerotrial.compat.huggingface.mistakes import note
 from zerotrial.compat.huggingface.plan import Due, due_at
 from zerotrial.data import random_state
 
@@ -26,6 +27,7 @@ __all__ = ["ZerolabCallback", "around_init", "around_train"]
 logger = logging.getLogger(__name__)
 
 _STATE = "trainer_state.json"
+_MISFIT = "size mismatch for"
 
 
 class _Leaving(SystemExit):
@@ -52,6 +54,8 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
         self._before_validation: dict[str, Any] | None = None
         self.can_validate = True
         """Whether the Trainer has something to validate on."""
+        self.began = False
+        """Whether all is built, and batches come next."""
 
     # -- where it begins ---------------------------------------------------------------------
 
@@ -117,6 +121,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
             _Complete: Then.
         """
         del args, control, unused
+        self.began = True
         if self._resumed_at is not None and self._resumed_at >= state.max_steps:
             raise _Complete
 
@@ -241,8 +246,10 @@ def around_train(original: Callable[..., Any]) -> Callable[..., Any]:
             if spec is not None:
                 run.refuse(spec, error)
             raise
-        except ZerolabError as error:
-            run.best_effort_close(context, error)
+        except Exception as error:
+            note(error, building=not callback.began)
+            if isinstance(error, ZerolabError):
+                run.best_effort_close(context, error)
             raise
 
     return train
@@ -252,12 +259,11 @@ def _take_weights(trainer: Any, folder: Path, uuid: str) -> None:
     try:
         trainer._load_from_checkpoint(str(folder))  # noqa: SLF001 - as train() does
     except RuntimeError as error:
-        misfits = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
+        misfits = [line.strip(" \t.") for line in str(error).splitlines() if _MISFIT in line]
         if not misfits:
             raise
-        told = f"checkpoint {uuid}: its weights must have the shapes of the model's: {misfits[0]}"
-        more = f" And {len(misfits) - 1} more" if len(misfits) > 1 else ""
-        raise ConfigError("warm start", [told + more]) from error
+        told = f"checkpoint {uuid}: {len(misfits)} of its tensors have not the model's shapes: "
+        raise ConfigError("warm start", [told + "; ".join(first_few(misfits))]) from error
 
 
 def _already_trained(trainer: Any) -> TrainOutput:

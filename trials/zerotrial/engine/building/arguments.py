@@ -9,7 +9,7 @@ from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reading import load_engine_config
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, first_few
 from zerotrial.engine.checkpoint.state import unsavable
 from zerotrial.engine.lr_schedules import SCHEDULES
 from zerotrial.engine.seams import NamedParameter, ParamGroup
@@ -102,7 +102,7 @@ def check_values(
         problems[0] += "load them into the model before"
     absent = [name for name, value in model.named_parameters() if value.is_meta]
     if absent and (device is None or torch.device(device).type != "meta"):
-        told = ", ".join(absent[:3]) + (f" and {len(absent) - 3} more" if len(absent) > 3 else "")
+        told = ", ".join(first_few(absent))
         problems.append(f"model: must hold values where {where}, got the meta device: {told}; ")
         problems[-1] += "build it on a CPU, or use stage 3, which fills it unit by unit"
     if problems:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zerolab.errors import first_few
 from zerotrial.engine.checkpoint.files import (
     LATEST,
     MANIFEST,
@@ -80,6 +81,9 @@ def find(directory: Path, tag: str | None) -> Path:
     msg = f"{path}: no such checkpoint ({origin}); {shown}"
     raise CheckpointNotFoundError(msg)
 
+
+_MOST_PROBLEMS, _MOST_NAMES = 8, 8
+"""In one message: of another model, every tensor may be one."""
 
 _OF_THE_DEVICE = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Options of an optimizer that say how it computes, not what."""
@@ -270,15 +274,20 @@ class Loader:
         targets = self._targets()
         model = names - set(manifest.excluded)
         saved = {name: list(value.shape) for name, value in whole.items()} | dict(manifest.shapes)
-        problems = _check_names(model, set(saved), strict=self._selection.strict)
+        names_apart = _check_names(model, set(saved), strict=self._selection.strict)
         shapes = dict(self._state.trainable) | {
             n: self._state.divided.shape(n, t.shape) for n, t in targets.items()
         }
-        problems += [
+        unlike = [
             f"{name}: shape must be {list(shape)}, got {saved[name]}"
             for name, shape in shapes.items()
             if name in saved and list(shape) != saved[name]
         ]
+        problems = []
+        if unlike:
+            told = f"{len(unlike)} of its {len(saved)} tensors have not the model's shapes: "
+            problems = [told + "; ".join(first_few(unlike))]
+        problems += names_apart
         for name in targets.keys() & manifest.shapes.keys():
             numel = math.prod(saved[name])
             wish = _Wish(name, saved[name], 0, numel, frozenset({"master"}))
@@ -309,7 +318,8 @@ class Loader:
 
     def _complain(self, problems: list[str]) -> None:
         if problems:
-            raise CheckpointError(f"{self._path}: does not fit:\n  " + "\n  ".join(problems))
+            told = "\n  ".join(first_few(problems, _MOST_PROBLEMS))
+            raise CheckpointError(f"{self._path}: does not fit: {told}")
 
     def _misfitting_parts(self, engine_state: Mapping[str, Any]) -> list[str]:
         problems = []
@@ -421,9 +431,9 @@ def _listed(kinds: set[str]) -> str:
 def _check_names(model: set[str], saved: set[str], *, strict: bool) -> list[str]:
     problems = []
     if missing := sorted(model - saved):
-        problems.append(f"not in the checkpoint: {', '.join(missing)}")
+        problems.append(f"not in the checkpoint: {', '.join(first_few(missing, _MOST_NAMES))}")
     if unexpected := sorted(saved - model):
-        problems.append(f"not in the model: {', '.join(unexpected)}")
+        problems.append(f"not in the model: {', '.join(first_few(unexpected, _MOST_NAMES))}")
     if not problems:
         return []
     text = f"parameters and buffers: {'; '.join(problems)}"

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, first_few
 from zerotrial.engine.memory.lent import is_lent
 from zerotrial.engine.module.frozen import some_of
 from zerotrial.engine.module.swapped import become
@@ -73,7 +73,7 @@ class WeightFiles:
                 wanted = tuple(shapes[name])
                 problems.append(f"weights: {name} must have the shape {wanted}, got {found}")
         if problems:
-            raise ConfigError("initialize()", problems)
+            raise ConfigError("initialize()", first_few(problems, 8))
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
