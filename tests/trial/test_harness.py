@@ -13,8 +13,8 @@ import pytest
 from tests.trial.helpers import last_checkpoint, make_spec, metrics
 from zerolab.contract.outcome import read_reason
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT, RunSpec
+from zerotrial.failures import exit_code_of
 from zerotrial.process import harness
-from zerotrial.process.failures import exit_code_of
 from zerotrial.ranks import collective_timeout_s, is_peer_failure
 
 GOOD = """

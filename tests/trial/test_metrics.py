@@ -29,8 +29,8 @@ from zerolab.errors import TrialError
 from zerolab.ranks import OneRank
 from zerolab.reports.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 from zerotrial import Batch, Reducer
+from zerotrial.failures import reason_of
 from zerotrial.loop.metrics import UnreportedMetrics, average_by_batch, to_numbers
-from zerotrial.process.failures import reason_of
 from zerotrial.reducers import reduce_values
 
 

@@ -20,11 +20,11 @@ from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_sp
 from zerolab.errors import TrialError
 from zerotrial.compat.real_deepspeed import engines_of
 from zerotrial.context import ZeroTrialContext
+from zerotrial.failures import exit_code_of, reason_of
 from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
 from zerotrial.process.entrypoint import load_trial_class
-from zerotrial.process.failures import exit_code_of, reason_of
 from zerotrial.ranks import Distributed
 
 __all__ = ["main", "run"]

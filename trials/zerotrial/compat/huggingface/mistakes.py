@@ -1,6 +1,6 @@
 """What would end a script at each start, and is the user's to mend.
 
-The rule is that of trial classes (:mod:`zerotrial.process.failures`): what fails while a trial is
+The rule is that of trial classes (:mod:`zerotrial.failures`): what fails while a trial is
 being built fails each time. A script is its own process, so whatever builds a part of a Trainer or
 an Accelerator notes the error that comes out of it, and if that error then ends the script, the
 platform is told not to start it again. A script that catches it goes on.
@@ -49,7 +49,7 @@ def note(error: Exception, *, building: bool) -> None:
         kind: type[BaseException], last: BaseException, trace: TracebackType | None
     ) -> None:
         from zerolab.contract.outcome import DELIBERATE, write_reason
-        from zerotrial.process.failures import exit_code_of, reason_of, with_causes
+        from zerotrial.failures import exit_code_of, reason_of, with_causes
 
         code = exit_code_of(last, building=building)
         if code in DELIBERATE and any(one is error for one in with_causes(last)):
