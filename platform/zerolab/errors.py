@@ -20,7 +20,6 @@ __all__ = [
     "TrialError",
     "UnreachableError",
     "ZerolabError",
-    "first_few",
     "is_storage_failure",
     "one_line",
 ]
@@ -109,9 +108,3 @@ def one_line(error: BaseException) -> str:
     """Tell an error that someone else's code has raised: its class, and what it says first."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def first_few(things: Sequence[str], most: int = 3) -> list[str]:
-    """Cut a list that may be long and all of one cause; what is left out is counted at its end."""
-    left = len(things) - most
-    return [*things[:most], f"and {left} more"] if left > 0 else list(things)

@@ -1,6 +1,8 @@
-"""A number of bytes as people read it: the one place for that."""
+"""How much there is, as people read it: bytes, and lists too long to be read."""
 
-__all__ = ["size_text"]
+from collections.abc import Sequence
+
+__all__ = ["first_few", "size_text"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -17,3 +19,9 @@ def size_text(size: float) -> str:
             break
         size /= 1000
     return f"{size:.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def first_few(things: Sequence[str], most: int = 3) -> list[str]:
+    """Cut a list that may be long and all of one cause; what is left out is counted at its end."""
+    left = len(things) - most
+    return [*things[:most], f"and {left} more"] if left > 0 else list(things)

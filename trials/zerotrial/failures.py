@@ -19,9 +19,9 @@ from zerolab.errors import (
     StaleRunError,
     UnreachableError,
     ZerolabError,
-    first_few,
     is_storage_failure,
 )
+from zerolab.sizes import first_few
 from zerotrial.ranks import is_peer_failure
 
 __all__ = ["exit_code_of", "reason_of", "with_causes"]

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerolab.errors import first_few
+from zerolab.sizes import first_few
 from zerotrial.engine.checkpoint.deepspeed.universal import OWN_KEYS, export_deepspeed
 from zerotrial.engine.checkpoint.files import LATEST, MANIFEST, CheckpointError, Manifest
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerolab.errors import first_few
+from zerolab.sizes import first_few
 from zerotrial.engine.checkpoint.files import (
     LATEST,
     MANIFEST,
