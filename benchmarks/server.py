@@ -245,7 +245,8 @@ class Row:
     name: str
     unit: str
     goal: float
-    measure: Callable[[Subject], Measured]
+    measure: Callable[[Subject], Measured | None]
+    """None of a server that cannot do it."""
     each: float = 1.0
     """How many of the unit are in a request; a rate is told."""
 
@@ -279,6 +280,13 @@ def rows(part: int) -> Iterator[Row]:
     def trials(one: Subject, **how: object) -> Measured:
         return one.read(f"/experiments/{one.many}/trials", **how)
 
+    def below(one: Subject) -> Measured | None:
+        how = {"sort": "best_validation", "where": '[["hparams.x", "<", 0.5]]'}
+        shown = one.http.get(f"/experiments/{one.many}/trials", params=how).json()["trials"]
+        # A server that knows no conditions passes over this one.
+        held = all(trial["hparams"]["x"] < 0.5 for trial in shown)
+        return trials(one, **how) if held else None
+
     points, reports = "points/s", "reports/s"
     last = slice(1 + CLIENTS, 2 + CLIENTS)
     rest = slice(2 + CLIENTS, None)
@@ -295,8 +303,7 @@ def rows(part: int) -> Iterator[Row]:
     yield Row("trials: failed, best 100", "ms", 6, lambda s: trials(s, **failed))
     by = "hparams.x"
     yield Row("trials: by a hyperparameter", "ms", 6, lambda s: trials(s, sort=by))
-    where = {"sort": "best_validation", "where": '[["hparams.x", "<", 0.5]]'}
-    yield Row("trials: below a half of it", "ms", 6, lambda s: trials(s, **where))
+    yield Row("trials: below a half of it", "ms", 6, below)
 
 
 def main() -> None:

@@ -3,11 +3,11 @@
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Request
 from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
@@ -126,13 +126,8 @@ def services_of(request: Request) -> Services:
     return services
 
 
-ServicesDep = Annotated[Services, Depends(services_of)]
+ServicesDep = Annotated[Services, "handed over"]
+"""Parameter of a route of :class:`zeroserver.api.reading.ReadingRoute`, as all are."""
 
-
-def _connection(services: ServicesDep) -> Iterator[Connection]:
-    with services.database.read() as connection:
-        yield connection
-
-
-ReadDep = Annotated[Connection, Depends(_connection, scope="function")]
-"""A connection for one request, given back before the answer is sent: nobody need read it."""
+ReadDep = Annotated[Connection, "handed over"]
+"""The same, of one that is no coroutine; given back before the answer is sent."""

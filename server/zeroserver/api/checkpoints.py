@@ -44,7 +44,7 @@ CheckpointState = Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
 _THERE = ("COMPLETED", "PARTIAL")
 
 
-def _wanted(
+async def _wanted(
     state: CheckpointState | None = None, after: After = None, limit: Limit = 100
 ) -> tuple[CheckpointState | None, PageRequest]:
     return state, PageRequest("id", after, limit)

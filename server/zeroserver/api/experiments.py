@@ -27,7 +27,7 @@ from zeroserver.orchestrator import continuing, control
 from zeroserver.orchestrator.continuing import Continuation
 from zeroserver.orchestrator.control import Submission
 from zeroserver.orchestrator.desk import World, find, save, touch
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.services import ReadDep, Services, ServicesDep, services_of
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
 from zeroserver.store.database import Transaction
@@ -339,12 +339,12 @@ _METRICS_FILE = {
 @imports.post(
     "/import", status_code=201, responses=answer(ExperimentAnswer, 201), openapi_extra=_METRICS_FILE
 )
-async def import_metrics(services: ServicesDep, request: Request) -> Response:
+async def import_metrics(request: Request) -> Response:
     """Bring the metrics file of a run without a server in, as an experiment that has ended."""
     # The client's HTTP library comes with it, which a server that only starts can do without.
     from zeroserver.orchestrator.importing import import_run, parse
 
-    content = await request.body()
+    services, content = services_of(request), await request.body()
     log = await run_in_threadpool(parse, content)
     experiment_id = await import_run(services.write, log)
     return await services.read(lambda found: _answer(services, found, experiment_id, 201))

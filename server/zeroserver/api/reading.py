@@ -1,4 +1,4 @@
-"""Routes that read: one thread for all of a request, in place of one for each of its parts."""
+"""Routes are handed the services, and a connection: one thread for all of what a request reads."""
 
 import inspect
 from collections.abc import Callable
@@ -6,45 +6,58 @@ from functools import wraps
 from operator import attrgetter
 from typing import Any
 
+from fastapi import Request
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.services import ReadDep, ServicesDep, services_of
 
 __all__ = ["ReadingRoute"]
 
-_SERVICES = "reading_services"
+_REQUEST = "reading_request"
 """Parameter of a route that was made here; no route has one of that name itself."""
 
 
 class ReadingRoute(APIRoute):
-    """A route whose function may ask for a connection with :data:`ReadDep`.
+    """A route whose function may ask for :data:`ServicesDep` and :data:`ReadDep`.
 
-    FastAPI would go to a thread for the connection, to another one for the function, and to a
-    third to give the connection back: half of what a small answer costs.
+    As dependencies of FastAPI, each would be looked up by a walk of its own in every request, on a
+    thread of its own: half of what a small answer costs.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         options["generate_unique_id_function"] = attrgetter("name")
-        super().__init__(path, _on_one_thread(endpoint), **options)
+        super().__init__(path, _handed(endpoint), **options)
 
 
-def _on_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+def _handed(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that FastAPI gives the request in place of what is handed over here."""
     signature = inspect.signature(endpoint)
-    wanted = [each.name for each in signature.parameters.values() if each.annotation is ReadDep]
-    if not wanted or inspect.iscoroutinefunction(endpoint):
+    names = {each.name: each.annotation for each in signature.parameters.values()}
+    services_name = next((name for name, kind in names.items() if kind is ServicesDep), None)
+    connection_name = next((name for name, kind in names.items() if kind is ReadDep), None)
+    if services_name is None and connection_name is None:
         return endpoint
-    (connection_name,) = wanted
+    waits = inspect.iscoroutinefunction(endpoint)
+    assert not (waits and connection_name), f"{endpoint}: reads, so it must not be a coroutine"
 
     @wraps(endpoint)
     async def route(**values: Any) -> Any:
-        services: Services = values.pop(_SERVICES)
-        return await services.read(
-            lambda connection: endpoint(**values, **{connection_name: connection})
-        )
+        services = services_of(values.pop(_REQUEST))
+        if services_name is not None:
+            values[services_name] = services
+        if connection_name is not None:
+            return await services.read(
+                lambda connection: endpoint(**values, **{connection_name: connection})
+            )
+        return await endpoint(**values) if waits else await run_in_threadpool(endpoint, **values)
 
-    others = [each for name, each in signature.parameters.items() if name != connection_name]
-    asked = inspect.Parameter(_SERVICES, inspect.Parameter.KEYWORD_ONLY, annotation=ServicesDep)
-    parts = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]
-    route.__signature__ = signature.replace(parameters=[*parts, asked])  # type: ignore[attr-defined]
+    asked = inspect.Parameter(_REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request)
+    others = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, each in signature.parameters.items()
+        if name not in {services_name, connection_name}
+    ]
+    route.__signature__ = signature.replace(parameters=[*others, asked])  # type: ignore[attr-defined]
     del route.__wrapped__
     return route

@@ -256,7 +256,7 @@ def _trials_of(connection: Connection, experiment_id: int) -> list[int]:
     return list(connection.scalars(mine.order_by(trials.c.id)))
 
 
-def _log_filters(
+async def _log_filters(
     after: LineCursor = 0,
     limit: Limit = 1000,
     tail: Tail = None,
