@@ -15,7 +15,7 @@ from zerolab.reports.file import FORMAT, MetricsHeader
 from zeroserver.errors import StorageError
 from zeroserver.orchestrator.desk import World, touch
 from zeroserver.orchestrator.ingest.validations import best_of
-from zeroserver.orchestrator.ingest.values import check_time, read_points
+from zeroserver.orchestrator.ingest.values import check_times, read_points
 from zeroserver.states import ExperimentState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.orphans import forget_points
@@ -65,7 +65,7 @@ def _header(content: bytes) -> MetricsHeader:
     if header.format != FORMAT:
         problem = f"format: must be {FORMAT}, got {header.format}; use the version that wrote it"
         raise ConfigError("metrics file", [problem])
-    check_time(header.time)
+    check_times([header.time])
     return header
 
 
@@ -75,7 +75,7 @@ def _records(content: bytes) -> Iterator[Record]:
     for number, line in enumerate(lines[1:-1], start=2):  # behind the last \n: nothing, or a cut
         try:
             record = decoder.decode(line)
-            check_time(record.time)
+            check_times([record.time])
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
             raise ConfigError("metrics file", [f"line {number}: {error}"]) from None
         except ConfigError as error:

@@ -7,7 +7,7 @@ from sqlalchemy import RowMapping, select
 
 from zerolab.contract.wire import LogBatch, LogEntry
 from zeroserver.orchestrator.desk import World, find, touch
-from zeroserver.orchestrator.ingest.values import check_time
+from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.nodes import next_log, save_next_log
 from zeroserver.store.database import Transaction
@@ -44,8 +44,7 @@ def store_logs(
     fresh = batch.entries[wanted - batch.first :]
     if not fresh:
         return wanted
-    for entry in fresh:
-        check_time(entry.time)
+    check_times(entry.time for entry in fresh)
     rows = [_log_row(run, entry) for entry in fresh]
     names = ", ".join(rows[0])
     marks = ", ".join("?" * len(rows[0]))

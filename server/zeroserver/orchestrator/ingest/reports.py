@@ -24,7 +24,7 @@ from zeroserver.orchestrator.ingest.checkpoints import (
 )
 from zeroserver.orchestrator.ingest.sender import Reporting, reporting_run
 from zeroserver.orchestrator.ingest.validations import validated
-from zeroserver.orchestrator.ingest.values import check_time, read_points, stored_number
+from zeroserver.orchestrator.ingest.values import check_times, read_points, stored_number
 from zeroserver.orchestrator.runs import shown_activity
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.store.database import Transaction
@@ -83,8 +83,8 @@ class _Told:
 def _read(world: World, transaction: Transaction, fresh: list[Record]) -> _Told:
     """Check every record of a batch and sort out what it says."""
     told = _Told()
+    check_times([record.time for record in fresh])
     for record in fresh:
-        check_time(record.time)
         if isinstance(record, MetricsRecord):
             told.points += read_points(world, transaction, record)
             if record.steps > told.steps and record.group != "system":

@@ -1,6 +1,7 @@
 """What may be stored of a record: its time, its numbers, its points."""
 
 import math
+from collections.abc import Iterable
 
 from zerolab.contract.wire import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
@@ -8,7 +9,7 @@ from zeroserver.orchestrator.desk import World
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point
 
-__all__ = ["check_time", "read_points", "stored_number"]
+__all__ = ["check_times", "read_points", "stored_number"]
 
 _YEAR_10000 = 253_402_300_800
 
@@ -34,15 +35,16 @@ def read_points(world: World, transaction: Transaction, record: MetricsRecord) -
     ]
 
 
-def check_time(time: float) -> None:
-    """Refuse a time that is on no calendar.
+def check_times(times: Iterable[float]) -> None:
+    """Refuse times that are on no calendar.
 
     Raises:
-        ConfigError: If it is not a finite number of seconds since 1970, before the year 10000.
+        ConfigError: If one is not a finite number of seconds since 1970, before the year 10000.
     """
-    if not 0 <= time < _YEAR_10000:  # NaN too
-        problem = f"time: must be in seconds since 1970, before the year 10000, got {time}"
-        raise ConfigError("record", [problem])
+    for time in times:
+        if not 0 <= time < _YEAR_10000:  # NaN too
+            problem = f"time: must be in seconds since 1970, before the year 10000, got {time}"
+            raise ConfigError("record", [problem])
 
 
 def stored_number(name: str, value: float | str) -> float | None:
