@@ -86,8 +86,9 @@ class Attendance:
         self._since = 0.0
         self._last = _Answer(0, "")
         """What was answered last."""
-        self._told: tuple[int, list[int], float] = (-1, [], 0.0)
-        """The last call of which was told that ranks are missing, which, and after how long."""
+        self._told: tuple[int, list[int], list[int], float] = (-1, [], [], 0.0)
+        """The last call of which was told that ranks are missing, which, which of them had not
+        answered, and after how long."""
         self._looks = (0, 0)
         """The call that others are asked about, and how often this rank has looked since. No
         seconds: in those of a machine that was suspended nobody could have answered."""
@@ -146,7 +147,8 @@ class Attendance:
     def look(self, store: Store, patience: float) -> None:
         """Answer a rank that asks, ask if this one waits, and tell whom it waits for.
 
-        Told again, after twice the time, where the ranks that are missing are no longer the same.
+        Told again, after twice the time, where the ranks that are missing are no longer the same,
+        or one of them has answered that did not.
 
         Args:
             store: Of all ranks.
@@ -162,7 +164,7 @@ class Attendance:
                 question = own.calls
                 store.set(f"{self._token}/asked", str(question))
         self._answer(store, replace(own, question=question))
-        call, _, told_after = self._told
+        call, *_, told_after = self._told
         if waited > (patience if call != own.calls else max(patience, 2 * told_after)):
             answers = self._answers(store, own)
             # One that does not answer hangs, or is slow: it gets more time.
@@ -199,9 +201,10 @@ class Attendance:
         here = [rank for rank, answer in answers.items() if answer.name == own.name]
         if not missing:
             return  # all are there: it takes long, which is no fault; asked again at the next look
-        told = self._told[:2]
-        self._told = own.calls, missing, waited
-        if told == (own.calls, missing) or self._rank != min(here):
+        silent = [rank for rank in missing if rank not in answers]
+        told = self._told[:-1]
+        self._told = own.calls, missing, silent, waited
+        if told == (own.calls, missing, silent) or self._rank != min(here):
             return
         doing = "; ".join(
             f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in missing[:8]
