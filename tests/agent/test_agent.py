@@ -159,11 +159,12 @@ def test_no_file_of_an_installation_is_open_to_others_whatever_the_umask(tmp_pat
             found = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
             assert installation.wait_for(found)["state"] == "COMPLETED"
             home = installation.home
-            users = {home.checkpoints, *(run / "model" for run in home.runs.iterdir())}
+            copies = [run / "model" for run in home.runs.iterdir()]
+            until("the model's copy is removed", lambda: not any(map(Path.exists, copies)))
             files = {
                 path: f"{path.stat().st_mode & 0o777:03o}"
                 for path in home.path.rglob("*")
-                if not path.is_dir() and not users & set(path.parents)
+                if not path.is_dir() and home.checkpoints not in path.parents
             }
     finally:
         os.umask(before)
@@ -234,7 +235,7 @@ while True:
     wait_for_files(gate, "ready_0", "ready_1")
     installation.down()
     assert (gate / "checkpoint").exists()
-    assert not list(installation.processes())
+    until("nothing is left", lambda: list(installation.processes()), lambda left: not left)
     installation.up()
     assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
     trial = installation.client.trials(experiment_id)[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.helpers import closed_port, make_spec
+from tests.waiting import DEADLINE_S
 from zerolab.agent.run import Run
 from zerolab.client.http import Client
 from zerolab.contract.outcome import read_outcome
@@ -38,7 +39,7 @@ def test_a_missing_package_is_told_with_what_to_do_and_is_no_failure_to_try_agai
             cache=home.cache,
         )
         run.start()
-        assert run.join(60)
+        assert run.join(DEADLINE_S)
     outcome = read_outcome(folder.path)
     assert outcome is not None
     assert outcome.exit_code == EXIT_USER_ERROR

@@ -143,7 +143,7 @@ class Farm:
 
 @pytest.fixture
 def farm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Farm]:
-    made = Farm(tmp_path, getattr(request, "param", 90.0))
+    made = Farm(tmp_path, getattr(request, "param", 150.0))
     try:
         yield made
     finally:

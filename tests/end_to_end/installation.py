@@ -182,7 +182,7 @@ class Installation:
         """A client of the server that is up."""
         if self._client is None:
             url = str((read_json(self.home.server_file) or {})["url"])
-            self._client = Client(url, self.home.ensure_token())
+            self._client = Client(url, self.home.ensure_token(), timeout_s=DEADLINE_S)
         return self._client
 
     def submit(

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.end_to_end.installation import Installation
+from tests.waiting import DEADLINE_S
 from zerolab.client import archive
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
@@ -62,6 +63,7 @@ def test_three_mistakes_are_named_in_one_message_by_the_command_and_by_rest(
         headers={"Authorization": f"Bearer {installation.home.ensure_token()}"},
         data={"config": json.dumps(config())},
         files={"archive": packed(model)},
+        timeout=DEADLINE_S,
     )
     assert answer.status_code == 422
     problems = answer.json()["error"]["problems"]
@@ -109,6 +111,7 @@ def test_a_class_that_is_not_there_is_found_before_anything_starts_by_the_comman
         headers={"Authorization": f"Bearer {installation.home.ensure_token()}"},
         data={"config": json.dumps(wrong)},
         files={"archive": packed(model)},
+        timeout=DEADLINE_S,
     )
     assert answer.status_code == 422
     assert told in answer.json()["error"]["message"]

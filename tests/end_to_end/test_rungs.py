@@ -63,8 +63,9 @@ def test_the_best_trials_go_on_from_where_they_paused(
     alone = int(installation.cli("submit", folder / "experiment.yaml").stdout)
     assert installation.wait_for(alone)["state"] == "COMPLETED"
     log = installation.lines(alone)
-    assert sum("go on at once, to batch" in line for line in log) == 2, log[-30:]
-    assert not any("going on after batch" in line for line in log)
+    at_once = sum("go on at once, to batch" in line for line in log)
+    again = sum("going on after batch" in line for line in log)
+    assert (at_once > 0, at_once + again) == (True, 2), log[-30:]  # one asks for so long only
     (trial,) = installation.client.trials(alone)
     assert trial["steps_completed"] == 18
 

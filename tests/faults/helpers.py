@@ -1,7 +1,5 @@
 """A real server that can be killed, and runs on it, driven over REST as an agent would."""
 
-import contextlib
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +7,13 @@ import httpx
 import msgspec
 
 from tests.faults.nursery import Nursery
+from tests.server.processes import UNHURRIED
 from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client import archive
 from zerolab.client.http import Client
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import AgentRegistration, SlotInfo
-from zerolab.errors import ZerolabError
 from zerolab.paths import Home
-
-_BEAT_S = 5.0
 
 
 class KillableServer:
@@ -35,7 +31,7 @@ class KillableServer:
         return Client(self.url, self.home.ensure_token(), timeout_s=DEADLINE_S)
 
     def start(self, *, wait: bool = True) -> None:
-        arguments = ["--home", str(self.home.path), "--port", str(self._port)]
+        arguments = ["--home", str(self.home.path), "--port", str(self._port), *UNHURRIED]
         self._pid = self._nursery.start("tests.faults.helpers:serve", arguments)
         if wait:
             until("the server answers", self.answers)
@@ -49,15 +45,6 @@ class KillableServer:
         except httpx.TransportError:
             assert not self._nursery.ended(self._pid), self._nursery.log.read_text()[-3000:]
             return False
-
-    def attend(self, agent: int) -> None:
-        """Ask for an agent's work now and then, or its runs end when a test takes a minute."""
-        threading.Thread(target=self._beat, args=(agent,), daemon=True).start()
-
-    def _beat(self, agent: int) -> None:
-        while not self._nursery.closed.wait(_BEAT_S):
-            with contextlib.suppress(ZerolabError), self.client as client:  # it may be away
-                client.work(agent, 0, 0)
 
 
 def serve(arguments: list[str]) -> int:
@@ -89,7 +76,6 @@ def make_runs(server: KillableServer, count: int, directory: Path) -> list[RunSp
     with server.client as client:
         slots = [SlotInfo(number, "cpu") for number in range(count)]
         agent = client.register_agent(AgentRegistration("agent", "localhost", slots))
-        server.attend(agent)
         client.create_experiment(config, archive.pack(model))
         work = until(
             "all trials have runs",

@@ -24,8 +24,6 @@ class Nursery:
 
     def __init__(self, *modules: str, log: Path) -> None:
         self.log = log
-        self.closed = threading.Event()
-        """Set when all children are about to end."""
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.faults.nursery", str(os.getpid()), *modules],
@@ -45,7 +43,6 @@ class Nursery:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.closed.set()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

@@ -16,6 +16,22 @@ from tests.server.helpers import Clock, Server
 from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client.http import Client
 
+UNHURRIED = ("--agent-timeout", "86400")
+"""For a server whose agents a test plays: however slow the test is, none is ever given up."""
+
+NEVER_SILENT = """
+import dataclasses, sys
+import zeroserver.process
+
+@dataclasses.dataclass(frozen=True)
+class Timings(zeroserver.process.Timings):
+    agent_dead_s: float = 86400.0
+    agent_silent_s: float = 86400.0
+
+zeroserver.process.Timings = Timings
+sys.exit(zeroserver.process.main())
+"""
+
 
 class LiveServer:
     """``python -m zeroserver`` on a data directory."""
@@ -24,7 +40,8 @@ class LiveServer:
         self.home = home
         self.host = host
         self.port = 0
-        self._arguments = arguments
+        self._arguments = (*UNHURRIED, *arguments)
+        self._program = ["-m", "zeroserver"]
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[Client] = []
         self.log = home.parent / f"{home.name}.log"
@@ -52,13 +69,13 @@ class LiveServer:
         return (self.home / "server.json").exists() or self._process.poll() is not None
 
     def spawn(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "zeroserver", "--home", str(self.home), *arguments]
+        command = [sys.executable, *self._program, "--home", str(self.home), *arguments]
         with self.log.open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
 
     def client(self) -> Client:
         """A client with connections of its own; closed with the server."""
-        made = Client(self.url, self.token)
+        made = Client(self.url, self.token, timeout_s=DEADLINE_S)
         self._clients.append(made)
         return made
 
@@ -85,9 +102,11 @@ class LiveServer:
 def played(folder: Path) -> Iterator[tuple[LiveServer, Server]]:
     """Start a server whose agents a test plays, and return it with its owner.
 
-    However slow the test is, its agents are never given up; silent they fall in less than a minute.
+    However slow the test is, its agents are never given up, nor is one ever silent, which would
+    have nothing begin on it.
     """
-    server = LiveServer(folder / "home", "--agent-timeout", "86400")
+    server = LiveServer(folder / "home")
+    server._program = ["-c", NEVER_SILENT]
     server.start()
     try:
         headers = {"Authorization": f"Bearer {server.token}"}

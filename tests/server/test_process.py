@@ -82,7 +82,7 @@ def test_an_answer_on_a_kept_connection_does_not_wait_for_acknowledgements(
     live: LiveServer,
 ) -> None:
     # With Nagle's algorithm every answer but the first takes 40 ms, on any machine.
-    with httpx.Client(base_url=live.url) as http:
+    with httpx.Client(base_url=live.url, timeout=DEADLINE_S) as http:
         assert http.get("/healthz").json() == {"status": "ok"}
         options = [
             connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -129,7 +129,9 @@ def chromium() -> Iterator[Browser]:
     expect.set_options(timeout=1000 * DEADLINE_S)
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("chromium-browser")
-        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
+        browser = playwright.chromium.launch(
+            executable_path=path, args=BROWSER_ARGUMENTS, timeout=1000 * DEADLINE_S
+        )
         yield browser
         browser.close()
 

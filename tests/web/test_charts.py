@@ -159,10 +159,11 @@ def test_a_curve_is_named_by_its_trial_and_what_it_was_started_with(
     expect(entry(page, best)).to_contain_text(f"lr {rate['optimizer']['lr']}")
     loss = chart(page, "training: loss")
     expect(loss).to_be_visible()
-    before = loss.bounding_box()
+    height = "figure => figure.getBoundingClientRect().height"
+    before = loss.evaluate(height)
     told = hover(loss, 0.5, 0.98)  # the lowest is the best
     expect(told).to_contain_text(f"trial {best} (lr {rate['optimizer']['lr']})")
-    assert loss.bounding_box() == before, "what is told under the chart moves nothing"
+    assert loss.evaluate(height) == before, "what is told under the chart moves nothing"
     expect(page.locator(".u-legend")).to_have_count(0)
 
 

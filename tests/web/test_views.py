@@ -117,7 +117,7 @@ def test_the_configuration_is_yaml_that_reads_back_the_same_and_can_be_copied(
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     config = stage.played.experiment(stage.long)["config"]
     shown = page.get_by_label("configuration", exact=True)
-    assert yaml.safe_load(shown.inner_text()) == config
+    until("all of it", lambda: yaml.safe_load(shown.inner_text()), config.__eq__)
     page.get_by_role("button", name="copy").click()
     expect(page.get_by_role("button", name="copied")).to_be_visible()
     assert yaml.safe_load(page.evaluate("navigator.clipboard.readText()")) == config
@@ -131,7 +131,8 @@ def test_the_list_is_filtered_by_state_and_sorted_and_stays_so(
     page = spectator.show("#/")
     expect(page.locator("td.name")).to_have_count(5)
     page.get_by_role("button", name="name", exact=True).click()
-    assert names(page) == ["empty", "failed", "long", "sweep", "too wide"]
+    by_name = ["empty", "failed", "long", "sweep", "too wide"]
+    until("the order of their names", lambda: names(page), by_name.__eq__)
     page.get_by_label("state").select_option(label="ended without a result")
     for _ in range(2):
         until("those without a result", lambda: names(page), lambda got: got == ["empty", "failed"])
