@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import time
@@ -33,6 +34,8 @@ PARENT_DIED = signal.Signals(signal.SIGRTMAX) if hasattr(signal, "SIGRTMAX") els
 """Tells the head of a family that the process that has started it is gone."""
 _WAIT_S = 10.0
 _POLL_S = 0.01
+_QUIET_PORTS = range(20_000, 32_000)
+"""Linux gives outgoing connections those from 32768 on, unless it is told otherwise."""
 
 
 def head_a_family(parent: int) -> None:
@@ -91,7 +94,15 @@ def reap_adopted(own: Collection[int]) -> None:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on now; another may take it before it is used."""
+    """Find a port that nobody listens on now; another may take it before it is used.
+
+    It lies below those that the kernel gives to outgoing connections, of which a busy machine opens
+    many in the meantime.
+    """
+    for port in random.SystemRandom().choices(_QUIET_PORTS, k=100):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

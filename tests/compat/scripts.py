@@ -6,7 +6,6 @@ Each run is forked from one process that has imported the libraries: that costs 
 import os
 import runpy
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from tests.engine.ranks import run_on_ranks
 from tests.trial.helpers import make_spec, records
+from tests.waiting import free_port
 from zerolab.contract.outcome import LEAVING, read_reason
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, write_run_spec
@@ -116,10 +116,9 @@ class Trial:
         (here / "model" / "script.py").write_text(self.script)
         RunFolder(here).ranks.mkdir(parents=True, exist_ok=True)
         write_run_spec(spec, here / "run.json")
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = str(server.getsockname()[1])
         common = {
-            ENV_RUN_SPEC: str(here / "run.json"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            ENV_RUN_SPEC: str(here / "run.json"),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(self.slots), "LOCAL_WORLD_SIZE": str(self.slots),
             "GLOO_SOCKET_IFNAME": "lo", **variables,
         }  # fmt: skip

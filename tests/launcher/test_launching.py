@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.helpers import alive, code_of, end_of, gone, make_run
-from tests.waiting import until
+from tests.waiting import DEADLINE_S, until
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_USER_ERROR
 from zerolab.files import write_json
@@ -247,7 +247,7 @@ def test_a_fork_server_that_dies_takes_its_runs_along_and_the_next_starts_afresh
 ) -> None:
     server = ForkServer(tmp_path / "log")
     first = make_run(tmp_path / "first", WAIT)
-    process = server.start(first, ENVIRONMENT)
+    process = server.start(first, ENVIRONMENT, timeout_s=DEADLINE_S)  # else it is no fork
     ranks = wait_for_ranks(first)
     os.kill(server.pid, signal.SIGKILL)
     code_of(process)

@@ -165,12 +165,13 @@ def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: boo
     """
     deadline = time.monotonic() + _LAST_FILES_S
     found: dict[str, Outcome] = {}
-    while time.monotonic() < deadline:
+    while True:
+        late = time.monotonic() > deadline  # asked before the last look, however long that takes
         for rank in range(nodes):
             end = read_outcome(node_folder(folder, rank).path)
             if end is not None:
                 found[f"node {rank}"] = end
-        if len(found) == nodes or state != "COMPLETED":
+        if late or len(found) == nodes or state != "COMPLETED":
             break
         time.sleep(_POLL_S)
     if len(found) == nodes and state != "NODE_FAIL":
