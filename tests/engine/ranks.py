@@ -56,6 +56,7 @@ def run_on_ranks(
     group_timeout: float = DEADLINE_S,
     expect_deaths: bool = False,
     fresh: bool = False,
+    gpus: bool = False,
 ) -> list[Any]:
     """Call ``function(*args)`` on every rank of a fresh gloo world.
 
@@ -66,6 +67,7 @@ def run_on_ranks(
         group_timeout: Seconds for one collective.
         expect_deaths: A rank that ends without an answer gives None rather than an error.
         fresh: As for :func:`process_context`.
+        gpus: Whether the ranks see the machine's GPUs; gloo is for what lies on a CPU.
 
     Returns:
         What each rank returned, in rank order.
@@ -76,6 +78,8 @@ def run_on_ranks(
     context = process_context(fresh=fresh)
     parent = os.getpid() if fresh else forkserver._forkserver._forkserver_pid
     environment = dict(os.environ)  # as it is now, not as when the first rank was started
+    if not gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as directory:
         world = (world_size, f"{directory}/rendezvous", group_timeout, args)
         processes, pipes = [], []

@@ -22,6 +22,7 @@ from tests.engine.test_shared_memory import check_copies, check_reductions
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.comm.communicator import GroupCommunicator
 from zerotrial.engine.module.activation import checkpoint_blocks
+from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 from zerotrial.engine.watch.flops import peak_flops
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -330,11 +331,76 @@ def losses_over_nccl(precision: str) -> dict[int, list[float]]:
     return found
 
 
+def frozen_on_the_host() -> list[bool]:
+    """A model in host memory, a part of it frozen, whole again while it is trained and after."""
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    group, device = dist.new_group(backend="nccl"), torch.device("cuda", rank)
+    assert group is not None
+    model = language()
+    model.get_submodule("blocks.0").requires_grad_(False)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    place = {"device": "cpu"}
+    config = config_of(3, "fp32", 2, zero={"offload_param": place, "offload_optimizer": place})
+    engine = make_engine(model, config, mpu=Ranks(group), device=device)
+    whole = engine.full_state_dict()
+    same = [torch.equal(whole[name].cpu(), before[name]) for name in (before if whole else ())]
+    engine.close()
+    return same + [torch.equal(p.cpu(), before[name]) for name, p in model.named_parameters()]
+
+
+def evaluated_in_turns(path: str, device: str) -> float:
+    """Two pipeline ranks with two chunks each, whose activations are larger than NCCL's buffers."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    place = {"init_method": f"file://{path}/world", "rank": rank, "world_size": 2}
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **place)
+    width = 2048 if device == "cuda" else 8
+    model = PipelineModule(
+        [LayerSpec(nn.Linear, width, width) for _ in range(4)],
+        num_stages=2,
+        chunks=2,
+        loss_fn=nn.functional.mse_loss,
+    )
+    config = {
+        "train_micro_batch_size_per_gpu": width,
+        "gradient_accumulation_steps": 4,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "pipeline": {"schedule": "interleaved"},
+    }
+    engine: Any = initialize(
+        model=model, config=config, device=f"cuda:{rank}" if device == "cuda" else "cpu"
+    )[0]
+    ones = torch.ones(width, width)
+    loss = float(engine.eval_batch(iter([(ones, ones)] * 4)))
+    engine.close()
+    return loss
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_two_gpus)])
+def test_two_pipeline_ranks_evaluate_without_waiting_for_each_other(
+    tmp_path: Path, device: str
+) -> None:
+    gpus = device == "cuda"
+    first, second = run_on_ranks(evaluated_in_turns, 2, str(tmp_path), device, gpus=gpus)
+    assert first == second
+    assert math.isfinite(first)
+
+
+@on_two_gpus
+@pytest.mark.processes
+def test_what_is_frozen_on_the_host_is_gathered_over_nccl() -> None:
+    assert all(all(same) for same in run_on_ranks(frozen_on_the_host, 2, gpus=True))
+
+
 @on_two_gpus
 @pytest.mark.processes
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_two_gpus_train_as_one_loop(precision: str) -> None:
     wanted = plain_losses(precision, ranks=2)
-    for found in run_on_ranks(losses_over_nccl, 2, precision):
+    for found in run_on_ranks(losses_over_nccl, 2, precision, gpus=True):
         for losses in found.values():
             assert losses == pytest.approx(wanted, rel=CLOSE[precision])

@@ -92,12 +92,13 @@ def test_the_engines_loader_gives_pinned_memory() -> None:
 
 def test_slots_samples_and_plans_see_the_gpus_that_torch_sees(tmp_path: Path) -> None:
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    assert [slot.device.split(" ", 1)[1] for slot in find_gpus()] == names
+    # torch may count them in another order than the driver
+    assert sorted(slot.device.split(" ", 1)[1] for slot in find_gpus()) == sorted(names)
     sample = _gpu_sample(_open_gpus())
     assert sample["gpu0_memory_used_bytes"] > 0
     found = find_devices(1, tmp_path)
     assert (found.kind, found.name) == ("cuda", names[0])
-    assert found.device_bytes == torch.cuda.mem_get_info(0)[1]
+    assert found.device_bytes == pytest.approx(torch.cuda.mem_get_info(0)[1], rel=0.02)
     assert found.host_bytes == psutil.virtual_memory().total
 
 

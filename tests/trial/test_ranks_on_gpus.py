@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from zerolab.launcher.nodes import node
 from zerotrial.compat.deepspeed import on_cpu
 from zerotrial.compat.deepspeed.once_a_host import HostMemory
 from zerotrial.engine.building.ground import choose_device
+from zerotrial.engine.pipeline.module import PipelineModule
 from zerotrial.engine.pipeline.runner import Runner
 from zerotrial.engine.tensor import divide
 from zerotrial.engine.watch.flops import ForwardProfile
@@ -31,6 +33,25 @@ on_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs tw
 
 GPU = torch.device("cuda")
 COUNT = "import torch; print(torch.cuda.device_count())"
+ANEW = """
+        import pathlib
+        begun = pathlib.Path("/proc/self/cmdline").read_text().split("\\0")
+        assert "zerotrial.process.launch" in begun, begun
+        assert context.device == torch.device("cuda", context.distributed.local_rank)
+        assert torch.cuda.current_device() == context.device.index
+"""
+SPEAKS = """
+import os
+os.environ.pop("NCCL_SOCKET_IFNAME", None)
+import torch, torch.distributed as dist
+from zerolab.contract.spec import Nodes
+from zerotrial.process.rendezvous import name_interface
+name_interface(Nodes((1, 1), 0, "127.0.0.1", 0))
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1, device="cuda"))
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
 
@@ -88,10 +109,21 @@ def test_a_run_sees_the_gpus_of_its_slots_and_a_rank_its_own_of_them(tmp_path: P
 
 
 @pytest.mark.processes
+def test_nccl_speaks_over_the_network_that_leads_to_the_first_host() -> None:
+    told = counted(["-c", SPEAKS], NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,BOOTSTRAP,ENV")
+    assert re.search(r"Bootstrap ?: Using lo:127\.0\.0\.1", told), told
+
+
+@pytest.mark.processes
 def test_ranks_of_a_trial_start_anew_and_train_on_the_gpu(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "digits")
     file = tmp_path / "digits" / "experiment.yaml"
-    file.write_text(file.read_text().replace("slots_per_trial: 2", "slots_per_trial: 1"))
+    slots = min(2, torch.cuda.device_count())
+    file.write_text(file.read_text().replace("slots_per_trial: 2", f"slots_per_trial: {slots}"))
+    model = tmp_path / "digits" / "model_def.py"
+    begins = "        self.context = context\n"
+    assert begins in model.read_text()
+    model.write_text(model.read_text().replace(begins, begins + ANEW))
     home = {"ZEROLAB_HOME": str(tmp_path / "home")}
     try:
         told = counted(["-m", "zerolab", "run", "--test", str(file)], **home)
@@ -126,13 +158,14 @@ def test_seconds_of_modules_and_batches_are_those_of_the_gpu() -> None:
     assert taken * 1000 > begun.elapsed_time(ended) / 2
 
 
-def test_a_forward_for_shapes_alone_draws_no_numbers_on_the_gpu() -> None:
+def test_building_layers_and_measuring_shapes_draw_no_numbers_on_the_gpus() -> None:
     runner = object.__new__(Runner)
     runner._chunks, runner._device = {}, GPU
-    before = torch.cuda.get_rng_state()
+    before = torch.cuda.get_rng_state_all()
     with runner._no_trace([]):
         torch.randn(8, device=GPU)
-    assert torch.equal(torch.cuda.get_rng_state(), before)
+    PipelineModule([nn.Linear(2, 2)], num_stages=1)
+    assert all(map(torch.equal, torch.cuda.get_rng_state_all(), before))
 
 
 def drawn() -> list[float]:
@@ -143,7 +176,7 @@ def drawn() -> list[float]:
 
 @pytest.mark.processes
 def test_tensor_ranks_draw_alike_on_their_gpus() -> None:
-    first, second = run_on_ranks(drawn, 2)
+    first, second = run_on_ranks(drawn, 2, gpus=True)
     assert first == second
     assert all(math.isfinite(value) for value in first)
 
@@ -163,5 +196,5 @@ def spread() -> Any:
 @on_two_gpus
 @pytest.mark.processes
 def test_what_one_rank_has_goes_to_the_others_over_the_gpus() -> None:
-    for rank, found in enumerate(run_on_ranks(spread, 2)):
+    for rank, found in enumerate(run_on_ranks(spread, 2, gpus=True)):
         assert found == ([[1.0] * 3, [1.0] * 2], "cpu", rank)

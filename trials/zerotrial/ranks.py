@@ -184,7 +184,7 @@ def is_peer_failure(error: BaseException) -> bool:
 
 def _initialize(*, cuda: bool, local_rank: int, timeout_s: float) -> None:
     if cuda:
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s)
     )

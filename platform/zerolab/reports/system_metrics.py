@@ -122,14 +122,13 @@ def _gpu_sample(gpus: list[Any]) -> dict[str, float]:
 
     sample: dict[str, float] = {}
     for index, gpu in enumerate(gpus):
-        memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
-        sample[f"gpu{index}_memory_used_bytes"] = float(memory.used)
         for name, read in (
+            ("memory_used_bytes", lambda one: float(pynvml.nvmlDeviceGetMemoryInfo(one).used)),
             ("percent", lambda one: float(pynvml.nvmlDeviceGetUtilizationRates(one).gpu)),
             ("power_watts", lambda one: pynvml.nvmlDeviceGetPowerUsage(one) / 1000),
         ):
             try:
                 sample[f"gpu{index}_{name}"] = read(gpu)
-            except pynvml.NVMLError:  # virtual GPUs hide some sensors
+            except pynvml.NVMLError:  # virtual GPUs hide some, and some have no memory of their own
                 continue
     return sample

@@ -8,16 +8,17 @@ import io
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.files import CheckpointError
+from zerotrial.engine.module.gathered import is_sharded, whole_of
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    pass
 
 __all__ = [
     "CLIENT_STATE",
@@ -191,14 +192,7 @@ def module_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Copy what :func:`module_targets` finds to host memory. **Collective** at stage 3."""
     for name, tensor in module_targets(module, trainable, frozen=frozen).items():
-        value = tensor.detach()
-        whole = value.full_tensor() if _is_sharded(value) else value
-        yield name, whole.to("cpu", copy=True).contiguous()
-
-
-def _is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor; importing that class takes most of a second, at every stage."""
-    return hasattr(tensor, "_local_tensor")
+        yield name, whole_of(tensor.detach()).to("cpu", copy=True).contiguous()
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
@@ -210,7 +204,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 def set_module_tensor(target: Tensor, value: Tensor) -> None:
     """Put a whole value into a tensor of the model, sharded or not."""
     with torch.no_grad():
-        if _is_sharded(target):
+        if is_sharded(target):
             from torch.distributed.tensor import distribute_tensor
 
             placed = value.to(device=target.device, dtype=target.dtype)

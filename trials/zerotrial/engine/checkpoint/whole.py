@@ -19,6 +19,7 @@ from zerotrial.engine.checkpoint.state import module_tensors, set_module_tensor
 from zerotrial.engine.comm.attendance import Attendance, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Axis, Mesh, tie_of
+from zerotrial.engine.module.gathered import is_sharded, whole_of
 from zerotrial.engine.seams import Piece, Stage
 from zerotrial.engine.tensor.divide import Divided
 
@@ -426,7 +427,7 @@ def names_by_first(module: nn.Module) -> dict[str, list[str]]:
 
 def _whole_of_module(module: nn.Module, name: str) -> Tensor:
     value = module.get_parameter(name).detach()
-    return value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
+    return whole_of(value) if is_sharded(value) else value.clone()
 
 
 def _check_shape(name: str, value: Tensor, shape: torch.Size) -> None:

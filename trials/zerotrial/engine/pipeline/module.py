@@ -141,7 +141,7 @@ class PipelineModule(nn.Module):
         first_seed = base_seed if seed_layers else int(torch.randint(2**31, ()))
         self._first_place = self._find_ties()
         self.layers = nn.ModuleDict()
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             for chunk in self.own_chunks:
                 for index in range(self.parts[chunk], self.parts[chunk + 1]):
                     self._build(index, first_seed, seed_fn or torch.manual_seed)

@@ -210,21 +210,31 @@ class Runner:
         After a failure nothing more is run or yielded, here and on the ranks behind.
         """
         transfer = Transfer(self._pipe, self._device)
-        for place, chunk in self._chunks.items():
-            for index in range(count):
-                origin = (self._pipe.rank - 1) % self._pipe.size
-                received = inputs[index] if place == 0 else transfer.receive(origin)
-                to = (self._pipe.rank + 1) % self._pipe.size
-                if received is not None and not failures:
-                    with failures.noting(index):
-                        output = chunk(*received)
-                        if place < self._total - 1:
-                            transfer.send(output, to)
-                        yield place, received, output
-                        continue
-                if place < self._total - 1:
-                    transfer.send_nothing(to)
+        for place, index in self._order(count):
+            origin = (self._pipe.rank - 1) % self._pipe.size
+            received = inputs[index] if place == 0 else transfer.receive(origin)
+            to = (self._pipe.rank + 1) % self._pipe.size
+            if received is not None and not failures:
+                with failures.noting(index):
+                    output = self._chunks[place](*received)
+                    if place < self._total - 1:
+                        transfer.send(output, to)
+                    yield place, received, output
+                    continue
+            if place < self._total - 1:
+                transfer.send_nothing(to)
         transfer.finish()
+
+    def _order(self, count: int) -> list[tuple[int, int]]:
+        """Which chunk runs on which micro-batch, one after the other.
+
+        Between two ranks one connection goes both ways, and NCCL does on it what was started first:
+        there each micro-batch goes all its way before the next one, so that both ranks start the
+        same things in the same order.
+        """
+        if self._pipe.size == 2:
+            return [(place, index) for index in range(count) for place in self._chunks]
+        return [(place, index) for place in self._chunks for index in range(count)]
 
     @contextmanager
     def _no_trace(self, moving: list[Tensor]) -> Iterator[None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
+from zerotrial.engine.module.gathered import whole_of
 from zerotrial.engine.stage3.internals import parameters_of, undo
 from zerotrial.engine.stage3.layout import whole_parameter
 
@@ -46,7 +47,7 @@ def give_back(
             if old in shards:
                 value = whole_parameter(shards[old], comm, device)
             else:
-                value = old.detach().full_tensor()
+                value = whole_of(old.detach())
             whole = value.detach().to(device, member.forward_dtype, copy=True)
             wholes.append(taken.replace(names[old], old, whole))
         undo(unit, wholes)

@@ -178,7 +178,7 @@ def _offload(inputs: StageInputs) -> OffloadPolicy:
     offload = inputs.config.zero_optimization.offload_param
     if offload.device == "none" or (offload.device == "nvme" and inputs.device.type == "cpu"):
         return OffloadPolicy()
-    pinned = offload.pin_memory and offload.device == "cpu" and torch.cuda.is_available()
+    pinned = offload.pin_memory and offload.device == "cpu" and inputs.device.type == "cuda"
     return CPUOffloadPolicy(pin_memory=pinned)
 
 
