@@ -19,6 +19,7 @@ __all__ = [
     "die_with_parent",
     "free_port",
     "head_a_family",
+    "is_in_memory",
     "kill_all",
     "kill_descendants",
     "kill_tree",
@@ -191,6 +192,17 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether the file system of ``path`` is one in memory; not where that cannot be told."""
+    place = path.resolve()
+    try:
+        mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    except OSError:
+        return False
+    of = next((one for one in (place, *place.parents) if one in mounts), None)
+    return of is not None and mounts[of] in {"tmpfs", "ramfs"}
 
 
 def sync_file_system(path: Path) -> None:

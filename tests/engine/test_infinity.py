@@ -9,12 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import zerotrial
+from tests.disks import mounted
 from tests.engine.checkpointing import make_engine, train
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import model_in_files
 from zerotrial.engine.checkpoint import shards
-from zerotrial.engine.memory.files import FileMemory, is_in_file, read_ahead, release
+from zerotrial.engine.memory.files import (
+    FileMemory,
+    is_in_file,
+    read_ahead,
+    release,
+    warn_of_memory,
+)
 from zerotrial.engine.stage3 import paged
 
 WIDTH, BLOCKS, STEPS = 512, 64, 1
@@ -255,8 +262,21 @@ def test_values_outlive_their_pages(tmp_path: Path) -> None:
     assert ordinary.eq(1).all()
 
 
+def test_a_small_disk_and_one_in_memory_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mounted(tmp_path / "small", "1m") as place:
+        with pytest.raises(EngineError, match=r"has no room for [\d,]+ .*; choose a larger disk"):
+            FileMemory(place).allocate(1, torch.float32)
+        warn_of_memory(place / "inside", "nvme_path")
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.endswith(
+        "inside is a file system in memory (tmpfs): what is offloaded there frees nothing"
+    )
+
+
 def test_what_files_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"nvme_path: .* has no room for [\d,]+ bytes"):
+    with pytest.raises(EngineError, match=r"nvme_path: must be .* got /dev/null/here \(Not a dir"):
         engine_of(nn.Linear(2, 2), in_files("/dev/null/here"))
     with pytest.raises(ConfigError, match=r"offload_param\.nvme_path: is required"):
         engine_of(nn.Linear(2, 2), {"offload_param": {"device": "nvme"}})

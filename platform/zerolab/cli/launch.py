@@ -166,6 +166,7 @@ def launch(
     """
     from zerolab.agent.slots import find_slots
     from zerolab.contract.nodes import shell_code
+    from zerolab.errors import ConfigError
     from zerolab.launcher.nodes.elastic import NodeBounds
     from zerolab.launcher.nodes.options import LaunchOptions, make_plan
     from zerolab.launcher.nodes.places import Wanted
@@ -197,6 +198,9 @@ def launch(
         return [slot.id for slot in find_slots(count, cpu=cpu)]
 
     plan, notes = make_plan(options, own_slots)
+    if not (module or no_python) and not Path(script).is_file():
+        problem = f"must be a file, got {script}, which is not there; a module needs --module"
+        raise ConfigError("script", [problem])
     for note in notes:
         say(note)
     if elastic or min_elastic_nodes is not None or max_elastic_nodes is not None:

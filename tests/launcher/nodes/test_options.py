@@ -78,6 +78,10 @@ def test_without_a_hostfile_the_slots_of_this_machine_are_chosen() -> None:
     assert choose_places(Wanted(include="localhost:1"), [0, 1])[0].slots == [1]
     assert choose_places(Wanted(localhost="3,0"), [0, 1, 2, 3])[0].slots == [0, 3]
     assert choose_places(Wanted(num_gpus=1), [0, 1])[0].slots == [0]
+    with pytest.raises(ConfigError, match="num_gpus: must be at least 1, got 0"):
+        plan({}, num_gpus=0)
+    with pytest.raises(ConfigError, match="num_nodes: must say how many"):
+        plan({"no_ssh": True, "node_rank": 0, "address": "10.0.0.1"}, num_nodes=0)
 
 
 @pytest.mark.parametrize(
@@ -466,6 +470,7 @@ def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: P
          0, "['--local_rank=0', '--localhost:3', 'a:b']"),
         (["--localhost", "", "t.py"], 2, "must be numbers with commas between them, got ''"),
         (["--hostfile", "hosts", "--num_nodes", "9", "t.py"], 2, "got 9"),
+        (["train", "--epochs", "3"], 2, "must be a file, got train, which is not there; a module"),
         (["--hostfile", "hosts", "--exclude", f"none@last@{socket.gethostname()}:1",
           "--master_addr", "127.0.0.2", "--module", "--no_local_rank", "t", "leave"],
          EXIT_TEMPORARY, "['leave'] t 127.0.0.2 0 of 1"),

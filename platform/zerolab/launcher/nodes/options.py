@@ -67,7 +67,7 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
     alone = None
     if options.no_ssh or options.node_rank is not None or by_hand:
         rank = options.node_rank if options.node_rank is not None else given.node_rank
-        count = options.wanted.num_nodes or given.nodes
+        count = _said(options.wanted.num_nodes, given.nodes)
         places, alone = _one_of_several(wanted, count, rank, address, port, find_slots, cpu=cpu)
     else:
         counted = None if wanted.hostfile else wanted.num_gpus
@@ -148,10 +148,15 @@ def _with_file(wanted: Wanted, given: Accelerate) -> Wanted:
         hostfile=hostfile,
         include=include,
         exclude=exclude,
-        num_nodes=wanted.num_nodes or (given.nodes if counts and hostfile else None),
-        num_gpus=wanted.num_gpus or (given.per_node if counts else None),
+        num_nodes=_said(wanted.num_nodes, given.nodes if counts and hostfile else None),
+        num_gpus=_said(wanted.num_gpus, given.per_node if counts else None),
         localhost=localhost,
     )
+
+
+def _said(number: int | None, otherwise: int | None) -> int | None:
+    """A number of the command line, or that of a file; 0 was said, too, and is refused later."""
+    return otherwise if number is None else number
 
 
 def _one_of_several(  # noqa: PLR0917 - what one of several heads is told

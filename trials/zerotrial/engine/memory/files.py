@@ -8,6 +8,8 @@ spare. :func:`read_ahead` has pages read before they are needed.
 
 from __future__ import annotations
 
+import errno
+import logging
 import mmap
 import os
 import tempfile
@@ -21,9 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import EngineError
+from zerolab.linux import is_in_memory
 from zerotrial.engine.memory.heap import return_freed_memory
 
-__all__ = ["FileMemory", "is_in_file", "model_in_files", "read_ahead", "release"]
+__all__ = ["FileMemory", "is_in_file", "model_in_files", "read_ahead", "release", "warn_of_memory"]
+
+logger = logging.getLogger(__name__)
 
 _ARENA = 64 << 20  # bytes: files are this large, or as large as the tensor
 _PAGE = mmap.PAGESIZE
@@ -57,6 +62,7 @@ class FileMemory:
         self._key = key
         self._memory: mmap.mmap | None = None
         self._used = 0
+        self._mapped = False
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Make a tensor of zeros.
@@ -66,7 +72,7 @@ class FileMemory:
             dtype: Of the elements.
 
         Raises:
-            EngineError: If the disk has no room.
+            EngineError: If the disk has no room, or no file can be made there.
         """
         nbytes = numel * dtype.itemsize
         if nbytes == 0:
@@ -94,14 +100,32 @@ class FileMemory:
                 os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is found now
                 memory = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
-            msg = (
-                f"{self._key}: {self.directory} has no room for {nbytes:,} bytes on top of "
-                f"{self.nbytes:,} ({error.strerror or error}); choose a larger disk"
-            )
-            raise EngineError(msg) from error
+            why = error.strerror or str(error)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                room = f"has no room for {nbytes:,} bytes on top of {self.nbytes:,} ({why})"
+                problem = f"{self.directory} {room}; choose a larger disk"
+            else:
+                must = "must be a directory in which files can be made"
+                problem = f"{must}, got {self.directory} ({why})"
+            raise EngineError(f"{self._key}: {problem}") from error
+        if not self._mapped:
+            warn_of_memory(self.directory, self._key)
+        self._mapped = True
         _arenas[:] = [arena for arena in _arenas if arena.memory() is not None]
         _arenas.append(_Arena(memory))
         return memory
+
+
+def warn_of_memory(directory: Path, key: str) -> None:
+    """Say so where what is to leave the memory stays in it.
+
+    Args:
+        directory: That is there.
+        key: Of the configuration.
+    """
+    if is_in_memory(directory):
+        text = "%s: %s is a file system in memory (tmpfs): what is offloaded there frees nothing"
+        logger.warning(text, key, directory)
 
 
 def is_in_file(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zerolab.errors import EngineError
+from zerotrial.engine.memory.files import warn_of_memory
 
 __all__ = ["OffloadError", "PagedFile"]
 
@@ -43,6 +44,7 @@ class PagedFile:
         except OSError as error:
             msg = f"offload_optimizer.nvme_path: {directory}: {error.strerror or error}"
             raise OffloadError(msg) from error
+        warn_of_memory(directory, "offload_optimizer.nvme_path")
         self._end = 0
         self._reader = ThreadPoolExecutor(1, "offload-read")
         self._writer = ThreadPoolExecutor(1, "offload-write")
