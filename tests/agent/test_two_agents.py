@@ -249,7 +249,7 @@ def test_a_second_agent_of_the_same_name_is_told_to_take_another(farm: Farm) -> 
 def test_a_trial_whose_checkpoint_this_machine_does_not_see_waits_and_says_where_it_lies(
     tmp_path: Path,
 ) -> None:
-    farm = Farm(tmp_path, 60.0)
+    farm = Farm(tmp_path, 150.0)
     try:
         farm.join("a")
         one = farm.submit()

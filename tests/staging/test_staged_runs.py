@@ -103,7 +103,7 @@ def test_trials_of_a_server_show_that_they_wait_pause_meanwhile_and_copy_once(
 ) -> None:
     to = tmp_path / "scratch" / "data"
     (tmp_path / "farm").mkdir()
-    farm = Farm(tmp_path / "farm", 90.0)
+    farm = Farm(tmp_path / "farm", 300.0)
     farm.script = SERVED
     try:
         farm.join("one", "--slots", "2")

@@ -34,7 +34,7 @@ def farm(tmp_path: Path, net: Network) -> Iterator[Classes]:
     with ExitStack() as stack:
         for machine, name in zip(machines, net.names, strict=True):
             stack.enter_context(sshd(keys, machine, namespace=name))
-        made = Classes(tmp_path, 20.0)
+        made = Classes(tmp_path, 150.0)
         try:
             (tmp_path / "model").mkdir()
             (tmp_path / "model/hosts").write_text(HOSTS)

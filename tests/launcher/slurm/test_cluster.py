@@ -56,7 +56,7 @@ resource_manager:
 def farm(slurm: Cluster, postgresql: Any, tmp_path: Path) -> Iterator[Farm]:
     database = new_database(postgresql)
     host = ["--database", database, "--allow-remote"]
-    made = Farm(tmp_path, 60.0, *host, host=slurm.net.host)
+    made = Farm(tmp_path, 300.0, *host, host=slurm.net.host)
     made.script = SCRIPT
     try:
         (tmp_path / "slurm.yaml").write_text(SLURM)
@@ -113,8 +113,12 @@ def test_twenty_experiments_of_mixed_priority_on_two_agents_and_slurm_lose_nothi
         for row in farm.client.experiment_checkpoints(one)
         if row["state"] == "COMPLETED"
     }
-    stored = {path.name for path in (farm.server.home / "checkpoints").iterdir()}
-    assert {name for name in stored if not name.startswith(".")} == kept
+    stored = farm.server.home / "checkpoints"
+    until(
+        "what is not kept goes",
+        lambda: {path.name for path in stored.iterdir() if not path.name.startswith(".")},
+        kept.__eq__,
+    )
     assert all(slot["run_id"] is None for one in farm.client.agents() for slot in one["slots"])
 
 
