@@ -1,5 +1,6 @@
 """Matrices cut over ranks: the same losses as one process, at every stage and layout."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -88,8 +89,46 @@ def different_batches() -> str:
     return str(caught.value)
 
 
+WRONG = {
+    "blocks.0.down reads 64 features, got 32, a rank's part": {"blocks.*.up": "colwise"},
+    "blocks.0.down is rowwise and reads a rank's 32 features, got all 64": {
+        "blocks.*.down": "rowwise"
+    },
+    "head gives, of which each rank has a part": {**PLANS["whole"], "head": "colwise"},
+    "blocks.0.qkv: three times as many outputs": {
+        **PLANS["whole"],
+        "blocks.*.qkv": "colwise",
+    },
+}
+"""Plans that fit the names and not the model, by what is said."""
+
+
+def told_at_the_first_batch() -> dict[str, str]:
+    """What is raised or logged."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("zerotrial.engine.tensor").addHandler(handler)
+    found = {}
+    for words, plan in WRONG.items():
+        engine = engine_of(SmallGpt(), 2, 0, plan)
+        try:
+            engine(tokens_of(0)[:1, :-1])
+        except EngineError as error:
+            said.append(str(error))
+        found[words] = "\n".join(said)
+        said.clear()
+        engine.close()
+    return found
+
+
 def everything() -> Any:
-    return {case: ran(*case) for case in CASES}, refused(), different_batches()
+    return (
+        {case: ran(*case) for case in CASES},
+        refused(),
+        different_batches(),
+        told_at_the_first_batch(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +179,7 @@ def test_elements_moved_are_those_of_the_formula(answers: list[Any]) -> None:
 
 
 def test_what_does_not_fit_is_refused_and_the_model_is_left_as_it_was(answers: list[Any]) -> None:
-    for _, found, _ in answers:
+    for _, found, *_ in answers:
         assert "must divide the model's num_key_value_heads, got 2 with 3 heads" in found["heads"]
         assert "blocks.0.up: weight must be a multiple of 2 ranks long" in found["odd"]
         assert "blocks.0.down" not in found["odd"]
@@ -150,8 +189,14 @@ def test_what_does_not_fit_is_refused_and_the_model_is_left_as_it_was(answers: l
 
 
 def test_ranks_of_one_model_that_read_different_batches_are_told(answers: list[Any]) -> None:
-    for *_, text in answers:
+    for _, _, text, _ in answers:
         assert "must read the same micro-batch" in text
+
+
+def test_a_plan_that_fits_the_names_alone_is_told_at_the_first_batch(answers: list[Any]) -> None:
+    for words, said in answers[0][-1].items():
+        assert words in said
+        assert len(said.splitlines()) == 1, said
 
 
 def layers_of(plan: Any, model: nn.Module | None = None) -> tuple[dict[str, str], list[str]]:

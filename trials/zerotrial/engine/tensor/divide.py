@@ -7,6 +7,7 @@ is put around the forward of each layer that is cut; see :mod:`zerotrial.engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from zerotrial.engine.comm.replicas import copy_first
 from zerotrial.engine.seams import NullObserver
 from zerotrial.engine.tensor.around import wrap
 from zerotrial.engine.tensor.cut import Cut, Span, mark, unmark
+from zerotrial.engine.tensor.first_batch import watch_first_batch
 from zerotrial.engine.tensor.fit import (
     Stages,
     cuts_of,
@@ -27,6 +29,7 @@ from zerotrial.engine.tensor.fit import (
     other_users,
     tied_to_cut,
     ties_cut_otherwise,
+    unsaid_blocks,
 )
 from zerotrial.engine.tensor.moves import Line
 from zerotrial.engine.tensor.plan import find_layers
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from zerotrial.engine.mesh import Mesh
 
 __all__ = ["Divided", "divide"]
+
+logger = logging.getLogger(__name__)
 
 _UNTIMED = NullObserver().phase
 
@@ -157,6 +162,10 @@ def divide(
     for layer in [*layers, *followers]:
         wrap(layer, line, divided.on_undo)
     _watch(module, divided)
+    watch_first_batch(module, [*layers, *followers], axis.size)
+    if mesh.saving.rank == 0:
+        for text in unsaid_blocks(layers):
+            logger.warning("%s", text)
     return divided
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "other_users",
     "tied_to_cut",
     "ties_cut_otherwise",
+    "unsaid_blocks",
 ]
 
 _READS = {"colwise": "replicate", "rowwise": "split", "sequence": "sequence"}
@@ -110,6 +111,30 @@ def _dims(module: nn.Module, plan: LayerPlan) -> dict[str, int]:
             return {"weight": 0}
         return {"weight": 0 if is_transposed(module) else 1}
     return {}
+
+
+def unsaid_blocks(layers: list[Layer]) -> Iterator[str]:
+    """Find what may be query, key and value in one matrix, of which nobody has said so.
+
+    Cut in one, a rank would have all of the query and some of the key, say: the sums go on, and
+    are others. A library's own plan is believed.
+    """
+    found = [
+        layer.name
+        for layer in layers
+        if layer.plan.style == "colwise"
+        and not layer.of_library
+        and "blocks" not in layer.plan.model_fields_set
+        and isinstance(layer.module, nn.Linear)
+        and layer.module.out_features == 3 * layer.module.in_features
+    ]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield (
+            f"tensor_parallel.plan: {found[0]}{more}: three times as many outputs as inputs, cut "
+            'as one; where query, key and value lie one after the other say "blocks": 3, and where '
+            'nothing does "blocks": 1'
+        )
 
 
 def tied_to_cut(module: nn.Module, layers: list[Layer]) -> list[Layer]:

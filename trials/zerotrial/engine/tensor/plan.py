@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,6 +25,8 @@ class Layer:
     name: str
     module: nn.Module
     plan: LayerPlan
+    of_library: bool = False
+    """The plan is the library's own, not the user's."""
 
 
 def find_layers(
@@ -62,6 +64,7 @@ def find_layers(
     # A library's plan may name what this model was built without; parameters of experts, too.
     found = [p for p in problems if any(_fits(p.partition(": ")[0], name) for name in known)]
     layers, more = _match(module, plans, "the model's tp_plan", lambda _: set(plans))
+    layers = [replace(layer, of_library=True) for layer in layers]
     if not layers and not more and not found:
         more = [f"the model's tp_plan: fits no layer of {type(module).__name__}; give a plan"]
     return layers, found + more
