@@ -471,6 +471,8 @@ def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: P
         (["--localhost", "", "t.py"], 2, "must be numbers with commas between them, got ''"),
         (["--hostfile", "hosts", "--num_nodes", "9", "t.py"], 2, "got 9"),
         (["train", "--epochs", "3"], 2, "must be a file, got train, which is not there; a module"),
+        (["--hostfile", "hosts", "--include", "none", "--ssh-config", "ssh", "elsewhere.py"],
+         EXIT_INFRASTRUCTURE, "none: the node is lost: its process could not be started"),
         (["--hostfile", "hosts", "--exclude", f"none@last@{socket.gethostname()}:1",
           "--master_addr", "127.0.0.2", "--module", "--no_local_rank", "t", "leave"],
          EXIT_TEMPORARY, "['leave'] t 127.0.0.2 0 of 1"),
@@ -486,9 +488,10 @@ def test_options_before_the_script_are_the_commands_and_behind_it_its_own_and_75
         "print(sys.argv[1:], __spec__ and __spec__.name, *seen[:2], 'of', seen[2])\n"
         f"sys.exit({EXIT_PREEMPTED} if 'leave' in sys.argv else 0)\n"
     )
+    (tmp_path / "ssh").write_text("Host none\n  ProxyCommand false\n")
     command = [str(Path(sys.executable).with_name("zerolab")), "launch", "--cpu", "--log-dir", "k"]
     done = subprocess.run(
         [*command, *words], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == code, done.stderr
-    assert told in (done.stderr if code == 2 else done.stdout)
+    assert told in (done.stderr if code in {2, EXIT_INFRASTRUCTURE} else done.stdout)
