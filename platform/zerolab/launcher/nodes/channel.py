@@ -31,6 +31,8 @@ _ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward")
 """What ssh says when the other end of its tunnel is open."""
 _LAST_WORDS = 5
 """Lines of ssh's own that are kept for the message when it fails."""
+_LOOKS = 10
+"""For these lines, within a second: another ssh that shares its connection may keep them open."""
 
 
 class Gone(NamedTuple):
@@ -168,7 +170,8 @@ class Channel:
                 if isinstance(message, Ended):
                     self.close()
         code = self._process.wait()
-        self._complains.join(1.0)
+        for _ in range(_LOOKS):  # a pause of the machine ends one of them, and not all
+            self._complains.join(1.0 / _LOOKS)
         self._news.put(News(self.host, Gone(code, "; ".join(self._last_words))))
 
     def _keep_complaints(self) -> None:
