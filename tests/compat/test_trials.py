@@ -251,6 +251,25 @@ def refused(path: str) -> bool:
         assert found.reason.startswith("script.py:"), found.reason
         assert told in found.reason, found.reason
         assert f"(in: {line}" in found.reason, found.reason
+    derived = """
+class Mine(Trainer):
+    def __init__(self, *, max_seq_length, **given):
+        super().__init__(**given)
+trainer = Mine(rank=3, """
+    parsed = """
+from transformers import HfArgumentParser
+words = ["--output_dir", "out", "--rate", "1", *os.environ.get("MORE", "").split()]
+arguments, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
+trainer = Trainer("""
+    for name, instead, told in (
+        ("derived", derived, "required keyword-only argument: 'max_seq_length'"),
+        ("parsed", parsed, "arguments are not used by the HfArgumentParser: ['--rate', '1']"),
+    ):
+        wrong = Trial(Path(path) / name, SCRIPT.replace("trainer = Trainer(", instead))
+        assert wrong.run() == [1], (wrong.run_path / "log0").read_text()
+        assert wrong.reason().exit_code == EXIT_USER_ERROR
+        assert told in wrong.reason().reason, wrong.reason().reason
+    assert wrong.run(MORE="--lr 1") == [EXIT_USER_ERROR], "which says it in its last words"
     # a script that can do without goes on, and its own failure later is one that may pass
     caught = SCRIPT.replace("trainer = Trainer(", "try: Trainer(model=3)\nexcept Exception: pass\n"
                             "trainer = Trainer(")  # fmt: skip

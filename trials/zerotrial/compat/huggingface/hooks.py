@@ -1,4 +1,4 @@
-"""Where a script meets us: four modules of Hugging Face's, changed when they are imported."""
+"""Where a script meets us: six modules of Hugging Face's, changed when they are imported."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,11 @@ from types import ModuleType
 from typing import Any
 
 from zerotrial.compat.after_import import patch_when_imported
-from zerotrial.compat.huggingface.mistakes import while_building
+from zerotrial.compat.huggingface.mistakes import (
+    built_likewise,
+    while_building,
+    while_parsing,
+)
 
 __all__ = ["install"]
 
@@ -25,6 +29,7 @@ def install() -> None:
     patch_when_imported(
         {
             "transformers.integrations.integration_utils": _name_the_callback,
+            "transformers.hf_argparser": _note_what_parsers_refuse,
             "transformers.training_args": _lay_over_arguments,
             "transformers.trainer": _follow_trainers,
             "accelerate.tracking": _name_the_tracker,
@@ -57,6 +62,12 @@ def _lay_over_arguments(module: ModuleType) -> None:
         return while_building(checked_by_us)
 
     _wrap(module.TrainingArguments, "__post_init__", around)
+    built_likewise(module.TrainingArguments)
+
+
+def _note_what_parsers_refuse(module: ModuleType) -> None:
+    for name in ("parse_args_into_dataclasses", "parse_dict", "parse_json_file", "parse_yaml_file"):
+        _wrap(module.HfArgumentParser, name, while_parsing)
 
 
 def _follow_trainers(module: ModuleType) -> None:
@@ -64,6 +75,7 @@ def _follow_trainers(module: ModuleType) -> None:
 
     _wrap(module.Trainer, "__init__", around_init)
     _wrap(module.Trainer, "__init__", while_building)
+    built_likewise(module.Trainer)
     _wrap(module.Trainer, "train", around_train)
     if hasattr(module.Trainer, _BEST):
         _wrap(module.Trainer, _BEST, while_building)

@@ -10,11 +10,20 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["note", "while_building"]
+__all__ = ["built_likewise", "note", "while_building", "while_parsing"]
+
+_CONSTRUCTORS = {"__init__", "__post_init__"}
+
+_REFUSED = 2
+"""argparse's code."""
+
+_NOTED: ContextVar[Exception | None] = ContextVar("noted", default=None)
+"""The newest one."""
 
 
 def while_building(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,6 +40,35 @@ def while_building(original: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
+def while_parsing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that reads a command line, which ends the script as argparse does."""
+
+    @functools.wraps(original)
+    def parsing(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return while_building(original)(*args, **kwargs)
+        except SystemExit as end:
+            from zerolab.contract.spec import EXIT_USER_ERROR
+            from zerotrial.compat.huggingface.run import experiment
+
+            if end.code != _REFUSED or experiment() is None:
+                raise
+            raise SystemExit(EXIT_USER_ERROR) from end
+
+    return parsing
+
+
+def built_likewise(kind: Any) -> None:
+    """Have the constructors of all classes that are derived from ``kind`` later be wrapped so."""
+
+    def init_subclass(derived: type, /, **options: Any) -> None:
+        super(kind, derived).__init_subclass__(**options)
+        for name in _CONSTRUCTORS & vars(derived).keys():
+            setattr(derived, name, while_building(vars(derived)[name]))
+
+    kind.__init_subclass__ = classmethod(init_subclass)
+
+
 def note(error: Exception, *, building: bool) -> None:
     """Have the trial end for good if it is this error that ends the script of an experiment.
 
@@ -41,8 +79,9 @@ def note(error: Exception, *, building: bool) -> None:
     from zerotrial.compat.huggingface.run import experiment
 
     spec = experiment()
-    if spec is None:
+    if spec is None or _NOTED.get() is error:  # on its way out of what is built of others
         return
+    _NOTED.set(error)
     before = sys.excepthook
 
     def at_the_end(
