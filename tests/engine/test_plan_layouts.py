@@ -136,6 +136,13 @@ def test_the_bubble_is_that_of_the_schedule(stages: int, micro: int, share: floa
 
 def test_an_axis_of_one_rank_moves_nothing() -> None:
     assert data_traffic(1000, 3, 4, 1) == tensor_traffic(10, 2, 4, 1) == pipe_traffic(10, 4, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "passes"), [(2, 1, 1), (4, 1, 2), (2, 2, 3), (4, 2, 4)]
+)
+def test_of_two_pipeline_stages_each_is_at_an_end(stages: int, chunks: int, passes: int) -> None:
+    assert pipe_traffic(10, 4, stages, chunks) == passes * 40  # as `engine.traffic` counts
     assert [data_traffic(1000, stage, 4, 2) for stage in range(4)] == [2000, 2000, 5000, 12_000]
 
 

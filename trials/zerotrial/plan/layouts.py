@@ -104,9 +104,15 @@ def tensor_traffic(
     return micro_batches * (2 * activation * (4 * blocks + ends) + logits)
 
 
-def pipe_traffic(activation: int, micro_batches: int, stages: int) -> int:
-    """Elements that one rank sends along the pipe axis in a step: activations, and gradients."""
-    return 0 if stages == 1 else 2 * micro_batches * activation
+def pipe_traffic(activation: int, micro_batches: int, stages: int, chunks: int = 1) -> int:
+    """Elements that a rank sends along the pipe axis in a step: activations, and gradients.
+
+    Of the rank that sends most: one between two others. Of two stages each is at an end, and has
+    nobody to send the activations of its last chunk to, or the gradients of its first.
+    """
+    if stages == 1:
+        return 0
+    return (2 * chunks - (stages == 2)) * micro_batches * activation
 
 
 def bubble(micro_batches: int, stages: int) -> float:
@@ -203,7 +209,7 @@ def find_layouts(noted: Noted, ranks: int, device: Device, tokens: int) -> Itera
                 kept=noted.kept.scaled(_cut_to(noted, tensor)),
             ),
             tensor_traffic=tensor_traffic(activation, blocks, micro_batches, tensor, ends=ends),
-            pipe_traffic=noted.chunks * pipe_traffic(activation, micro_batches, pipe),
+            pipe_traffic=pipe_traffic(activation, micro_batches, pipe, noted.chunks),
             bubble=bubble(noted.chunks * micro_batches, pipe),
         )
 
