@@ -13,6 +13,7 @@ import sys
 import termios
 import urllib.request
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -267,8 +268,10 @@ def test_the_list_of_experiments_fits_a_terminal_of_80_columns(
     row = rows[0]
     assert row.split()[1:3] == ["a", "name"]
     assert "PAUSED" in row
-    listed = [line for line in lines if line.split()[:1] and line.split()[0].isdecimal()]
-    assert len(listed) == len(installation.client.experiments())
+    rule = next(place for place, line in enumerate(lines) if "\u2500" in line)
+    listed = [line.split()[0] for line in takewhile(str.strip, lines[rule + 1 :])]
+    ids = [str(one["id"]) for one in installation.client.experiments()]
+    assert sorted(listed) == sorted(ids), lines  # a line each
     assert long["name"] in installation.quick("experiment", "list").stdout
     installation.quick("experiment", "kill", str(made))
 

@@ -5,6 +5,8 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
+from threading import Event, Thread
 
 import pytest
 
@@ -14,6 +16,7 @@ from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_USER_ERROR
 from zerolab.files import write_json
 from zerolab.launcher.fork_client import ForkServer
+from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import (
     kill_leftovers,
     note_launcher,
@@ -214,6 +217,39 @@ def test_ranks_die_with_their_launcher(server: ForkServer, tmp_path: Path) -> No
     ranks = wait_for_ranks(folder)
     os.kill(process.pid, signal.SIGKILL)
     gone(*ranks.values())
+    assert code_of(process) == -signal.SIGKILL
+
+
+def test_a_launcher_that_was_started_afresh_takes_along_what_its_ranks_have_started(
+    tmp_path: Path,
+) -> None:
+    script = """
+import os, subprocess, time
+clean = {key: value for key, value in os.environ.items() if "ZEROLAB" not in key}
+print(subprocess.Popen(["sleep", "10000"], start_new_session=True, env=clean).pid, flush=True)
+time.sleep(10000)
+"""
+    folder = make_run(tmp_path / "run", script, slots=1)
+    begun, over = Queue[LauncherProcess](), Event()
+
+    def launch() -> None:
+        begun.put(start_launcher(folder, ENVIRONMENT))
+        over.wait()
+
+    parent = Thread(target=launch)
+    parent.start()
+    process = begun.get()
+    try:
+        ranks = wait_for_ranks(folder, 1)
+    finally:
+        over.set()  # the kernel takes the end of the thread for the end of the parent
+        parent.join()
+    child = int(folder.stdout(0).read_text())
+    try:
+        gone(process.pid, *ranks.values(), child)
+    finally:
+        if alive(child):
+            os.kill(child, signal.SIGKILL)
     assert code_of(process) == -signal.SIGKILL
 
 

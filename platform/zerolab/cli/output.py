@@ -170,7 +170,7 @@ def _shorten(
     """Cut the cells of some columns, the widest first, until all columns fit in one line."""
     widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(columns)]
     cut = [i for i, name in enumerate(columns) if name in shortened]
-    spare = width - 2 * (len(columns) - 1) - 2  # what the table puts between and around columns
+    spare = width - 3 * (len(columns) - 1) - 2  # what the table puts between and around columns
     while cut and sum(widths) > spare:
         widest = max(cut, key=lambda i: widths[i])
         if widths[widest] <= _NARROWEST:
