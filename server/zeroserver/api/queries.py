@@ -1,7 +1,6 @@
 """Reading for the windows: pages by keyset, never by offset; no query in a loop."""
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -13,13 +12,12 @@ from sqlalchemy import (
     Select,
     Table,
     and_,
-    bindparam,
     func,
     or_,
     select,
 )
 
-from zerolab.errors import ConfigError, NotFoundError
+from zerolab.errors import ConfigError
 from zeroserver.analysis.choice import read_cursor, write_cursor
 from zeroserver.analysis.cost import slot_seconds_of
 from zeroserver.analysis.results import experiment_problem, trial_problem
@@ -28,6 +26,7 @@ from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS, json_number
+from zeroserver.store.rows import one
 from zeroserver.store.schema import (
     agents,
     checkpoints,
@@ -56,26 +55,6 @@ __all__ = [
 ]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-
-
-def one(connection: Connection, table: Table, row_id: int | str) -> RowMapping:
-    """Return one row, by id (checkpoints: by uuid).
-
-    Raises:
-        NotFoundError: If there is none.
-    """
-    query = _query_for_one(table, "uuid" if isinstance(row_id, str) else "id")
-    row = connection.execute(query, {"wanted": row_id}).mappings().one_or_none()
-    if row is None:
-        msg = f"there is no {table.name.removesuffix('s')} {row_id}"
-        raise NotFoundError(msg)
-    return row
-
-
-@cache
-def _query_for_one(table: Table, column: str) -> Select[Any]:
-    """Nearly every route asks it: to make it takes longer than to answer it."""
-    return select(table).where(table.c[column] == bindparam("wanted"))
 
 
 def owned(connection: Connection, what: Table, owners: Table, owner_id: int) -> ColumnElement[bool]:

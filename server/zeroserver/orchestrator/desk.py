@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from sqlalchemy import RowMapping, Table, select, update
+from sqlalchemy import RowMapping, Table, update
 
 from zerolab.contract.storage import SECRETS, StorageAddress
-from zerolab.errors import NotFoundError
 from zerolab.paths import Home
 from zerolab.scheduler import Job
 from zeroserver.live import ALL, Journal
@@ -18,6 +17,7 @@ from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.points import MetricKeys
+from zeroserver.store.rows import one
 from zeroserver.store.schema import experiments, logs
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
@@ -146,12 +146,7 @@ def find(transaction: Transaction, table: Table, row_id: int) -> RowMapping:
     Raises:
         NotFoundError: If there is none.
     """
-    query = select(table).where(table.c.id == row_id)
-    row = transaction.connection.execute(query).mappings().one_or_none()
-    if row is None:
-        msg = f"there is no {table.name.removesuffix('s')} {row_id}"
-        raise NotFoundError(msg)
-    return row
+    return one(transaction.connection, table, row_id)
 
 
 def save(transaction: Transaction, table: Table, row_id: int, **values: Any) -> None:
