@@ -66,8 +66,8 @@ class Lives:
         return self._nursery.ended(self._pid)
 
     def revive(self) -> None:
-        """Start the next server, if this one is dead."""
-        if self.dead():
+        """Start the next server, if this one is dead: until one of them listens."""
+        while self.dead():
             assert self._nursery.wait(self._pid) == -9, self._nursery.log.read_text()[-2000:]
             self.deaths += 1
             self.next()
