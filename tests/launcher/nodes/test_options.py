@@ -293,13 +293,18 @@ def test_odd_keys_of_accelerates_file_are_refused_or_named(tmp_path: Path) -> No
         "deepspeed_config.odd, distributed_type: MEGATRON_LM, main_training_function: train, "
         "odd, rdzv_backend: etcd"
     )
-    file.write_text("gpu_ids: 0,1\nnum_processes: 4\nuse_cpu: maybe\nmain_process_port: 70000\n")
+    file.write_text(
+        "gpu_ids: 0,a\nnum_processes: 8\nuse_cpu: maybe\nmain_process_port: 70000\n"
+        "num_machines: 2\nmachine_rank: 2\n"
+    )
     with pytest.raises(ConfigError) as refused:
         plan({"config_file": file})
     assert refused.value.problems == [
+        "machine_rank: must be less than num_machines (2), got 2",
         "main_process_port: must be at most 65535, got 70000",
         "use_cpu: must be true or false, got 'maybe'",
-        "gpu_ids: must name at least as many as there are processes on a machine (4), got 0, 1",
+        "gpu_ids: must be numbers with commas between them, got 'a'",
+        "gpu_ids: must name at least as many as there are processes on a machine (4), got 0, a",
     ]
 
 

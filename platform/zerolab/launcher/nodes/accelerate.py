@@ -1,5 +1,6 @@
 """The file that ``accelerate config`` writes, as far as it says what runs where."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +99,9 @@ def read_accelerate(path: Path) -> Accelerate:
         problems.append(
             f"num_processes: must be a multiple of num_machines ({machines}), got {ranks}"
         )
+    rank = _number(content, "machine_rank", problems, least=0)
+    if rank is not None and "num_machines" in content and rank >= machines:
+        problems.append(f"machine_rank: must be less than num_machines ({machines}), got {rank}")
     port = _number(content, "main_process_port", problems, least=0)
     if port is not None and port > _LAST_PORT:
         problems.append(f"main_process_port: must be at most {_LAST_PORT}, got {port}")
@@ -107,7 +111,7 @@ def read_accelerate(path: Path) -> Accelerate:
         exclude=str(deepspeed.get("deepspeed_exclusion_filter") or ""),
         nodes=machines,
         per_node=None if ranks is None else ranks // machines,
-        node_rank=_number(content, "machine_rank", problems, least=0),
+        node_rank=rank,
         address=str(content.get("main_process_ip") or ""),
         port=port,
         cpu=_is_on(content, "use_cpu", problems),
@@ -135,6 +139,11 @@ def _slots(ids: Any, ranks: int | None, problems: list[str]) -> str:
     if ids is None or ids in ("", "all", []):
         return ""
     words = [str(one) for one in ids] if isinstance(ids, list) else str(ids).split(",")
+    problems += [
+        f"gpu_ids: must be numbers with commas between them, got {word.strip()!r}"
+        for word in words
+        if not re.fullmatch(r"[0-9]+", word.strip())
+    ]
     if ranks is not None and ranks > len(words):
         told = f"must name at least as many as there are processes on a machine ({ranks})"
         problems.append(f"gpu_ids: {told}, got {', '.join(words)}")
