@@ -18,13 +18,11 @@ from zerolab.searcher import Operation
 from zeroserver.orchestrator import searching
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
-HALVING: dict[str, Any] = {
-    "name": "async_halving", "metric": "loss", "num_rungs": 3, "divisor": 2, "max_trials": 5,
-    "max_concurrent_trials": 2, "max_time": 8, "time_metric": "batches",
-}  # fmt: skip
 SEARCHERS: dict[str, dict[str, Any]] = {
-    "promoting": HALVING | {"stop_once": False},
-    "stopping": HALVING | {"stop_once": True},
+    "async_halving": {  # that stops; one that promotes is in tests/faults/test_server_deaths.py
+        "name": "async_halving", "metric": "loss", "num_rungs": 3, "divisor": 2, "max_trials": 5,
+        "max_concurrent_trials": 2, "max_time": 8, "time_metric": "batches",
+    },
     "adaptive_asha": {
         "name": "adaptive_asha", "metric": "loss", "mode": "standard", "divisor": 2, "max_rungs": 3,
         "max_trials": 4, "max_concurrent_trials": 2, "max_time": 8, "time_metric": "batches",
@@ -32,6 +30,10 @@ SEARCHERS: dict[str, dict[str, Any]] = {
     "pbt": {
         "name": "pbt", "metric": "loss", "population_size": 3, "num_rounds": 2,
         "length_per_round": 5, "replace_function": {"truncate_fraction": 0.4},
+        "max_concurrent_trials": 2,
+    },
+    "tpe_asha": {  # so many, and so few rungs, that the last are drawn by what it has learned
+        "name": "tpe_asha", "metric": "loss", "max_length": 3, "max_trials": 12,
         "max_concurrent_trials": 2,
     },
     "custom": {"name": "custom", "metric": "loss", "max_length": 8},
