@@ -45,9 +45,9 @@ def test_a_preview_tells_trials_by_length_and_what_they_cost(file: Path) -> None
     assert [line.split() for line in told.splitlines()[4:7]] == [
         ["100", "5"], ["300", "3"], ["900", "2"],
     ]  # fmt: skip
-    assert "10 trials train 3,200 batches together, on 2 slots each" in told
-    assert "more of them go on, and 9,000 batches are the most" in told
-    assert "cost: 0.889 slot-hours, and 2.5 at most, at 0.5 s each" in told
+    assert "10 trials together train 3,200 batches, on 2 slots each" in told
+    assert "at most they train 9,000 batches, if none is stopped early" in told
+    assert "cost: 0.889 slot-hours, at most 2.5, at 0.5 s a batch" in told
 
 
 STEPS = "metric: loss, time_metric: batches, max_trials: 8"
@@ -198,7 +198,8 @@ def test_in_a_random_order_more_train_on_by_what_the_documents_say(said: str, bl
 
 def test_without_a_time_the_cost_is_told_in_batches_and_what_to_give(file: Path) -> None:
     told = preview(file).stdout
-    assert "cost: 6,400 x the time of a batch, in slots; give --seconds-per-batch" in told
+    assert "cost: 6,400 times one batch on one slot, at most 18,000 times; for slot-hours" in told
+    assert "give --seconds-per-batch" in told
     found = json.loads(preview(file, "--json").stdout)
     assert (found["total_length"], found["slot_hours"]) == (3200, None)
 

@@ -120,23 +120,27 @@ def _show(found: Mapping[str, Any]) -> None:
         return
     rows = [(each["length"], each["trials"]) for each in found["lengths"]]
     print_table([f"ends after {unit}", "trials"], rows)
-    total = found["total_length"]
-    each = "slot" if slots == 1 else "slots"
-    result(f"{found['trials']} trials train {total:,} {unit} together, on {slots} {each} each")
-    may_be_more = found["most_length"] > total
+    total, most, trials = found["total_length"], found["most_length"], found["trials"]
+    one, article = {"batches": ("batch", "a"), "epochs": ("epoch", "an")}[unit]
+    held = "1 slot" if slots == 1 else f"{slots} slots"
+    who = "1 trial trains" if trials == 1 else f"{trials} trials together train"
+    result(f"{who} {total:,} {unit}, on {held}{'' if trials == 1 else ' each'}")
+    may_be_more = most > total
     if may_be_more:
         result(
-            f"so it is if they come to each length all at once; one after another more of them go "
-            f"on, and {found['most_length']:,} {unit} are the most"
+            "That is if all come to a length at the same time. Each is compared with those before "
+            f"it alone,\nso more may go on: at most they train {most:,} {unit}, if none is stopped "
+            "early."
         )
     if found["slot_hours"] is None:
-        one, article = {"batches": ("batch", "a"), "epochs": ("epoch", "an")}[unit]
+        bound = f", at most {most * slots:,} times" if may_be_more else ""
         result(
-            f"cost: {total * slots:,} x the time of {article} {one}, in slots; give "
-            f"--seconds-per-{one}, or --like ID of an experiment that took as long"
+            f"cost: {total * slots:,} times one {one} on one slot{bound}; for slot-hours give "
+            f"--seconds-per-{one}, or --like ID of an experiment whose {unit} took as long"
         )
         return
     source = f", as in experiment {found['like']}" if found["like"] else ""
     seconds = found["seconds_per_unit"]
-    most = f", and {found['most_slot_hours']:.3g} at most" if may_be_more else ""
-    result(f"cost: {found['slot_hours']:.3g} slot-hours{most}, at {seconds:.3g} s each{source}")
+    bound = f", at most {found['most_slot_hours']:.3g}" if may_be_more else ""
+    hours = f"{found['slot_hours']:.3g} slot-hours{bound}"
+    result(f"cost: {hours}, at {seconds:.3g} s {article} {one}{source}")
