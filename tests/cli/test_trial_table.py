@@ -4,14 +4,19 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.long_names import CALLED
 from tests.server.helpers import validation
 from tests.server.processes import LiveServer, played
+from zerolab.cli.trial_table import print_trials
+from zerolab.contract.leaves import short_names
 from zerolab.contract.spreadsheet import safe_cell
 
 pytestmark = pytest.mark.processes
@@ -53,6 +58,41 @@ def test_trials_are_listed_with_the_hyperparameters_that_differ(live: LiveServer
     rows = [line.split() for line in told.splitlines() if "COMPLETED" in line]
     assert [row[-2] for row in rows] == ["0.001", "0.001", "0.02", "0.02", "0.3", "0.3"]
     assert max(map(len, told.splitlines())) <= 100
+
+
+def test_a_long_name_is_told_by_its_shortest_tail_that_no_other_has() -> None:
+    assert short_names(CALLED) == CALLED
+
+
+def long_names(trial_id: int) -> dict[str, Any]:
+    return {
+        "id": trial_id, "state": "COMPLETED", "result_problem": None, "steps_completed": 20,
+        "best_validation": 0.25, "latest_validation": 0.5, "restarts": 0, "slot_seconds": 3.0,
+        "hparams": dict.fromkeys(CALLED, trial_id / 7),
+    }  # fmt: skip
+
+
+def test_a_narrow_terminal_shows_what_fits_in_one_line_and_names_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = [long_names(trial_id) for trial_id in (1, 2)]
+    print_trials(trials)  # for a file: all of them, in one line
+    out, err = capsys.readouterr()
+    head, _, *rows = (line.split() for line in out.splitlines() if line.strip())
+    assert head[8:] == list(CALLED.values())  # "slot time" are two
+    assert rows[0][-1] == "0.1429"
+    assert "weight_decay is overwrite_deepspeed_args.optimizer.params.weight_decay" in err
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for name, value in {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "85"}.items():
+        monkeypatch.setenv(name, value)
+    print_trials(trials)
+    out, err = capsys.readouterr()
+    lines = [line for line in re.sub(r"\x1b\[[\d;]*m", "", out).splitlines() if line.strip()]
+    assert max(map(len, lines)) <= 85
+    assert len(lines) == 4  # nothing is folded
+    assert lines[0].split()[8:] == ["lr", "weight_decay"]
+    left_out = "overwrite_deepspeed_args.optimizer.params.lr, overwrite_deepspeed_args.scheduler"
+    assert f"no room in this terminal for {left_out}" in err
 
 
 def test_trials_are_sorted_by_a_hyperparameter_and_limited(live: LiveServer) -> None:

@@ -7,10 +7,12 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.long_names import CALLED
 from tests.server.helpers import validation
 from tests.waiting import until
 from tests.web.conftest import Watched
@@ -51,10 +53,18 @@ def away(stage: Stage, experiment_id: int) -> None:
 
 def _fill(stage: Stage, experiment_id: int) -> int:
     chance = random.Random(1)
-    rows = []
-    for number in range(MANY):
+    trials = []
+    for _ in range(MANY):
         hparams = {"optimizer": {"lr": 10 ** chance.uniform(-5, -1), "name": chance.choice("abc")}}
-        loss = chance.random()
+        trials.append((hparams, chance.random()))
+    _insert(stage, experiment_id, trials)
+    return experiment_id
+
+
+def _insert(stage: Stage, experiment_id: int, trials: list[tuple[dict[str, Any], float]]) -> None:
+    """Put trials into the database, of their hyperparameters and losses; every tenth has failed."""
+    rows = []
+    for number, (hparams, loss) in enumerate(trials):
         state = "ERROR" if number % 10 == 0 else "COMPLETED"
         rows.append((experiment_id, 100 + number, state, json.dumps(hparams), loss, time.time()))
     columns = "experiment_id, request_id, state, hparams, best_validation, created_at"
@@ -70,7 +80,6 @@ def _fill(stage: Stage, experiment_id: int) -> int:
             "(SELECT count(*) FROM trials WHERE experiment_id = ?) WHERE id = ?",
             (experiment_id, experiment_id),
         )
-    return experiment_id
 
 
 def figure(page: Page, name: str) -> Locator:
@@ -103,6 +112,32 @@ def test_ten_thousand_trials_are_sorted_filtered_and_scrolled_through(
     page.get_by_label("state").select_option(label="ended without a result")
     expect(page.get_by_role("status")).to_have_text(f"1,000 of {total:,} trials")
     expect(page.locator("tbody .badge").first).to_have_text("error")
+
+
+def test_long_names_are_short_in_heads_and_axes_and_whole_where_one_points(
+    stage: Stage, spectator: Watched
+) -> None:
+    made = int(stage.played.submit(activate=False, name="deep")["id"])
+    same = {"deepspeed_config": "ds_config.json"}
+    _insert(stage, made, [(same | dict.fromkeys(CALLED, loss), loss) for loss in (0.1, 0.2)])
+    page = spectator.show(f"#/experiments/{made}/trials")
+    expect(page.get_by_role("columnheader", name="weight_decay")).to_be_visible()
+    told = "each => [each.title || each.textContent, each.textContent]"
+    heads = dict(page.evaluate(f"[...document.querySelectorAll('th button')].map({told})"))
+    assert {name: heads.get(name) for name in CALLED} == CALLED
+    page = spectator.show(f"#/experiments/{made}/hyperparameters")
+    expect(plot(page, "parallel coordinates")).to_be_visible()
+    told = "each => [each.firstChild.textContent, each.lastChild.textContent]"
+    axes = dict(page.evaluate(f"[...document.querySelectorAll('.axes text.title')].map({told})"))
+    assert axes.pop("best loss") == "best loss"
+    assert len(axes) == 8
+    for name, head in axes.items():
+        begin, _, end = head.partition("\u2026")  # of what is long even so
+        assert len(head) <= 20
+        assert CALLED[name] == head or (
+            CALLED[name].startswith(begin) and CALLED[name].endswith(end)
+        )
+    away(stage, made)
 
 
 def test_a_condition_is_added_kept_and_taken_away(stage: Stage, spectator: Watched) -> None:

@@ -137,49 +137,81 @@ def print_json(content: Any) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], shortened: Collection[str] = ()
-) -> None:
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    shortened: Collection[str] = (),
+    optional: Collection[str] = (),
+) -> list[str]:
     """Print a table as a result; empty cells for None.
 
     Args:
         columns: Their heads.
         rows: As many cells each as there are columns.
         shortened: Columns that are cut where the terminal is too narrow; the others are folded.
+        optional: Those of the shortened columns that are left out where they do not fit even then.
+
+    Returns:
+        The columns that were left out.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     given = [list(row) for row in rows]
     cells = [["" if cell is None else str(cell) for cell in row] for row in given]
-    toned = [[cell.tone if isinstance(cell, Toned) else "" for cell in row] for row in given]
-    _shorten(columns, cells, shortened, console.width)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for texts, row in zip(cells, toned, strict=True):
-        table.add_row(*(Text(text, style=tone) for text, tone in zip(texts, row, strict=True)))
+    wanted = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+    if optional and not sys.stdout.isatty():  # a file, or a pager, is as wide as it need be
+        console.width = max(_WIDE, _width(wanted))
+    widths = _fit(columns, wanted, shortened, optional, console.width)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for i in widths:
+        table.add_column(columns[i], overflow="fold")
+    for texts, row in zip(cells, given, strict=True):
+        line = []
+        for i, width in widths.items():
+            cut = columns[i] in shortened and len(texts[i]) > width
+            text = f"{texts[i][: width - 1]}\u2026" if cut else texts[i]
+            cell = row[i]
+            line.append(Text(text, style=cell.tone if isinstance(cell, Toned) else ""))
+        table.add_row(*line)
     console.print(table)
+    return [name for i, name in enumerate(columns) if i not in widths]
 
 
-def _shorten(
-    columns: Sequence[str], rows: Sequence[list[str]], shortened: Collection[str], width: int
-) -> None:
-    """Cut the cells of some columns, the widest first, until all columns fit in one line."""
-    widths = [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(columns)]
-    cut = [i for i, name in enumerate(columns) if name in shortened]
-    spare = width - 3 * (len(columns) - 1) - 2  # what the table puts between and around columns
-    while cut and sum(widths) > spare:
-        widest = max(cut, key=lambda i: widths[i])
-        if widths[widest] <= _NARROWEST:
+def _fit(
+    columns: Sequence[str],
+    wanted: Sequence[int],
+    shortened: Collection[str],
+    optional: Collection[str],
+    room: int,
+) -> dict[int, int]:
+    """Find the columns that fit in one line, and how wide each of them is there.
+
+    The widest are cut first. Where cutting all does not do, columns that are optional are kept from
+    the left as long as there is room.
+    """
+    least = [
+        min(width, max(_NARROWEST, len(name))) if name in shortened else width
+        for name, width in zip(columns, wanted, strict=True)
+    ]
+    kept = [i for i, name in enumerate(columns) if name not in optional]
+    for i in sorted(set(range(len(columns))) - set(kept)):
+        if _width([least[one] for one in (*kept, i)]) <= room:
+            kept.append(i)
+    widths = {i: wanted[i] for i in sorted(kept)}
+    while _width(widths.values()) > room:
+        spare = [i for i in widths if widths[i] > least[i]]
+        if not spare:
             break
-        widths[widest] -= 1
-    for row in rows:
-        for i in cut:
-            if len(row[i]) > widths[i]:
-                row[i] = row[i][: widths[i] - 1] + "\u2026"
+        widths[max(spare, key=lambda i: widths[i])] -= 1
+    return widths
+
+
+def _width(columns: Collection[int]) -> int:
+    """Of a table whose columns are so wide, with what it puts between and around them."""
+    return sum(columns) + 2 * len(columns)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

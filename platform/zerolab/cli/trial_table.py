@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zerolab.cli.output import duration, end_state, number, print_table
-from zerolab.contract.leaves import leaves
+from zerolab.cli.output import duration, end_state, number, print_table, say
+from zerolab.contract.leaves import leaves, short_names
 from zerolab.contract.spreadsheet import safe_cell
 
 __all__ = ["column_of", "csv_lines", "print_trials"]
@@ -32,14 +32,19 @@ def column_of(name: str) -> str:
 
 
 def print_trials(trials: Trials) -> None:
-    """Print trials as a table, a column for each hyperparameter that differs between them."""
+    """Print trials as a table, a column for each hyperparameter that differs between them.
+
+    Says which of them are called by a part of their names there, and which do not fit.
+    """
     flat = [leaves(one["hparams"]) for one in trials]
     differ = [
         name
         for name in dict.fromkeys(name for each in flat for name in each)
         if len({json.dumps(each.get(name)) for each in flat}) > 1
     ]
-    columns = ["id", "state", "batches", "best", "latest", "restarts", "slot time", *differ]
+    short = short_names(name for each in flat for name in each)
+    heads = {short[name]: name for name in differ}
+    columns = ["id", "state", "batches", "best", "latest", "restarts", "slot time", *heads]
     rows = [
         (
             one["id"],
@@ -53,7 +58,13 @@ def print_trials(trials: Trials) -> None:
         )
         for one, each in zip(trials, flat, strict=True)
     ]
-    print_table(columns, rows, shortened=set(differ))
+    left_out = print_table(columns, rows, shortened=heads.keys(), optional=heads.keys())
+    for head, name in heads.items():
+        if head != name and head not in left_out:
+            say(f"{head} is {name}")
+    if left_out:
+        names = ", ".join(heads[head] for head in left_out)
+        say(f"no room in this terminal for {names}; --csv and --json have all")
 
 
 def csv_lines(trials: Trials) -> str:

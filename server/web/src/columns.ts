@@ -79,6 +79,30 @@ export function varying(rows: Seen[]): string[] {
   return [...names].filter((name) => differ.has(name));
 }
 
+/** Characters that a name may have and stay whole. */
+const SHORT = 20;
+
+/** What hyperparameters are called where there is little room: `short_names` of zerolab.contract.leaves. */
+export function shortNames(names: string[], room = SHORT): Map<string, string> {
+  const known = new Set(names);
+  const count = new Map<string, number>();
+  for (const name of known) for (const tail of tails(name)) count.set(tail, (count.get(tail) ?? 0) + 1);
+  const short = (name: string) => (name.length <= room ? name : tails(name).find((tail) => count.get(tail) === 1) ?? name);
+  return new Map([...known].map((name) => [name, short(name)]));
+}
+
+/** The last part of a dotted name, the last two, ...: those that begin with a word. */
+function tails(name: string): string[] {
+  const parts = name.split(".");
+  const from = parts.map((_, at) => parts.length - 1 - at).filter((at) => parts[at] !== "" && !/^\d+$/.test(parts[at]!));
+  return from.map((at) => parts.slice(at).join("."));
+}
+
+/** Names of all hyperparameters of some trials, in short. */
+export function heads(rows: Seen[]): Map<string, string> {
+  return shortNames(rows.flatMap((row) => Object.keys(row.hparams)));
+}
+
 const KINDS = ["int", "double", "log", "categorical"];
 
 /** The hyperparameters of an experiment file by their dotted names: constants, and the kind of each space. */

@@ -6,7 +6,7 @@ import { get } from "../api";
 import { type Along, timed } from "./along";
 import { type Curve, refine, type Zoom } from "./curve";
 import type { Look } from "./looks";
-import { type Seen } from "../columns";
+import { type Seen, shortNames } from "../columns";
 import { ENDED } from "../parts";
 import { written } from "../plot/axis";
 import type { Curve as Series, Experiment, Metrics } from "../resources";
@@ -49,9 +49,10 @@ export function drawn(row: Experiment, trials: Seen[], chosen: Seen[]): Seen[] {
 
 /** What a trial was started with, where that differs between trials. */
 export function difference(trial: Seen, names: string[]): string {
+  const short = shortNames(names, 0);
   return names
     .filter((name) => name in trial.hparams)
-    .map((name) => `${name.slice(name.lastIndexOf(".") + 1)} ${written(trial.hparams[name]!)}`)
+    .map((name) => `${short.get(name)} ${written(trial.hparams[name]!)}`)
     .join(", ");
 }
 

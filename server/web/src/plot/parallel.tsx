@@ -23,6 +23,8 @@ export type Brush = [number, number];
 interface ParallelProps {
   title: string;
   axes: Axis[];
+  /** What stands above them. */
+  heads: string[];
   lines: Line[];
   /** What is kept of each axis; null where all is. */
   brushes: (Brush | null)[];
@@ -37,7 +39,9 @@ const PAD = { left: 60, right: 70, top: 40, bottom: 18 };
 const GAP = 0.08;
 const GRIP = 22;
 const NEAR = 8;
-const LEAST_AXIS = 110;
+const LEAST_AXIS = 130;
+/** Characters; of a longer one both ends are shown. */
+const LONGEST_HEAD = 20;
 const MANY = 300;
 
 const inside = HEIGHT - PAD.top - PAD.bottom;
@@ -48,7 +52,7 @@ const placeAt = (top: number, gaps: boolean): number => {
   return Math.min(1, Math.max(0, gaps ? (at - GAP) / (1 - GAP) : at));
 };
 
-export function Parallel({ title, axes, lines, brushes, brush, flip, pick }: ParallelProps) {
+export function Parallel({ title, axes, heads, lines, brushes, brush, flip, pick }: ParallelProps) {
   const host = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const above = useRef<HTMLCanvasElement>(null); // the one that is looked at: the others need not be drawn again
@@ -122,7 +126,7 @@ export function Parallel({ title, axes, lines, brushes, brush, flip, pick }: Par
           <canvas ref={above} aria-hidden="true" />
           <svg width={width} height={HEIGHT} class="axes over">
             {axes.map((axis, at) => (
-              <Rule key={axis.column} axis={axis} left={left(at)} brush={brushes[at] ?? null} set={(next) => brush(at, next)} flip={() => flip(at)} />
+              <Rule key={axis.column} axis={axis} head={heads[at]!} left={left(at)} brush={brushes[at] ?? null} set={(next) => brush(at, next)} flip={() => flip(at)} />
             ))}
           </svg>
         </div>
@@ -136,6 +140,7 @@ export function Parallel({ title, axes, lines, brushes, brush, flip, pick }: Par
 
 interface RuleProps {
   axis: Axis;
+  head: string;
   left: number;
   brush: Brush | null;
   set: (brush: Brush | null) => void;
@@ -143,7 +148,7 @@ interface RuleProps {
 }
 
 /** An axis, what is kept of it, and two handles that the arrow keys move. */
-function Rule({ axis, left, brush, set, flip }: RuleProps) {
+function Rule({ axis, head, left, brush, set, flip }: RuleProps) {
   const start = useRef<number | null>(null);
   const [drawn, setDrawn] = useState<Brush | null>(null);
   const shown = drawn ?? brush;
@@ -223,7 +228,7 @@ function Rule({ axis, left, brush, set, flip }: RuleProps) {
       )}
       <text x={left} y={14} text-anchor="middle" class="title">
         <title>{axis.title}</title>
-        {written(axis.title)}
+        {head.length > LONGEST_HEAD ? `${head.slice(0, LONGEST_HEAD / 2)}…${head.slice(1 - LONGEST_HEAD / 2)}` : head}
       </text>
       {axis.kind !== "category" && (
         <text

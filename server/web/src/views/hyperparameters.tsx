@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 
 import { get } from "../api";
 import { look } from "../chart/looks";
-import { cell, type Condition, METRICS, PREFIX, type Seen, spaceOf, titled, varying } from "../columns";
+import { cell, type Condition, heads, METRICS, PREFIX, type Seen, spaceOf, titled, varying } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { Problem, Select } from "../parts";
@@ -36,6 +36,7 @@ const go = (trial: number): void => {
 export function Hyperparameters(props: Props) {
   const { row, trials } = props;
   const names = useMemo(() => varying(trials), [trials]);
+  const short = useMemo(() => heads(trials), [trials]);
   const [where] = useConditions();
   const { kept, known, error } = useKept(props, where);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
@@ -52,8 +53,8 @@ export function Hyperparameters(props: Props) {
           <a href={address(row.id, "curves", best)}>curves of the best {best.length}</a>
         </p>
       )}
-      <Coordinates {...props} names={names} kept={kept} />
-      <Scatter {...props} names={names} kept={kept} />
+      <Coordinates {...props} names={names} kept={kept} short={short} />
+      <Scatter {...props} names={names} kept={kept} short={short} />
       <Importance {...props} />
     </section>
   );
@@ -77,7 +78,7 @@ function useKept({ row, trials, tick }: Props, where: Condition[]): Kept {
   return { kept, known: found.value?.text === text, error: where.length === 0 ? null : found.error };
 }
 
-type Parts = Props & { names: string[]; kept: Seen[] };
+type Parts = Props & { names: string[]; kept: Seen[]; short: Map<string, string> };
 
 /** The colour of each trial: its own, or how good it is. */
 function useColors({ row, trials, at }: Props): [string, (value: string) => void, (trial: Seen) => string] {
@@ -94,9 +95,9 @@ function useColors({ row, trials, at }: Props): [string, (value: string) => void
   return [by, setBy, color];
 }
 
-const words = (row: Experiment, trial: Seen): string =>
+const words = (row: Experiment, trial: Seen, short: Map<string, string>): string =>
   `trial ${trial.id} · ${row.metric} ${number(trial.best_validation)} · ${Object.entries(trial.hparams)
-    .map(([name, value]) => `${name} ${written(value)}`)
+    .map(([name, value]) => `${short.get(name)} ${written(value)}`)
     .join(", ")}`;
 
 /** A set of columns in the address. */
@@ -119,7 +120,7 @@ function axisOf(row: Experiment, trials: Seen[], column: string, flipped: Set<st
 }
 
 function Coordinates(props: Parts) {
-  const { row, trials, names, kept, at } = props;
+  const { row, trials, names, kept, at, short } = props;
   const [by, setBy, color] = useColors(props);
   const [flipped, flip] = useSet("flip");
   const [changed, change] = useSet("axes");
@@ -140,7 +141,7 @@ function Coordinates(props: Parts) {
       color: color(trial),
       dash: by === "metric" ? [] : look(at.get(trial.id) ?? 0).dash,
       out: !inside.has(trial.id),
-      words: words(row, trial),
+      words: words(row, trial, short),
     }));
   }, [trials, kept, key, by]);
   return (
@@ -166,6 +167,7 @@ function Coordinates(props: Parts) {
         <Parallel
           title="parallel coordinates"
           axes={axes}
+          heads={axes.map(({ column, title }) => (column.startsWith(PREFIX) && short.get(title)) || title)}
           lines={lines}
           brushes={axes.map((axis) => brushOf(axis, where))}
           brush={(axis, next) => setWhere([...without(where, axes[axis]!), ...keptBy(axes[axis]!, next)])}
@@ -210,7 +212,7 @@ function brushOf(axis: Axis, where: Condition[]): Brush | null {
 }
 
 function Scatter(props: Parts) {
-  const { row, trials, names, kept } = props;
+  const { row, trials, names, kept, short } = props;
   const [, , color] = useColors(props);
   const columns = [...names.map((name) => PREFIX + name), ...METRICS];
   const [xName, setX] = useChoice("x", columns[0]!);
@@ -230,7 +232,7 @@ function Scatter(props: Parts) {
       color: color(trial),
       form: trial.state === "ERROR" ? "cross" : trial.state === "COMPLETED" ? "dot" : "ring",
       dim: !inside.has(trial.id),
-      words: words(row, trial),
+      words: words(row, trial, short),
     }));
   }, [trials, kept, left, up, color]);
   const options = columns.map((column): [string, string] => [column, titled(column, row.metric)]);

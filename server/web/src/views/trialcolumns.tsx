@@ -20,6 +20,8 @@ export interface Column {
   /** In the browser's memory, and in the server's words where it sorts by it. */
   key: string;
   name: string;
+  /** The whole name, where the other one is short for it. */
+  whole?: string;
   /** Whether the server sorts by it. */
   sorts: boolean;
   /** The largest comes first when the head is clicked once. */
@@ -55,11 +57,12 @@ export const TRIAL: Column = {
 };
 
 /** All columns that there are: the usual ones first, then those that a reader may ask for. */
-export function columns(row: Experiment, varied: string[], others: string[], metrics: MetricName[]): { known: Column[]; usual: Set<string> } {
+export function columns(row: Experiment, varied: string[], others: string[], short: Map<string, string>, metrics: MetricName[]): { known: Column[]; usual: Set<string> } {
   const falling = !row.smaller_is_better;
   const hparam = (name: string): Column => ({
     key: PREFIX + name,
-    name,
+    name: short.get(name) ?? name,
+    whole: name,
     sorts: true,
     kind: "figure",
     cell: (_, { hparams }) => (name in hparams ? <Written value={hparams[name]!} /> : <span class="muted">–</span>),

@@ -4,7 +4,7 @@ import { useMemo, useRef, useState } from "preact/hooks";
 
 import { Bulk, type Deed } from "../bulk";
 import { Chooser, useColumns } from "../chooser";
-import { type Condition, type Seen, seenTrial, varying } from "../columns";
+import { type Condition, heads as shortHeads, type Seen, seenTrial, varying } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { METRIC, useMeasured } from "../measured";
@@ -68,7 +68,8 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   const [oldest] = trials;
   const reported = useLoaded(`names ${row.id}`, () => reportedBy(row.best_trial_id ?? oldest?.id ?? null), Number(row.best_trial_id ?? 0));
   const others = useMemo(() => Object.keys(oldest?.hparams ?? {}).filter((name) => !varied.includes(name)), [oldest, varied]);
-  const { known, usual } = columns(row, varied, others, reported.value ?? []);
+  const short = useMemo(() => shortHeads(trials), [trials]);
+  const { known, usual } = columns(row, varied, others, short, reported.value ?? []);
   const choice = useColumns("trials", (key) => usual.has(key));
   const heads = known.filter(({ key }) => key === TRIAL.key || choice.shown(key));
   const metrics = heads.map(({ key }) => key).filter((key) => METRIC.test(key));
@@ -125,7 +126,7 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
                 trials have changed: read again
               </button>
             )}
-            <Chooser columns={known.filter(({ key }) => key !== TRIAL.key).map(({ key, name }) => [key, name])} chosen={choice} />
+            <Chooser columns={known.filter(({ key }) => key !== TRIAL.key).map(({ key, name, whole }) => [key, whole ?? name])} chosen={choice} />
             <span class="muted">
               Ticked trials alone are shown in the other views, at most {MOST_TRIALS} of them in charts; heads of columns sort.
             </span>
@@ -258,7 +259,7 @@ function Head({ head, sort, setSort }: { head: Column; sort: string; setSort: (s
   const click = () => setSort(`${(now ? !falling : head.falling) ? "-" : ""}${head.key}`);
   return (
     <th aria-sort={!now ? "none" : falling ? "descending" : "ascending"}>
-      <button type="button" onClick={click}>
+      <button type="button" title={head.whole === head.name ? undefined : head.whole} onClick={click}>
         {head.name}
       </button>
     </th>
