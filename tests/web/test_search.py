@@ -140,6 +140,17 @@ def test_long_names_are_short_in_heads_and_axes_and_whole_where_one_points(
     away(stage, made)
 
 
+def test_an_address_that_changes_while_the_page_begins_is_shown(
+    stage: Stage, spectator: Watched
+) -> None:
+    page = spectator.page
+    there = f"#/experiments/{stage.sweep}/hyperparameters"
+    change = f"window.addEventListener('DOMContentLoaded', () => {{ location.hash = '{there}'; }})"
+    page.add_init_script(change)
+    page.reload()
+    expect(plot(page, "parallel coordinates")).to_be_visible()
+
+
 def test_a_condition_is_added_kept_and_taken_away(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/trials")
     page.get_by_role("button", name="filter").click()

@@ -121,6 +121,7 @@ export function useRoute(): Route {
   useEffect(() => {
     const changed = () => setHash(window.location.hash);
     window.addEventListener("hashchange", changed);
+    changed(); // it may have changed between the first drawing and now
     return () => window.removeEventListener("hashchange", changed);
   }, []);
   return parse(hash);
