@@ -11,7 +11,7 @@ import { METRIC, useMeasured } from "../measured";
 import { Cell, ENDED, Problem, Select } from "../parts";
 import { written } from "../plot/axis";
 import type { Experiment, Num, Trial } from "../resources";
-import { address, trialAddress, useChoice } from "../route";
+import { address, parse, trialAddress, useChoice } from "../route";
 import { MOST_TRIALS } from "../chart/drawn";
 import { Filters, useConditions } from "./filters";
 import { Fork } from "./trial";
@@ -76,7 +76,11 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
   const measured = useMeasured(`/experiments/${row.id}/columns`, metrics, tick);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
   const tickAll = (ids: number[]) => window.location.replace(address(row.id, "trials", ids));
-  const toggle = (id: number) => tickAll(chosen.includes(id) ? chosen.filter((one) => one !== id) : [...chosen, id]);
+  const toggle = (id: number) => {
+    const now = parse(window.location.hash); // a second tick may come before the first one is shown
+    const ticked = now.page === "experiment" ? now.trials : chosen;
+    tickAll(ticked.includes(id) ? ticked.filter((one) => one !== id) : [...ticked, id]);
+  };
   const byId = new Map(trials.map((trial) => [trial.id, trial]));
   const fits = (deed: string, id: number) => {
     const now = byId.get(id)?.state ?? "";
