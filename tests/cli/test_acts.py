@@ -93,6 +93,8 @@ def test_what_is_done_with_one_trial(owner: Server, zerolab: Zerolab) -> None:
 
     for each in (number, fork):
         zerolab("experiment", "kill", each)
+    told = zerolab("experiment", "cancel", number)
+    assert told == f"experiment {number} is ending already: it is STOPPING_KILLED"
     for item in owner.work():
         owner.exit(item.run_id, -9)
     assert "Aborted" in zerolab("trial", "delete", second, expect=1)

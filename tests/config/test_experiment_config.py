@@ -131,6 +131,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"searcher": {"name": "single", "max_length": 1}}, "searcher.metric: is required"),
     (
+        {"searcher": {"name": "single", "metric": "", "max_length": 1}},
+        "searcher.metric: string should have at least 1 character, got ''",
+    ),
+    (
         {"searcher": {"name": "single", "metric": "m", "max_length": 0}},
         "searcher.max_length: must be at least one batch or epoch",
     ),

@@ -329,5 +329,8 @@ def _act(experiment_id: int, action: str) -> None:
     with connect() as client:
         before = client.experiment(experiment_id)["state"]
         state = client.experiment_action(experiment_id, action)["state"]
-    stays = action in {"cancel", "kill"} and before == state and "STOPPING" not in state
-    say(f"experiment {experiment_id} {f'has ended: it stays {state}' if stays else _DONE[action]}")
+    told = _DONE[action]
+    if action in {"cancel", "kill"} and before == state:
+        ends = state.startswith("STOPPING")
+        told = f"is ending already: it is {state}" if ends else f"has ended: it stays {state}"
+    say(f"experiment {experiment_id} {told}")

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import NonNegativeInt, PositiveInt, Section
@@ -33,7 +33,7 @@ class SearcherConfig(Section):
     name: str
     """Which searcher."""
 
-    metric: str
+    metric: Annotated[str, Field(min_length=1)]
     """The validation metric by which trials are compared."""
 
     smaller_is_better: bool = True
