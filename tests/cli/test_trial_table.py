@@ -93,6 +93,10 @@ def test_a_narrow_terminal_shows_what_fits_in_one_line_and_names_the_rest(
     assert lines[0].split()[8:] == ["lr", "weight_decay"]
     left_out = "overwrite_deepspeed_args.optimizer.params.lr, overwrite_deepspeed_args.scheduler"
     assert f"no room in this terminal for {left_out}" in err
+    print_trials([each | {"hparams": {"slot time": each["id"]}} for each in trials])
+    out, err = capsys.readouterr()
+    assert "hparams.slot time" in out
+    assert not err
 
 
 def test_trials_are_sorted_by_a_hyperparameter_and_limited(live: LiveServer) -> None:

@@ -17,6 +17,7 @@ FIELDS = (
     "progress", "restarts", "slot_seconds", "activity",
 )  # fmt: skip
 _SORTED = (*FIELDS, "result", "metric")
+_ALWAYS = ("id", "state", "batches", "best", "latest", "restarts", "slot time")
 _MORE = ("seed", "best_checkpoint", "latest_checkpoint", "started_at", "ended_at", "error")
 
 Trials = Sequence[Mapping[str, Any]]
@@ -43,8 +44,7 @@ def print_trials(trials: Trials) -> None:
         if len({json.dumps(each.get(name)) for each in flat}) > 1
     ]
     short = short_names(name for each in flat for name in each)
-    heads = {short[name]: name for name in differ}
-    columns = ["id", "state", "batches", "best", "latest", "restarts", "slot time", *heads]
+    heads = {short[n] if short[n] not in _ALWAYS else f"hparams.{n}": n for n in differ}
     rows = [
         (
             one["id"],
@@ -58,9 +58,9 @@ def print_trials(trials: Trials) -> None:
         )
         for one, each in zip(trials, flat, strict=True)
     ]
-    left_out = print_table(columns, rows, shortened=heads.keys(), optional=heads.keys())
+    left_out = print_table([*_ALWAYS, *heads], rows, shortened=heads.keys(), optional=heads.keys())
     for head, name in heads.items():
-        if head != name and head not in left_out:
+        if not head.endswith(name) and head not in left_out:
             say(f"{head} is {name}")
     if left_out:
         names = ", ".join(heads[head] for head in left_out)
