@@ -82,11 +82,33 @@ def test_a_whole_pass_in_one_call_ends_at_the_length_too(tmp_path: Path) -> None
     assert metrics(tmp_path, "validation")[1]["validation_loss"] == 2.5
 
 
-@pytest.mark.parametrize("how", ["directive", "sigterm"])
+class WholeTrial(RepeatingTrial):
+    """Draws all of the loader by itself."""
+
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        assert data_loader.loader is self.loader.loader  # what the loader has is there
+        batches = [self.evaluate_batch(iter([batch])) for batch in data_loader]
+        return {
+            "validation_loss": sum(batch["validation_loss"] for batch in batches) / len(batches)
+        }
+
+
+class MeasuredWholeTrial(WholeTrial):
+    kind = MeasuredRepeating
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "measured"),
+    [
+        ("directive", RepeatingTrial, MeasuredTrial),
+        ("sigterm", RepeatingTrial, MeasuredTrial),
+        ("sigterm", WholeTrial, MeasuredWholeTrial),
+    ],
+)
 def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
-    tmp_path: Path, how: str
+    tmp_path: Path, how: str, kind: type[RepeatingTrial], measured: type[RepeatingTrial]
 ) -> None:
-    controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
+    controller, session = build(make_spec(tmp_path), kind, make_settings(5))
     trial = controller._trial
     evaluate = trial.evaluate_batch
 
@@ -108,9 +130,11 @@ def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
     assert latest.steps_completed == 5
     assert not metrics(tmp_path, "validation")
 
-    ending, _ = fit(make_spec(tmp_path, latest=latest), MeasuredTrial, make_settings(5))
+    ending, trial = fit(make_spec(tmp_path, latest=latest), measured, make_settings(5))
     assert ending is Ending.FINISHED
     assert list(metrics(tmp_path, "validation")) == [5]
+    assert trial.loader.drawn == 3
+    assert metrics(tmp_path, "validation")[5]["validation_loss"] == 2.5
 
 
 def test_a_run_that_was_taken_over_leaves_its_validation_and_saves_nothing(tmp_path: Path) -> None:
@@ -164,15 +188,29 @@ class UnevenTrial(RepeatingTrial):
         return super().evaluate_batch(dataloader_iter)
 
 
-def leave_together(directory: str) -> tuple[str, int]:
+class LockstepTrial(WholeTrial):
+    """Both ranks need each other's forward passes, and rank 1 alone gets SIGTERM."""
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+        if self.context.distributed.rank and self.loader.drawn == 50:
+            os.kill(os.getpid(), signal.SIGTERM)
+        batch = next(dataloader_iter)
+        return {"validation_loss": self.engine(batch[:, None].float()).mean()}
+
+
+def leave_together(directory: str) -> list[tuple[str, int]]:
     ranks = Distributed.from_environment(cuda=False)
-    path = Path(directory)
-    spec = make_spec(path, slots=2, run_dir=str(path / f"run{ranks.rank}"))
-    ending, _ = fit(spec, UnevenTrial, make_settings(5), ranks)
-    latest = last_checkpoint(Path(spec.run_dir)) if ranks.rank == 0 else None
-    return ending.name, latest.steps_completed if latest else 0
+    found = []
+    for kind, hparams in ((UnevenTrial, {}), (LockstepTrial, {"stage": 3})):
+        path = Path(directory) / kind.__name__
+        spec = make_spec(path, hparams, slots=2, run_dir=str(path / f"run{ranks.rank}"))
+        ending, _ = fit(spec, kind, make_settings(5), ranks)
+        latest = last_checkpoint(Path(spec.run_dir)) if ranks.rank == 0 else None
+        found.append((ending.name, latest.steps_completed if latest else 0))
+    return found
 
 
 @pytest.mark.processes
-def test_ranks_with_different_data_leave_a_validation_together(tmp_path: Path) -> None:
-    assert run_on_ranks(leave_together, 2, str(tmp_path)) == [("PREEMPTED", 5), ("PREEMPTED", 0)]
+def test_ranks_leave_a_validation_together_whatever_their_data(tmp_path: Path) -> None:
+    found = run_on_ranks(leave_together, 2, str(tmp_path))
+    assert found == [2 * [("PREEMPTED", 5)], 2 * [("PREEMPTED", 0)]]

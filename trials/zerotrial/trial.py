@@ -80,7 +80,8 @@ class ZeroTrial(ABC):
         """Evaluate everything at once, in place of :meth:`evaluate_batch`.
 
         Called with the whole validation loader, on the chief; on every rank where the engine's
-        forward pass needs all ranks, and then the chief's result counts.
+        forward pass needs all ranks, and then the chief's result counts, and all ranks draw as many
+        batches. The loader ends where its length says, and when the trial is told to leave.
 
         Raises:
             TrialError: If it is called without being overridden.

@@ -79,6 +79,32 @@ class _Batches:
         return batch
 
 
+class _Whole:
+    """The validation data for ``evaluate_full_dataset``: the loader itself, but for its iterator.
+
+    Args:
+        loader: The user's.
+        look: Called between batches; raises where the trial is told to end.
+    """
+
+    def __init__(self, loader: Any, look: Callable[[int], None]) -> None:
+        self._loader = loader
+        self._look = look
+
+    def __iter__(self) -> Iterator[Any]:
+        for drawn, batch in enumerate(_to_its_end(self._loader)):
+            self._look(drawn)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
 class Validator:
     """Evaluates a trial; made once, run at each validation.
 
@@ -141,7 +167,8 @@ class Validator:
             model.eval()
         try:
             with context.reducers.validating(), torch.no_grad():
-                metrics = self._evaluate_whole() if self._whole else self._evaluate_batches(started)
+                evaluate = self._evaluate_whole if self._whole else self._evaluate_batches
+                metrics = evaluate(started)
                 reduced = context.reducers.reduce(context.distributed, training=False)
         finally:
             for model in context.models:
@@ -150,11 +177,39 @@ class Validator:
         self._callbacks.call("on_validation_end", metrics)
         return metrics
 
-    def _evaluate_whole(self) -> dict[str, float]:
-        distributed, found = self._context.distributed, None
+    def _evaluate_whole(self, started: float) -> dict[str, float]:
+        distributed, found, wish = self._context.distributed, None, 0
+        self._agree_at = 1
         if distributed.is_chief or self._lockstep:
-            found = self._trial.evaluate_full_dataset(self._source)
-        return to_numbers(_mapping(distributed.broadcast(found, "sharing validation metrics")))
+            data = self._source
+            if hasattr(data, "__iter__"):
+                data = _Whole(data, lambda drawn: self._heed(drawn, started))
+            try:
+                found = self._trial.evaluate_full_dataset(data)
+            except ValidationInterruptedError as told:
+                wish = told.wish
+        found, wish = distributed.broadcast((found, wish), "sharing validation metrics")
+        if wish:
+            raise ValidationInterruptedError(wish)
+        return to_numbers(_mapping(found))
+
+    def _heed(self, drawn: int, started: float) -> None:
+        """Look, about once a second, whether the trial is told to end.
+
+        In lockstep **collective**: the ranks draw their batches alike, as their forward passes are.
+
+        Raises:
+            ValidationInterruptedError: If so; in lockstep on all ranks.
+        """
+        if drawn < self._agree_at:
+            return
+        call_s = (time.monotonic() - started) / drawn
+        if self._lockstep:
+            self._agree(mine=True, call_s=call_s)
+        elif wish := int(self._wish()):
+            raise ValidationInterruptedError(wish)
+        else:
+            self._pause(call_s)
 
     def _evaluate_batches(self, started: float) -> dict[str, float]:
         self._callbacks.call("on_validation_epoch_start")
@@ -230,9 +285,12 @@ class Validator:
         )
         if any(wishes):
             raise ValidationInterruptedError(max(wishes))
-        pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
-        self._agree_at += min(max(1, pause), _MOST_CALLS_BETWEEN)
+        self._pause(max(seconds))
         return any(more)
+
+    def _pause(self, call_s: float) -> None:
+        pause = int(_AGREE_EVERY_S / max(call_s, 1e-9))
+        self._agree_at += min(max(1, pause), _MOST_CALLS_BETWEEN)
 
     def _batches(self) -> _Batches | None:
         if self._loader is None:
@@ -248,9 +306,7 @@ class Validator:
             if rest:
                 logger.warning("%d validation micro-batches do not fill a batch: left out", rest)
             limit = whole * self._take
-        # A loader that repeats for ever, such as DeepSpeed's RepeatingLoader, ends where it says.
-        batches = islice(iter(self._loader), _length_of(self._loader))
-        return _Batches(batches, limit, self._trial.get_batch_length)
+        return _Batches(_to_its_end(self._loader), limit, self._trial.get_batch_length)
 
     def _shard(self, loader: Any) -> Any:
         if loader is None or self._whole:
@@ -284,12 +340,13 @@ class Validator:
         }
 
 
-def _length_of(loader: Any) -> int | None:
-    """Batches in one pass; None where the loader does not know."""
+def _to_its_end(loader: Any) -> Iterator[Any]:
+    """One pass: a loader that repeats for ever, as DeepSpeed's may, ends where its length says."""
     try:
-        return len(loader)
+        length = len(loader)
     except (TypeError, NotImplementedError):
-        return None
+        length = None
+    return islice(iter(loader), length)
 
 
 def _reduce_one(values: list[float], how: Any) -> float:
