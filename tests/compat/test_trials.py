@@ -352,6 +352,16 @@ def accelerated(path: str) -> bool:
     assert final(trial) == final(calm)
     assert list(trial.metrics("training")) == [13, 14, 15, 16]
     assert trial.metrics("training")[16] == calm.metrics("training")[16]
+    plugin = "__import__('accelerate').DeepSpeedPlugin(zero_stage=1, gradient_accumulation_steps=2)"
+    on_engine = ACCELERATED.replace("cpu=True", f"deepspeed_plugin={plugin}")
+    engine = Trial(Path(path) / "engine", on_engine)
+    code = engine.run(SIGNAL="SIGTERM", EPOCH="1")
+    told = (engine.run_path / "log0").read_text()
+    assert code == [EXIT_PREEMPTED], told
+    assert told.count("and waits for the script's next accelerator.save_state()") == 1, told
+    assert list(engine.metrics("training")) == list(range(1, 9))
+    assert list(engine.metrics("validation")) == [4, 8]
+    assert [r["steps_completed"] for r in engine.records("checkpoint")] == [4, 8]
     return True
 
 

@@ -16,7 +16,7 @@ from zerolab.core.context import Context
 from zerotrial.compat.huggingface import run
 from zerotrial.compat.huggingface.steps import STEPS
 
-__all__ = ["around_init", "around_save_state", "around_step"]
+__all__ = ["around_backward", "around_init", "around_save_state", "around_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +70,30 @@ def around_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.gradient_state.sync_gradients:
-            STEPS.count(self)
-            if run.experiment() is not None and run.join().preempt.wanted_here:
-                _tell_what_is_waited_for()
+            _count(self)
         return original(self, *args, **kwargs)
 
     return step
+
+
+def around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Count the steps of an engine, which Accelerate takes here: its optimizer's do nothing."""
+
+    @functools.wraps(original)
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self.engine.global_steps  # which tells boundaries in every version of Accelerate
+        result = original(self, *args, **kwargs)
+        if self.engine.global_steps > before:
+            _count(self.engine)
+        return result
+
+    return backward
+
+
+def _count(stepping: object) -> None:
+    STEPS.count(stepping)
+    if run.experiment() is not None and run.join().preempt.wanted_here:
+        _tell_what_is_waited_for()
 
 
 @functools.cache

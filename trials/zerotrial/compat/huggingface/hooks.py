@@ -1,4 +1,4 @@
-"""Where a script meets us: six modules of Hugging Face's, changed when they are imported."""
+"""Where a script meets us: seven modules of Hugging Face's, changed when they are imported."""
 
 import functools
 from collections.abc import Callable
@@ -34,6 +34,7 @@ def install() -> None:
             "transformers.trainer": _follow_trainers,
             "accelerate.tracking": _name_the_tracker,
             "accelerate.accelerator": _follow_accelerators,
+            "accelerate.utils.deepspeed": _follow_engines,
         }
     )
 
@@ -95,6 +96,12 @@ def _follow_accelerators(module: ModuleType) -> None:
         _wrap(module.Accelerator, builds, while_building)
     _wrap(module.Accelerator, "save_state", around_save_state)
     _wrap(module.AcceleratedOptimizer, "step", around_step)
+
+
+def _follow_engines(module: ModuleType) -> None:
+    from zerotrial.compat.huggingface.accelerator import around_backward
+
+    _wrap(module.DeepSpeedEngineWrapper, "backward", around_backward)
 
 
 def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:

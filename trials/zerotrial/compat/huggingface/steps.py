@@ -12,7 +12,7 @@ class Steps:
         self._taken: dict[int, int] = {}
 
     def count(self, optimizer: object) -> None:
-        """Note a step of an optimizer."""
+        """Note a step of an optimizer, or of the engine that has it."""
         self._taken[id(optimizer)] = self._taken.get(id(optimizer), 0) + 1
 
     @property
