@@ -232,7 +232,8 @@ def test_the_warm_up_takes_its_steps_or_a_share_of_all_steps_and_at_least_one(
 def test_odd_hyperparameters_are_told_and_not_guessed_from() -> None:
     scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
     (line,) = problems({"scheduler": scheduler}, {"warmup_steps": -5})
-    assert line == "scheduler.params.warmup_num_steps: input should be greater than 0, got -5"
+    told = "input should be greater than or equal to 0, got -5"
+    assert line == f"scheduler.params.warmup_num_steps: {told}"
     (line,) = problems({"scheduler": scheduler}, {"warmup_ratio": 0.5})
     assert line.startswith("scheduler.params.warmup_num_steps: must be a value, got 'auto'")
     with pytest.raises(ConfigError, match="hyperparameters: must be a mapping, got a list"):

@@ -65,6 +65,13 @@ def test_warmup_runs_two_steps_at_the_minimum_and_then_climbs(kind: str) -> None
     assert found[0] == found[1] == pytest.approx(0.1)
 
 
+def test_no_warmup_is_one_of_two_steps() -> None:
+    """As DeepSpeed reads what Hugging Face writes for it."""
+    for schedule, total in ((WarmupLR, {}), (WarmupDecayLR, {"total_num_steps": 8})):
+        none, two = (schedule(optimizer(0.5), warmup_num_steps=n, **total) for n in (0, 2))
+        assert run(none, 8) == run(two, 8)
+
+
 def test_warmup_climbs_to_the_optimizers_own_rates_unless_told() -> None:
     schedule = WarmupLR(optimizer(0.5, 0.25), warmup_num_steps=4)
     for _ in range(6):
@@ -240,7 +247,6 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor(name: str) -> None:
 
 
 BROKEN: list[tuple[str, dict[str, Any]]] = [
-    ("WarmupLR", {"warmup_num_steps": 0}),
     ("WarmupLR", {"warmup_num_steps": -3}),
     ("WarmupLR", {"warmup_num_steps": 2.5}),
     ("WarmupLR", {"warmup_num_steps": True}),

@@ -57,7 +57,8 @@ class WarmupParams(Section):
 
     warmup_min_lr: Rate = 0.0
     warmup_max_lr: Annotated[Any, AfterValidator(_rates_or_none)] = None
-    warmup_num_steps: PositiveInt = 1000
+    warmup_num_steps: NonNegativeInt = 1000
+    """At least 2 are run, as in DeepSpeed: Hugging Face writes 0 for no warm-up."""
     warmup_type: WarmupType = "log"
     last_batch_iteration: Int = -1
 
@@ -77,7 +78,7 @@ class WarmupDecayParams(Section):
     total_num_steps: PositiveInt
     warmup_min_lr: Rate = 0.0
     warmup_max_lr: Rate = 0.001
-    warmup_num_steps: PositiveInt = 1000
+    warmup_num_steps: NonNegativeInt = 1000
     warmup_type: WarmupType = "log"
     last_batch_iteration: Int = -1
 
