@@ -70,13 +70,13 @@ def write_models(root: str) -> None:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[list[str]]:
-    """What transformers says meanwhile."""
+def told(of: str = "transformers") -> Iterator[list[str]]:
+    """What a logger says meanwhile."""
     import transformers
 
     transformers.logging.set_verbosity_warning()  # a Trainer may have changed it
     lines: list[str] = []
-    logger = logging.getLogger("transformers")
+    logger = logging.getLogger(of)
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger.addHandler(handler)
@@ -177,6 +177,12 @@ def build_under_init(root: str) -> None:
     import deepspeed
     from transformers import GPT2LMHeadModel
 
+    with told("zerotrial.compat.deepspeed.gathering") as lines:
+        for _ in range(2):
+            with deepspeed.zero.Init(dtype=torch.bfloat16):
+                torch.nn.Linear(1, 1)
+    assert len(lines) == 1
+    assert lines[0].startswith("zero.Init(dtype=torch.bfloat16): no effect here")
     torch.manual_seed(dist.get_rank())
     with deepspeed.zero.Init():
         built = Untied()

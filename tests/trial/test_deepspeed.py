@@ -167,6 +167,8 @@ def beside_theirs(folder: str, place: str) -> dict[str, Any]:
     found: dict[str, Any] = {"expected": expected, "calls": calls}
     for stage in (0, 1, 2, 3):
         found[f"start {stage}"] = steps_of_theirs(engine_of_theirs(stage), 5)
+    hpz = {"stage": 3, "zero_hpz_partition_size": 2}  # ZeRO++: a second copy in each node
+    found["start hpz"] = steps_of_theirs(engine_of_theirs(3, zero_optimization=hpz), 5)
     for stage in (0, 1, 2, 3):
         engine = engine_of_theirs(stage, seed=9)
         with torch.no_grad():
@@ -222,7 +224,7 @@ def test_theirs_and_ours_train_alike_and_theirs_goes_on_from_ours(
 ) -> None:
     for rank, found in enumerate(run_on_ranks(beside_theirs, 2, theirs, str(tmp_path))):
         expected = torch.tensor(found["expected"])
-        for stage in (0, 1, 2, 3):
+        for stage in (0, 1, 2, 3, "hpz"):
             columns = [0, 2] if stage == 0 else [0, 1, 2]  # at stage 0 it tells no norm
             got = torch.tensor(found[f"start {stage}"])
             torch.testing.assert_close(got[:, columns], expected[:, columns], rtol=2e-5, atol=1e-6)

@@ -2,7 +2,9 @@
 
 import contextlib
 import enum
+import functools
 import itertools
+import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -36,6 +38,8 @@ __all__ = [
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
 ]
+
+logger = logging.getLogger(__name__)
 
 LEAF = "_zerotrial_leaf"
 """Marks modules that stage 3 is to gather as one."""
@@ -255,9 +259,24 @@ def _many(params: Any) -> bool:
     return isinstance(params, Iterable)
 
 
+@functools.cache
+def _warn_of_type(dtype: torch.dtype) -> None:
+    """Once for each type in a process, for some scripts enter :func:`Init` for each layer."""
+    logger.warning(
+        "zero.Init(dtype=%s): no effect here: the model is built as without it, and computes in "
+        "what bf16 and fp16 in the engine file say; to build it in another type use "
+        "deepspeed.OnDevice(dtype, 'cpu')",
+        dtype,
+    )
+
+
 @contextlib.contextmanager
 def Init(  # noqa: N802 - DeepSpeed's name
-    module: nn.Module | None = None, *unused: Any, enabled: bool = True, **options: Any
+    module: nn.Module | None = None,
+    *unused: Any,
+    enabled: bool = True,
+    dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> Iterator[None]:
     """Have a model that is built hold rank 0's values, once a host; ``initialize`` shards it.
 
@@ -270,12 +289,15 @@ def Init(  # noqa: N802 - DeepSpeed's name
         module: Was built before; is held once at the end, too.
         unused: DeepSpeed's arguments; where parameters lie until then is not asked.
         enabled: False: do nothing.
+        dtype: Has no effect, and a warning where it is not the type that modules are built in.
         options: As ``unused``.
     """
     del unused, options
     if not enabled:
         yield
         return
+    if dtype not in {None, torch.get_default_dtype()}:
+        _warn_of_type(dtype)
     note_that_ranks_differ()
     memory = host_memory()
     if memory is None:

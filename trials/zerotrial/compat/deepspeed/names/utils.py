@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from zerotrial.compat.deepspeed.gathering import (
     LEAF,
+    OnDevice,
     safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_full_optimizer_state,
@@ -17,6 +18,7 @@ from zerotrial.compat.deepspeed.gathering import (
 )
 
 __all__ = [
+    "OnDevice",
     "RepeatingLoader",
     "log_dist",
     "logger",
