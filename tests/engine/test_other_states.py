@@ -86,6 +86,28 @@ class Mostly(torch.optim.SGD):
     elementwise = True
 
 
+class Later(torch.optim.Optimizer):
+    """Keeps a state from a step and a size on only, as an 8-bit Adam and a history do."""
+
+    def __init__(self, params: Any, state: Any, step: int = 1, numel: int = 0) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.late, self.at, self.numel = state, step, numel
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            state["step"] = state.get("step", 0) + 1
+            if state["step"] >= self.at and parameter.numel() >= self.numel:
+                state.setdefault("late", self.late)
+
+
+class FlatLater(Later):
+    elementwise = True
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1))
@@ -192,6 +214,51 @@ def test_options_of_a_group_that_no_checkpoint_holds_are_refused_before_training
             "parameter group 0: no checkpoint can hold 'decay' (function)",
             "parameter group 1: no checkpoint can hold 'owner' (object)",
         ]
+
+
+def wide_engine_of(
+    stage: int, kind: type[Later], late: Any, at: int, numel: int, **zero: Any
+) -> Any:
+    module = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 4), nn.Linear(4, 1025))
+    return zerotrial.initialize(
+        model=module,
+        optimizer=kind(module.parameters(), late, at, numel),
+        config={"train_batch_size": 2, "zero_optimization": {"stage": stage, **zero}},
+    )[0]
+
+
+@pytest.mark.parametrize(("at", "numel"), [(2, 0), (1, 4096), (3, 4096)])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_is_kept_from_a_later_step_or_size_on_is_refused_before_training(
+    stage: int, at: int, numel: int
+) -> None:
+    with pytest.raises(ConfigError, match=r"FlatLater has the attribute .*'late' of shape \(3,\)"):
+        wide_engine_of(stage, FlatLater, torch.zeros(3), at, numel)
+    with pytest.raises(ConfigError, match=r"Later must keep tensors.*'late' of range"):
+        wide_engine_of(
+            stage, Later, range(3), at, numel // 4
+        )  # the largest is tried cut to 4 x 512
+
+
+@pytest.mark.parametrize("device", ["none", "cpu", "nvme"])
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "late", "told"),
+    [
+        (FlatLater, torch.zeros(3), "FlatLater has the attribute elementwise.*'late' of shape"),
+        (Later, range(3), "Later must keep tensors.*'late' of range"),
+    ],
+)
+def test_what_only_the_fifth_step_makes_is_refused_at_that_step(
+    tmp_path: Path, device: str, stage: int, kind: type[Later], late: Any, told: str
+) -> None:
+    offload = {"device": device} | ({"nvme_path": str(tmp_path)} if device == "nvme" else {})
+    engine = wide_engine_of(stage, kind, late, 5, 0, offload_optimizer=offload)
+    train(engine, range(4))
+    told = "must be cpu or none for .*Later.*'late'" if device == "nvme" else f"step.*{told}"
+    with pytest.raises(ConfigError, match=f"(?s){told}"):
+        train(engine, range(1))
+    engine.close()
 
 
 @pytest.mark.parametrize("kind", [Odd, Configured])

@@ -124,6 +124,7 @@ class NvmeUpdater:
             publish.copy_(master.tensor)
             if master.offset is None:
                 master.offset = self._file.reserve(master.tensor.nbytes)
+        self._refuse_other_shapes(bucket)
         self._collect(bucket)
         if index > 0:
             self._settle(self._buckets[index - 1])
@@ -160,6 +161,7 @@ class NvmeUpdater:
                 continue
             self._bind(bucket)
             make_states(self.optimizer, bucket.members)
+            self._refuse_other_shapes(bucket)
             self._collect(bucket)
             self._send_away(bucket)
             self._settle(bucket)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from zerotrial.engine.seams import UpdaterInputs
 from zerotrial.engine.update.states import (
+    check_kept,
     make_states,
     other_states,
     read_scalars,
@@ -32,6 +33,9 @@ class _InMemory:
     """What both updaters share: the optimizer, its parameters by bucket, and their states."""
 
     optimizer: torch.optim.Optimizer
+    _whole: ClassVar[bool]
+    """Whether the optimizer sees whole parameters."""
+
     _masters: list[Tensor]
     _parameters: list[list[nn.Parameter]]
     """For each bucket, the tensors that the optimizer updates; views of the bucket's master."""
@@ -89,7 +93,9 @@ class _InMemory:
 
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
-        make_states(self.optimizer, [member for _, member in self._members])
+        members = [member for _, member in self._members]
+        make_states(self.optimizer, members)
+        check_kept(self.optimizer, members, whole=self._whole)
 
     def scalars(self) -> dict[str, float]:
         """See :class:`~zerotrial.engine.seams.Updater`."""
@@ -113,6 +119,8 @@ class _InMemory:
 class ElementwiseUpdater(_InMemory):
     """One flat tensor for each bucket: for optimizers whose elements do not know each other."""
 
+    _whole = False
+
     def __init__(self, inputs: UpdaterInputs) -> None:
         parameters = [[nn.Parameter(master, requires_grad=True)] for master in inputs.masters]
         self._build(inputs, parameters, [[slice(0, m.numel())] for m in inputs.masters])
@@ -124,6 +132,7 @@ class ElementwiseUpdater(_InMemory):
         (parameter,) = self._parameters[index]
         parameter.grad = self._widened(gradient, parameter.dtype)
         step_scaled(self.optimizer, [parameter], scale)
+        check_kept(self.optimizer, [parameter], whole=self._whole)
         parameter.grad = None
         master = self._masters[index]
         if publish.data_ptr() != master.data_ptr():
@@ -190,6 +199,8 @@ def _scales(optimizer: torch.optim.Optimizer) -> bool:
 class WholeUpdater(_InMemory):
     """Whole parameters in their own shapes, all stepped at once: LAMB, Muon, users' optimizers."""
 
+    _whole = True
+
     def __init__(self, inputs: UpdaterInputs) -> None:
         assert inputs.shapes is not None
         parameters: list[list[nn.Parameter]] = []
@@ -217,6 +228,7 @@ class WholeUpdater(_InMemory):
         """See :class:`~zerotrial.engine.seams.Updater`."""
         self.optimizer.step()
         for members in self._parameters:
+            check_kept(self.optimizer, members, whole=self._whole)
             for parameter in members:
                 parameter.grad = None
         for publish, master in self._publish:

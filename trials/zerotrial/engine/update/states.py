@@ -8,6 +8,7 @@ possible where the optimizer sees whole parameters.
 """
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from zerolab.errors import ConfigError
 
 __all__ = [
+    "check_kept",
     "check_savable",
     "is_plain",
     "make_states",
@@ -39,6 +41,13 @@ _FIRST_VALUES: Mapping[tuple[type[torch.optim.Optimizer], str], float | str] = {
 
 Adagrad makes its states when it is built, so they never need to be made here.
 """
+
+_PROBE_STEPS = 3
+_PROBE_NUMEL = 2**16
+"""Elements of the larger parameter that an unknown optimizer is tried on, at most."""
+
+_PROBE_SIDE = 1024
+"""A side of it, at most: factors of a side squared, as Shampoo's, then take 4 MB each."""
 
 
 def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -93,7 +102,11 @@ def tensors_within(value: Any) -> Iterator[Tensor]:
 def check_savable(optimizer: torch.optim.Optimizer, *, whole: bool) -> None:
     """Refuse an optimizer whose states no checkpoint could hold, before anything is trained.
 
-    A twin of it takes one step on a parameter of its own; torch's optimizers and ours are known.
+    A twin of it takes three steps on a parameter of its own with the shape of the model's smallest,
+    and three on one of the largest's, whose sides are cut to at most 1,024 and 65,536 elements (a
+    flat part has 8, and as many as the model up to 65,536); torch's optimizers and ours are known.
+    What is kept only from a later step on, for a gradient that is not zero, in another group, or
+    for another or larger shape stays unseen here: :func:`check_kept` refuses it when it is made.
 
     Args:
         optimizer: The user's, on the model's parameters, and not stepped yet: the same on all
@@ -103,33 +116,91 @@ def check_savable(optimizer: torch.optim.Optimizer, *, whole: bool) -> None:
     Raises:
         ConfigError: If it keeps what can be stored neither by element nor with its parameter.
     """
-    kind = type(optimizer)
     members = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if kind.__module__.startswith(("torch.optim", "zerotrial.")) or not members:
+    if _is_known(optimizer) or not members:
         return
-    model = min(members, key=lambda parameter: parameter.numel())
-    probe = nn.Parameter(torch.zeros(model.shape if whole else 8, dtype=model.dtype))
-    state = _states_after_a_step(optimizer, model, probe)
+    for model, shape in _probes(members, whole=whole):
+        probe = nn.Parameter(torch.zeros(shape, dtype=model.dtype))
+        state = _states_after_steps(optimizer, model, probe)
+        _refuse(optimizer, state, probe, whole=whole, where="initialize()")
+
+
+def check_kept(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], *, whole: bool
+) -> None:
+    """Refuse states that no checkpoint could hold, as they are now; see :func:`check_savable`.
+
+    Args:
+        optimizer: Any.
+        parameters: Those that it has stepped on, as it sees them.
+        whole: Whether they are whole parameters.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    if _is_known(optimizer):
+        return
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        _refuse(optimizer, state, parameter, whole=whole, where="optimizer.step()")
+
+
+def _is_known(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith(("torch.optim", "zerotrial."))
+
+
+def _probes(
+    members: Sequence[nn.Parameter], *, whole: bool
+) -> Iterator[tuple[nn.Parameter, Sequence[int]]]:
+    """Whose group and type a twin is to step with, and in which shape; the cheapest first."""
+    smallest = min(members, key=lambda parameter: parameter.numel())
+    largest = max(members, key=lambda parameter: parameter.numel())
+    if not whole:
+        yield smallest, (8,)
+        yield largest, (min(sum(p.numel() for p in members), _PROBE_NUMEL),)
+        return
+    yield smallest, _bounded(smallest.shape)
+    if largest.shape != smallest.shape:
+        yield largest, _bounded(largest.shape)
+
+
+def _bounded(shape: Sequence[int]) -> Sequence[int]:
+    """Halve the longest side until a parameter of that shape is cheap to try."""
+    sides = list(shape)
+    while math.prod(sides) > _PROBE_NUMEL or max(sides, default=0) > _PROBE_SIDE:
+        sides[sides.index(max(sides))] //= 2
+    return sides
+
+
+def _refuse(
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    parameter: nn.Parameter,
+    *,
+    whole: bool,
+    where: str,
+) -> None:
+    kind = type(optimizer).__name__
     for name, value in state.items():
-        if _is_by_element(value, probe) or _is_scalar(value, probe):
+        if _is_by_element(value, parameter) or _is_scalar(value, parameter):
             continue
         if not whole and any(True for _ in tensors_within(value)):
             told = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a list"
             problem = (
-                f"optimizer: {kind.__name__} has the attribute elementwise, so that it gets flat "
+                f"optimizer: {kind} has the attribute elementwise, so that it gets flat "
                 f"parts of parameters, and must keep tensors of their shape, got {name!r} {told} "
-                f"for {tuple(probe.shape)}; without the attribute it gets whole parameters"
+                f"for {tuple(parameter.shape)}; without the attribute it gets whole parameters"
             )
-            raise ConfigError("initialize()", [problem])
+            raise ConfigError(where, [problem])
         if not is_plain(value):
             problem = (
-                f"optimizer: {kind.__name__} must keep tensors, numbers, texts and containers of "
+                f"optimizer: {kind} must keep tensors, numbers, texts and containers of "
                 f"them, which a checkpoint can hold, got {name!r} of {type(value).__name__}"
             )
-            raise ConfigError("initialize()", [problem])
+            raise ConfigError(where, [problem])
 
 
-def _states_after_a_step(
+def _states_after_steps(
     optimizer: torch.optim.Optimizer, model: nn.Parameter, probe: nn.Parameter
 ) -> dict[str, Any]:
     """Step a twin, on ``probe`` in the place of ``model``; the optimizer itself is not touched."""
@@ -139,14 +210,15 @@ def _states_after_a_step(
     group = next(g for g in optimizer.param_groups if any(p is model for p in g["params"]))
     twin.param_groups = [{**copy.deepcopy({**group, "params": []}), "params": [probe]}]
     twin.state = defaultdict(dict)
-    probe.grad = torch.zeros_like(probe)
     try:
         for name, value in vars(optimizer).items():
             if name not in vars(twin):
                 setattr(twin, name, copy.deepcopy(value, known))
-        type(optimizer).step(twin)
-    except Exception:  # noqa: BLE001 - whatever it does not like about this; training will show
-        return {}
+        for _ in range(_PROBE_STEPS):
+            probe.grad = torch.zeros_like(probe)
+            type(optimizer).step(twin)
+    except Exception:  # noqa: BLE001, S110 - whatever it does not like; training will show
+        pass  # what it has made so far is told all the same
     return dict(twin.state.get(probe, {}))
 
 
