@@ -1,8 +1,13 @@
 """Log policies: what they find has its effect, and no pattern keeps the server busy."""
 
 import json
+import threading
+from collections.abc import Sequence
+
+import pytest
 
 from tests.server.helpers import Server
+from zeroserver.orchestrator.log_policies import Match, PolicySearch
 
 BACKTRACKS = "^(a+)+$"
 LINE = "a" * 40 + "!"
@@ -17,6 +22,33 @@ def test_a_pattern_that_backtracks_for_hours_in_python_is_searched_at_once(serve
     assert server.trial()["labels"] == ["endless"]
     server.exit(spec.run_id, 1, "failed", tail=LINE)
     assert server.trial()["restarts"] == 1
+
+
+def test_a_pattern_is_searched_where_neither_writes_nor_requests_wait_for_it(
+    sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = sqlite_server
+    search, searched = PolicySearch.search, []
+
+    def noting(self: PolicySearch, run_id: int, lines: Sequence[str]) -> list[Match]:
+        searched.append((lines[0], threading.get_ident()))
+        return search(self, run_id, lines)
+
+    monkeypatch.setattr(PolicySearch, "search", noting)
+    server.submit(log_policies=[{"name": "found", "pattern": "fatal"}])
+    server.add_agent()
+    spec = server.begin()
+    server.log(spec.run_id, 0, "fatal in the log")
+    server.exit(spec.run_id, 1, "failed", tail="fatal in its tail")
+    assert server.trial()["labels"] == ["found"]
+    assert [line for line, _ in searched] == ["fatal in the log", "fatal in its tail"]
+    assert server.http.portal is not None
+    busy = {
+        server.write(lambda _world, _transaction: threading.get_ident()),
+        server.http.portal.call(threading.get_ident),
+    }
+    assert len(busy) == 2
+    assert not [line for line, thread in searched if thread in busy]
 
 
 def test_a_pattern_that_cannot_be_searched_in_linear_time_is_refused_at_submit(
