@@ -239,28 +239,48 @@ def test_functions_and_reducers_see_the_values_of_all_batches(tmp_path: Path) ->
     assert metrics(tmp_path / "between", "training")[6]["middle"] == 3
 
 
-@pytest.mark.parametrize("method", ["per_slot_reduce", "cross_slot_reduce"])
-def test_a_reducer_of_the_users_that_raises_is_named(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("broken", "call"),
+    [
+        ("reset of reducer 'f1'", 1),  # when it is wrapped
+        ("reset of reducer 'f1'", 2),  # before what it is fed next
+        ("per_slot_reduce of reducer 'f1'", 1),
+        ("cross_slot_reduce of reducer 'f1'", 1),
+        ("evaluation_reducer of metric 'validation_loss'", 1),
+    ],
+)
+def test_a_reducer_of_the_users_that_raises_is_named(
+    tmp_path: Path, broken: str, call: int
+) -> None:
+    calls: list[str] = []
+
+    def enter(method: str) -> float:
+        calls.append(method)
+        return 1 / 0 if broken.startswith(method) and calls.count(method) == call else 1.0
+
     class Broken(zerotrial.MetricReducer):
         def reset(self):
-            pass
+            enter("reset")
 
         def per_slot_reduce(self):
-            return 1 / 0 if method == "per_slot_reduce" else 1
+            return enter("per_slot_reduce")
 
         def cross_slot_reduce(self, per_slot_metrics):
-            return 1 / 0
+            return enter("cross_slot_reduce")
 
     class Trial(LineTrial):
         def __init__(self, context):
             super().__init__(context)
             context.wrap_reducer(Broken(), name="f1")
 
+        def evaluation_reducer(self):
+            return lambda values: enter("evaluation_reducer")
+
     with pytest.raises(ZeroDivisionError) as caught:
         fit(make_spec(tmp_path), Trial, make_settings(1))
     told = reason_of(caught.value, Path(__file__).parent)
     assert told.startswith("test_metrics.py:")
-    assert told.endswith(f"; raised by {method} of reducer 'f1'")
+    assert told.endswith(f"; raised by {broken}")
 
 
 def test_mistakes_with_reducers_are_told(tmp_path: Path) -> None:

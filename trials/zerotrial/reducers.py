@@ -4,7 +4,7 @@ import copy
 import enum
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from zerolab.errors import TrialError
 from zerotrial.ranks import Distributed
 
-__all__ = ["MetricReducer", "ReducedMetrics", "Reducer", "ReducerSet", "reduce_values"]
+__all__ = ["MetricReducer", "ReducedMetrics", "Reducer", "ReducerSet", "naming", "reduce_values"]
 
 ReducedMetrics = dict[str, Any]
 
@@ -121,6 +121,20 @@ class _FunctionReducer(MetricReducer):
         return self._function([value for row in rows for value in row if value is not missing])
 
 
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Have an error that the user's code raises say in what it was: which method, of which metric.
+
+    Args:
+        what: Ends "raised by ...".
+    """
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by {what}")
+        raise
+
+
 class _Wrapped:
     def __init__(
         self, reducer: MetricReducer, name: str | None, *, training: bool, validation: bool
@@ -135,19 +149,18 @@ class _Wrapped:
         """As messages call it."""
         return f"reducer {self.name or type(self.reducer).__name__!r}"
 
+    def reset(self) -> None:
+        """Forget what this rank has seen."""
+        with self._named("reset"):
+            self.reducer.reset()
+
     def begin(self) -> Any:
         """Reduce what this rank has seen."""
         with self._named("per_slot_reduce"):
             return self.reducer.per_slot_reduce()
 
-    @contextmanager
-    def _named(self, method: str) -> Iterator[None]:
-        """Have an error that the user's code raises say in which reducer it was."""
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"raised by {method} of {self.who}")
-            raise
+    def _named(self, method: str) -> AbstractContextManager[None]:
+        return naming(f"{method} of {self.who}")
 
     def finish(self, per_slot: list[Any]) -> ReducedMetrics:
         """Reduce the values of all ranks to metrics."""
@@ -197,8 +210,9 @@ class ReducerSet:
         else:
             found = type(reducer).__name__
             raise TrialError(f"wrap_reducer: must get a MetricReducer or a function, got {found}")
-        ours.reset()
-        self._wrapped.append(_Wrapped(ours, name, training=for_training, validation=for_validation))
+        wrapped = _Wrapped(ours, name, training=for_training, validation=for_validation)
+        wrapped.reset()
+        self._wrapped.append(wrapped)
         return ours
 
     def active(self, *, training: bool) -> list[_Wrapped]:
@@ -233,7 +247,7 @@ class ReducerSet:
     def reset(self, *, training: bool) -> None:
         """Empty those that take part."""
         for one in self.active(training=training):
-            one.reducer.reset()
+            one.reset()
 
     def reduce(self, distributed: Distributed, *, training: bool) -> ReducedMetrics:
         """Metrics of all that take part, the same on every rank. **Collective** when there are any.

@@ -15,7 +15,7 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.data.feeds import check_loader, keeps_position
 from zerotrial.data.loader import DataLoader
 from zerotrial.loop.metrics import to_numbers
-from zerotrial.reducers import Reducer, reduce_values
+from zerotrial.reducers import Reducer, naming, reduce_values
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["ValidationInterruptedError", "Validator"]
@@ -335,7 +335,7 @@ class Validator:
                 f"{sorted(values)}, got {sorted(how)}"
             )
         return {
-            name: _reduce_one(found, how[name] if isinstance(how, Mapping) else how)
+            name: _reduce_one(name, found, how[name] if isinstance(how, Mapping) else how)
             for name, found in values.items()
         }
 
@@ -349,11 +349,12 @@ def _to_its_end(loader: Any) -> Iterator[Any]:
     return islice(iter(loader), length)
 
 
-def _reduce_one(values: list[float], how: Any) -> float:
+def _reduce_one(name: str, values: list[float], how: Any) -> float:
     if isinstance(how, Reducer):
         return reduce_values(values, how)
     if callable(how):
-        return float(how(values))
+        with naming(f"evaluation_reducer of metric {name!r}"):
+            return float(how(values))
     raise TrialError(
         f"evaluation_reducer: must give zerotrial.Reducer values or functions, got {how!r}"
     )
