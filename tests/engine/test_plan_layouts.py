@@ -181,6 +181,32 @@ def test_gpus_that_are_not_here_are_planned_for(capsys: pytest.CaptureFixture[st
     assert (found["pipe"], found["data"], found["tensor"]) == (1, 2, 1)
 
 
+def test_ranks_that_cannot_all_be_replicas_get_the_layouts_whose_replicas_share_the_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = [str(EXAMPLE), "--gpu-memory", "80", "--world-size"]
+    assert main([*asked, "16"]) == 0  # 8 samples
+    lines = capsys.readouterr().out.splitlines()
+    (why,) = (line for line in lines if "must be a multiple" in line)
+    assert why.startswith("not with 16 replicas: train_batch_size: ")
+    (head,) = (line for line in lines if line.startswith("bytes of each"))
+    assert "8 rank(s), with replicas alone (of 16, the most that can share the batch)" in head
+    assert any(line.startswith("as configured, 1 pipeline stage(s)") for line in lines)
+    assert main([*asked, "16", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_problem"] == why
+    assert found["configured"] is found["configured_layout"] is None
+    assert {one["world_size"] for one in found["choices"]} == {8}
+    sizes = {(one["pipe"], one["data"], one["tensor"]) for one in found["layouts"]}
+    assert {(1, 8, 2), (2, 4, 2)} <= sizes
+    assert all(p * d * t == 16 and 8 % d == 0 for p, d, t in sizes)
+    # Neither matrices nor 8 samples can be divided by 17, and there is one block.
+    assert main([*asked, "17"]) == 2
+    (head, problem) = capsys.readouterr().err.splitlines()
+    assert head.endswith("smoke.yaml: 1 problem(s)")
+    assert problem.startswith("  ds_config.json: train_batch_size: must be a multiple of ")
+
+
 def test_the_command_lists_layouts_for_people_and_programs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -190,5 +216,6 @@ def test_the_command_lists_layouts_for_people_and_programs(
     assert "2 x 2 x 1" in text
     assert main([str(EXAMPLE), "--world-size", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["batch_problem"] is None
     keys = {"pipe", "data", "tensor", "stage", "bubble", "traffic", "peak_device"}
     assert keys <= found["recommended_layout"].keys()

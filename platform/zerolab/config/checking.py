@@ -39,6 +39,7 @@ def check_experiment(
     source: str = "experiment",
     *,
     strict: bool = False,
+    shared: bool = True,
 ) -> ExperimentConfig:
     """Check an experiment's configuration, its entrypoint and the engine file that it names.
 
@@ -50,6 +51,7 @@ def check_experiment(
         model: The files of the model directory.
         source: The experiment file's name, for messages.
         strict: Read the engine file without the tolerant step.
+        shared: The ranks of a trial must be able to share its batch as the file divides them.
 
     Raises:
         ConfigError: With every problem of both files.
@@ -78,7 +80,7 @@ def check_experiment(
         batches = _batches(parsed.config)
         for _, found in engine_files(space, model, batches, strict=strict, theirs=theirs):
             problems += found.problems
-            problems += _batch_problems(found, slots)
+            problems += _batch_problems(found, slots, shared=shared)
             counts = _counts_that_divide(found, slots)
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
     if parsed.config is not None and "entrypoint" not in parsed.bad:
@@ -229,12 +231,12 @@ def _slots(content: Mapping[str, Any], resources: ResourcesConfig | None) -> int
 _SAY_STAGES = "; ranks that are pipeline stages are no replicas: say pipeline.stages"
 
 
-def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
+def _batch_problems(found: EngineFile, slots: int | None, *, shared: bool = True) -> list[str]:
     config = found.config
     if config is None or slots is None or found.bad & set(_BATCH_KEYS):
         return []
     problem = config.layout_problem(slots)
-    if problem is None:
+    if problem is None and shared:
         problem = config.batch_problem(config.data_parallel_size(slots))
         if problem and slots > 1 and "pipeline" in config.model_fields_set:
             problem += "" if config.pipeline.stages else _SAY_STAGES

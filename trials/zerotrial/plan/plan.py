@@ -33,7 +33,7 @@ from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.config.files import read_yaml
 from zerolab.contract.spec import RunSpec
-from zerolab.errors import TrialError, ZerolabError
+from zerolab.errors import ConfigError, TrialError, ZerolabError
 from zerolab.sizes import size_text
 from zerotrial.context import ZeroTrialContext
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucket
@@ -103,6 +103,14 @@ class Plan:
     tokens: int | None = None
     """Of one micro-batch, as asked."""
 
+    batch_problem: str | None = None
+    """Why all ranks as replicas, or the ranks as configured, cannot share the batch."""
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that the choices are for: all, or the most of a layout that share the batch."""
+        return self.choices[0].estimate.world_size
+
     @property
     def recommended(self) -> Choice | None:
         """The first choice that fits, in the order of traffic and effort."""
@@ -119,7 +127,7 @@ class Plan:
     @property
     def configured(self) -> Choice | None:
         """The choice that the trial's config makes now; None if ranks are not replicas alone."""
-        if _axes(self.engines[0]) != (1, 1):
+        if _axes(self.engines[0]) != (1, 1) or self.replicas != self.world_size:
             return None
         zero = self.engines[0].config.zero_optimization
         states, shards = zero.offload_optimizer.device, zero.offload_param.device
@@ -170,13 +178,11 @@ def make_plan(
         The plan.
 
     Raises:
-        ZerolabError: If the experiment or its trial is not as it must be.
+        ZerolabError: If the experiment or its trial is not as it must be, or the batch cannot be
+            shared in any layout of the ranks.
     """
     directory = file.resolve().parent
-    content = dict(read_yaml(file))
-    if world_size is not None:
-        content = with_ranks(content, world_size)
-    experiment = check_experiment(content, FolderFiles(directory), str(file))
+    experiment, unshared = _read(file, world_size)
     if experiment.backend != "zerolab":
         raise TrialError(
             f"backend: must be zerolab for a plan, got {experiment.backend!r}: the formulas are "
@@ -193,25 +199,50 @@ def make_plan(
         devices = Devices(
             "cuda", "GPU, as asked", ranks, int(1e9 * gpu_gb), host, devices.disk_bytes
         )
-    found = _estimates(engines, ranks, devices.kind)
-    choices = [Choice(each, fits(each, devices)) for each in found]
-    layouts = None
+    layouts, replicas, problem = None, ranks, None
     if world_size is not None or _axes(engines[0]) != (1, 1):
-        layouts = _layouts(engines[0], ranks, devices, tokens)
-    return Plan(ranks, engines, devices, choices, on_meta, layouts, tokens)
+        config = engines[0].config
+        samples = config.train_micro_batch_size_per_gpu or 1
+        possible = list(find_layouts(engines[0], ranks, devices.kind, tokens or samples))
+        if unshared is not None and not possible:
+            raise unshared
+        layouts = [one for one in possible if _has_room(one, devices)]
+        replicas = max((one.data for one in possible), default=ranks)
+        problem = _batch_problem(config, ranks, unshared)
+    found = _estimates(engines, replicas, devices.kind)
+    choices = [Choice(each, fits(each, devices)) for each in found]
+    return Plan(ranks, engines, devices, choices, on_meta, layouts, tokens, problem)
 
 
-def _layouts(noted: Noted, ranks: int, devices: Devices, tokens: int | None) -> Sequence[Layout]:
-    samples = noted.config.train_micro_batch_size_per_gpu or 1
-    found = find_layouts(noted, ranks, devices.kind, tokens or samples)
-    return [
-        layout
-        for layout in found
-        if fits(layout.estimate, devices) and _has_room_for_activations(layout, devices)
-    ]
+def _read(file: Path, world_size: int | None) -> tuple[ExperimentConfig, ConfigError | None]:
+    """Read an experiment, and why its ranks cannot share the batch where that alone is wrong.
+
+    A number of ranks that is asked for can be divided otherwise than the file does.
+    """
+    content, model = dict(read_yaml(file)), FolderFiles(file.resolve().parent)
+    if world_size is None:
+        return check_experiment(content, model, str(file)), None
+    content = with_ranks(content, world_size)
+    try:
+        return check_experiment(content, model, str(file)), None
+    except ConfigError as error:
+        try:
+            return check_experiment(content, model, str(file), shared=False), error
+        except ConfigError:
+            raise error from None  # with all problems
 
 
-def _has_room_for_activations(layout: Layout, devices: Devices) -> bool:
+def _batch_problem(config: EngineConfig, ranks: int, unshared: ConfigError | None) -> str | None:
+    alone = config.batch_problem(ranks)
+    if alone is not None:
+        return f"not with {ranks} replicas: {alone}"
+    return None if unshared is None else f"not as configured: {'; '.join(unshared.problems)}"
+
+
+def _has_room(layout: Layout, devices: Devices) -> bool:
+    """Whether a rank has room for its states, and for its activations beside them."""
+    if not fits(layout.estimate, devices):
+        return False
     host = layout.estimate.peak_host if devices.kind == "cpu" else 0
     return layout.estimate.peak_device + host + layout.activations <= devices.device_bytes
 
@@ -371,6 +402,7 @@ def to_json(plan: Plan) -> str:
         "choices": [of_choice(choice) for choice in plan.choices],
         "configured": of_choice(plan.configured),
         "recommended": of_choice(plan.recommended),
+        "batch_problem": plan.batch_problem,
         "layouts": [layout.to_dict() for layout in plan.layouts or ()],
         "recommended_layout": None if best is None else best.to_dict(),
         "configured_layout": None if now is None else now.to_dict(),
@@ -399,7 +431,11 @@ def to_text(plan: Plan) -> str:
         f"machine: {place.count} x {place.name}; a rank may use {size_text(place.device_bytes)}"
         + (f", and {size_text(place.host_bytes)} of the host" if place.kind == "cuda" else "")
     )
-    ranks = f"{plan.world_size} rank(s){_alone(plan)}"
+    if plan.batch_problem is not None:
+        lines.append(plan.batch_problem)
+    ranks = f"{plan.replicas} rank(s){_alone(plan)}"
+    if plan.replicas != plan.world_size:
+        ranks += f" (of {plan.world_size}, the most that can share the batch)"
     lines += [f"bytes of each of {ranks}, activations not counted:", ""]
     titles = ("on device", "of it sums", "working set", "on host", "in files")
     rows = [("stage", "offload", *titles, "fits", "")]
