@@ -8,7 +8,7 @@ import io
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.module.gathered import is_sharded, whole_of
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "CLIENT_STATE",
