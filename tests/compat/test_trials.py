@@ -123,6 +123,10 @@ def disturbed_alone(path: str) -> bool:
     assert calm.run() == [0], (calm.run_path / "log0").read_text()
     first = losses_of(calm)
     assert list(first) == [2, 4, 6]
+    early = Trial(Path(path) / "early", SCRIPT, {"training_arguments": ARGUMENTS})
+    assert early.run(EVENTS="1", SIGNAL="SIGTERM") == [EXIT_PREEMPTED]  # before the first step
+    told = (early.run_path / "log0").read_text()
+    assert "accelerator.save_state()" not in told, "a Trainer leaves by itself"
     validations = calm.metrics("validation")
     assert list(validations) == [2, 4, 6]
     evaluated = [values["eval_loss"] for values in validations.values()]

@@ -92,7 +92,9 @@ def around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _count(stepping: object) -> None:
     STEPS.count(stepping)
-    if run.experiment() is not None and run.join().preempt.wanted_here:
+    if STEPS.in_trainer or run.experiment() is None:
+        return
+    if run.join().preempt.wanted_here:
         _tell_what_is_waited_for()
 
 

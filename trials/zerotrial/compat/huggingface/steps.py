@@ -9,6 +9,8 @@ class Steps:
     def __init__(self) -> None:
         self.before = 0
         """Of the runs before this one."""
+        self.in_trainer = False
+        """Whether a Trainer takes them, which leaves by itself."""
         self._taken: dict[int, int] = {}
 
     def count(self, optimizer: object) -> None:

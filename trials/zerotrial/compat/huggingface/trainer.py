@@ -21,6 +21,7 @@ from zerolab.sizes import first_few
 from zerotrial.compat.huggingface import run
 from zerotrial.compat.huggingface.mistakes import note
 from zerotrial.compat.huggingface.plan import Due, due_at
+from zerotrial.compat.huggingface.steps import STEPS
 from zerotrial.data import random_state
 
 __all__ = ["ZerolabCallback", "around_init", "around_train"]
@@ -235,6 +236,7 @@ def around_train(original: Callable[..., Any]) -> Callable[..., Any]:
         if callback is None:
             return original(self, resume_from_checkpoint, *args, **kwargs)
         context, spec = run.join(), run.experiment()
+        STEPS.in_trainer = True
         try:
             if spec is not None:
                 resume_from_checkpoint = callback.begin(self, context) or resume_from_checkpoint
@@ -252,6 +254,8 @@ def around_train(original: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(error, ZerolabError):
                 run.best_effort_close(context, error)
             raise
+        finally:
+            STEPS.in_trainer = False
 
     return train
 
