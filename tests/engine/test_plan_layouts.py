@@ -200,6 +200,7 @@ def test_ranks_that_cannot_all_be_replicas_get_the_layouts_whose_replicas_share_
     sizes = {(one["pipe"], one["data"], one["tensor"]) for one in found["layouts"]}
     assert {(1, 8, 2), (2, 4, 2)} <= sizes
     assert all(p * d * t == 16 and 8 % d == 0 for p, d, t in sizes)
+    assert found["recommended_layout"]["data"] == 8  # nobody said what the other axes would move
     # Neither matrices nor 8 samples can be divided by 17, and there is one block.
     assert main([*asked, "17"]) == 2
     (head, problem) = capsys.readouterr().err.splitlines()

@@ -118,10 +118,11 @@ class Plan:
 
     @property
     def recommended_layout(self) -> Layout | None:
-        """Of all that fit; where nobody said how long samples are, of those with replicas alone."""
+        """Of all that fit; where nobody said how long samples are, with the most replicas of them."""
         found = self.layouts or ()
         if self.tokens is None:
-            found = [one for one in found if not one.axes] or found
+            most = max((one.data for one in found), default=0)
+            found = [one for one in found if one.data == most]
         return recommend(found)
 
     @property
