@@ -145,6 +145,11 @@ def test_experiments_change_places_in_the_queue_within_quotas(
     assert json.loads(zerolab("quota", "list", "--json")) == []
     assert "must be pool:NAME or label:NAME" in zerolab("quota", "set", "acts", 3, expect=2)
     assert "and limit label:ann" in zerolab("quota", "set", "user:ann", 3, expect=2)
+    told = zerolab("quota", "set", "label:acts", -1, expect=2)
+    assert "max_slots" in told
+    assert "greater than or equal to 0" in told
+    for what in ("priority", "weight", "max-slots"):
+        assert "No such option" not in zerolab("job", "set", what, first, -1, expect=2)
     for each in made:
         zerolab("experiment", "kill", each)
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zerolab.cli.cluster import NUMBERS
 from zerolab.cli.connection import ExperimentId, id_of
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
@@ -100,7 +101,7 @@ def move(
     )
 
 
-@changes.command("priority")
+@changes.command("priority", context_settings=NUMBERS)
 def set_priority(
     experiment_id: ExperimentId,
     priority: Annotated[int, typer.Argument(help="1 to 99; a smaller number goes first.")],
@@ -109,7 +110,7 @@ def set_priority(
     _set(experiment_id, "priority", priority, heeded_by={"fair_share", "priority"})
 
 
-@changes.command("weight")
+@changes.command("weight", context_settings=NUMBERS)
 def set_weight(
     experiment_id: ExperimentId,
     weight: Annotated[float, typer.Argument(help="Above 0; twice as much is twice the slots.")],
@@ -132,7 +133,7 @@ def _set(experiment_id: int, name: str, value: float, heeded_by: set[str]) -> No
     result(told)
 
 
-@changes.command("max-slots")
+@changes.command("max-slots", context_settings=NUMBERS)
 def set_max_slots(
     experiment_id: ExperimentId,
     max_slots: Annotated[str, typer.Argument(help="Most slots at a time, or none.")],

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from zerolab.cli.cluster import NUMBERS
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
 __all__ = ["pools", "quotas"]
@@ -72,7 +73,7 @@ def list_quotas(as_json: AsJson = False) -> None:
     print_table(["group", "max slots", "held"], rows)
 
 
-@quotas.command("set")
+@quotas.command("set", context_settings=NUMBERS)
 def set_quota(
     group: Group,
     max_slots: Annotated[int, typer.Argument(help="Most slots at a time.", min=0)],
