@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def recommended_layout(self) -> Layout | None:
-        """Of all that fit; where nobody said how long samples are, with the most replicas of them."""
+        """Of all that fit; where samples have no length, of those with the most replicas."""
         found = self.layouts or ()
         if self.tokens is None:
             most = max((one.data for one in found), default=0)
