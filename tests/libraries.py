@@ -74,7 +74,7 @@ def sources_of(tmp_path_factory: pytest.TempPathFactory, package: str) -> Path:
                 packed.extractall(parent, filter="data")
         return str(parent / package.replace("==", "-")), problem
 
-    return Path(_once(tmp_path_factory, package, unpack))
+    return Path(_once(tmp_path_factory, f"sources-of-{package}", unpack))
 
 
 def _once(

@@ -1,17 +1,43 @@
-"""The engine files that come with axolotl, each under a Trainer, which axolotl hands them to."""
+"""axolotl's own trainer, and the engine files that come with it, each under a Trainer.
+
+The Trainer is transformers', from which axolotl's derives and to which it hands the files.
+"""
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.compat.test_trainer import assert_alike, become_rank, train
+from tests.compat.test_trainer import (
+    Rows,
+    assert_alike,
+    become_rank,
+    forget_accelerate,
+    make_model,
+    train,
+)
+from tests.compat.test_trl import rows_of, trl
 from tests.engine.ranks import run_on_ranks
-from tests.libraries import sources_of
+from tests.libraries import folder_with, sources_of
 from zerotrial.compat.deepspeed import install
 
+__all__ = ["trl"]
+
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+VERSION = "axolotl==0.19.0"
+PACKAGES = (
+    VERSION,
+    "trl==1.9.0",  # the version that it asks for
+    "numba==0.68.1",
+    "llvmlite==0.50.0",
+    "colorama==0.4.6",
+    "addict==2.4.0",
+)
+"""What its trainer imports, of what it depends on."""
 
 PRECISE = ("zero1", "zero1_torch_compile", "zero2", "zero2_torch_compile", "zero3")
 """They leave the precision to the Trainer."""
@@ -21,7 +47,12 @@ HALF = ("zero3_bf16", "zero3_bf16_cpuoffload_all", "zero3_bf16_cpuoffload_params
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sources_of(tmp_path_factory, "axolotl==0.19.0") / "deepspeed_configs"
+    return sources_of(tmp_path_factory, VERSION) / "deepspeed_configs"
+
+
+@pytest.fixture(scope="session")
+def axolotl(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return folder_with(tmp_path_factory, PACKAGES, options=["--no-compile"])
 
 
 def with_each_file(folder: str, root: str) -> list[list[str]]:
@@ -56,3 +87,54 @@ def test_each_file_trains_as_plain_torch_and_as_the_others_of_its_precision(
     assert sorted(file.stem for file in files.glob("*.json")) == sorted([*PRECISE, *HALF])
     rows = [["grad_norm", "learning_rate", "loss"]] * 2 + [["eval_loss"]]
     assert run_on_ranks(with_each_file, 2, str(files), str(tmp_path)) == [rows] * 2
+
+
+def with_its_own_trainer(library: str, with_datasets: str, folder: str, root: str) -> list[str]:
+    """Its optimizer has groups of its own making, its schedule ends where only its can."""
+    os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_DATASETS_OFFLINE": "1"}
+    os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1"}
+    sys.path[:0] = [library, with_datasets]
+    become_rank()
+    install()
+    from axolotl.core.trainers.base import AxolotlTrainer
+    from axolotl.core.training_args import AxolotlTrainingArguments
+    from datasets import Dataset
+
+    data = [{name: value.tolist() for name, value in Rows()[index].items()} for index in range(16)]
+
+    def course(name: str) -> list[dict[str, float]]:
+        forget_accelerate()
+        file = None if name == "plain" else f"{folder}/{name}.json"
+        arguments = AxolotlTrainingArguments(
+            output_dir=f"{root}/own-{name}",
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            learning_rate=5e-3,
+            embedding_lr=1e-3,
+            lr_scheduler_type="cosine",
+            cosine_min_lr_ratio=0.5,
+            max_steps=3,
+            save_strategy="no",
+            logging_steps=1,
+            report_to=[],
+            deepspeed=file,
+            use_cpu=file is None,
+            bf16=False,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        dataset = Dataset.from_list(data)
+        return rows_of(AxolotlTrainer(model=make_model(), args=arguments, train_dataset=dataset))
+
+    wanted = course("plain")
+    assert wanted[-1]["learning_rate"] > 2e-3, "its own schedule"
+    for name in ("zero1", "zero3"):
+        assert_alike(course(name), wanted, 1e-6)
+    return [sorted(row) for row in wanted]
+
+
+def test_its_own_trainer_gets_on_the_engine_what_it_gets_from_plain_torch(
+    axolotl: str, trl: str, files: Path, tmp_path: Path
+) -> None:
+    found = run_on_ranks(with_its_own_trainer, 2, axolotl, trl, str(files), str(tmp_path))
+    assert found == [[["grad_norm", "learning_rate", "loss"]] * 3] * 2
