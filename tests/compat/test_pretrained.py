@@ -23,7 +23,7 @@ from tests.compat.test_trainer import (
     train,
 )
 from tests.engine.ranks import run_on_ranks
-from tests.engine.test_absent import Untied, peak_of
+from tests.engine.stage3.test_absent import Untied, peak_of
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed import install
 from zerotrial.engine.memory.lent import is_lent

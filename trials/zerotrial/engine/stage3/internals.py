@@ -1,7 +1,7 @@
 """What stage 3 touches inside ``fully_shard``, under names of its own; nothing else may.
 
-torch promises none of this. Each verb here says what is meant, ``tests/engine/test_internals.py``
-pins the names that it is made of, and a change in torch is mended in this file.
+torch promises none of this. Each verb here says what is meant, the names that it is made of are
+pinned by ``tests/engine/stage3/test_internals.py``, and a change in torch is mended in this file.
 
 N ranks; S elements of a parameter's shard, padding included: the same on every rank.
 """

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tests.engine.ranks import run_on_ranks
+from tests.engine.stage3.test_stage3 import Branching, Mixture, Normed, train, two_engines
 from tests.engine.stage3_models import Language, make_batches
-from tests.engine.test_stage3 import Branching, Mixture, Normed, train, two_engines
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
 from zerotrial.engine.comm.communicator import GroupCommunicator, Work

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from tests.engine import pipelines
 from tests.engine.checkpointing import Net, all_states, make_engine, probe
 from tests.engine.ranks import run_on_ranks
+from tests.engine.stage3.test_stage3 import Course, adamw, compare, seeded, train
 from tests.engine.stage3_models import Language, make_batches, train_plainly
-from tests.engine.test_stage3 import Course, adamw, compare, seeded, train
 from zerolab.errors import ConfigError
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.checkpoint.shards import read_tensors

@@ -63,7 +63,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[str]], lis
     """Who asked for what, and what was loaded in the end, where no program is to be found."""
     done = subprocess.run(
         [sys.executable, "-c", RUN],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "PATH": str(tmp_path_factory.mktemp("no-programs"))},
         capture_output=True,
         text=True,

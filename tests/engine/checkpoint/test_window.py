@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.engine.checkpoint.test_ranks import error_of
 from tests.engine.checkpointing import Ranks, all_states, make_engine
 from tests.engine.ranks import run_on_ranks
-from tests.engine.test_checkpoint_ranks import error_of
 from zerotrial.engine import Engine
 from zerotrial.engine.checkpoint.files import CheckpointError
 

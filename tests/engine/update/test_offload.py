@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.engine.checkpoint.test_one_rank import files_of_at_most
 from tests.engine.checkpointing import all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
-from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.config import load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize

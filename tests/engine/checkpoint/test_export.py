@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from tests.engine.checkpoint.test_one_rank import files_of_at_most
 from tests.engine.checkpointing import Net, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
-from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.checkpoint.files import CheckpointError
 

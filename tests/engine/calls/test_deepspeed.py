@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import zerotrial
+from tests.engine.flat.test_core_cases import closing, inputs, make, mlp
 from tests.engine.ranks import run_on_ranks
-from tests.engine.test_core_cases import closing, inputs, make, mlp
 from zerolab.errors import EngineError, ZerolabError
 from zerotrial.engine.checkpoint.files import CheckpointError
 

@@ -14,7 +14,7 @@ from tests.waiting import DEADLINE_S
 from zerolab.errors import ConfigError
 
 STEPS = 20
-EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt_3d" / "train.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt_3d" / "train.py"
 CUT = {"tensor_parallel": {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output"}}}
 """The tied embedding stays whole; the blocks between are cut."""
 

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import zerotrial
-from tests.engine import test_activation_memory as paper
 from tests.engine.pipelines import LENGTH, MICRO, SAMPLES, WIDTH, batches, config_of
 from tests.engine.ranks import run_on_ranks
+from tests.plan import test_activation_memory as paper
 from zerolab.config.engine.reading import load_engine_config
 from zerotrial.engine.memory import block_activations
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule

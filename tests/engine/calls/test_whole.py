@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import zerotrial
+from tests.engine.building.test_second_engine import LR, Net, inputs
 from tests.engine.ranks import run_on_ranks
-from tests.engine.test_second_engine import LR, Net, inputs
 from zerolab.errors import EngineError
 
 pytestmark = pytest.mark.processes

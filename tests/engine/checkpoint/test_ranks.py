@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.engine.checkpoint.test_one_rank import files_of_at_most
 from tests.engine.checkpointing import Net, Ranks, all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
-from tests.engine.test_checkpoint import files_of_at_most
 from zerolab.errors import ZerolabError
 from zerotrial.engine import initialize
 
