@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.server.cluster.test_queue import join, refused, running
 from tests.server.helpers import GONE_S, PREFIX, SILENT_S, Server, checkpoint, serve, training
-from tests.server.test_queue import join, refused, running
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 from zerolab.contract.wire import RunExit
 
