@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tests.compat.test_trainer import become_rank
+from tests.compat.huggingface.test_trainer import become_rank
 from tests.engine.ranks import run_on_ranks
 from tests.libraries import folder_with
 from zerotrial.compat.deepspeed import install

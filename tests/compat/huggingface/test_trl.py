@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.compat.test_trainer import (
+from tests.compat.huggingface.test_trainer import (
     FP32,
     assert_alike,
     assert_plain,

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.compat.test_trainer import (
+from tests.compat.huggingface.test_trainer import (
     FP32,
     Rows,
     assert_alike,

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.compat.test_trainer import FP32, become_rank, forget_accelerate, make_model
+from tests.compat.huggingface.test_trainer import FP32, become_rank, forget_accelerate, make_model
 from tests.engine.ranks import run_on_ranks
 from zerotrial.compat.deepspeed import install
 

@@ -13,7 +13,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from tests.compat.test_trainer import FP32, KEPT, assert_alike, auto, become_rank, make_trainer
+from tests.compat.huggingface.test_trainer import (
+    FP32,
+    KEPT,
+    assert_alike,
+    auto,
+    become_rank,
+    make_trainer,
+)
 from tests.engine.ranks import run_on_ranks
 from zerotrial.compat.deepspeed import install
 

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.compat.test_trainer import assert_alike, become_rank, forget_accelerate, make_model
-from tests.compat.test_trl import TEXTS, make_tokenizer, trl
+from tests.compat.huggingface.test_trainer import (
+    assert_alike,
+    become_rank,
+    forget_accelerate,
+    make_model,
+)
+from tests.compat.huggingface.test_trl import TEXTS, make_tokenizer, trl
 from tests.engine.ranks import run_on_ranks
 from tests.libraries import folder_with
 from zerotrial.compat.deepspeed import install
@@ -26,7 +31,7 @@ PACKAGES = (
     "omegaconf==2.4.0",
     "antlr4-python3-runtime==4.9.3",
 )
-KINDS = Path(__file__).parents[1] / "config" / "public"
+KINDS = Path(__file__).parents[2] / "config" / "public"
 OFFLOAD = {"device": "cpu", "pin_memory": True}
 KEPT = ("loss", "grad_norm", "learning_rate", "eval_loss")
 

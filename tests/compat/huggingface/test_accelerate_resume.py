@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 SCRIPT = """
 import json, sys, torch
 from accelerate import Accelerator
-from tests.compat.test_trainer import make_model
+from tests.compat.huggingface.test_trainer import make_model
 from zerolab.errors import ConfigError
 
 folder = sys.argv[1]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.compat.test_trainer import (
+from tests.compat.huggingface.test_trainer import (
     Rows,
     assert_alike,
     become_rank,
@@ -19,7 +19,7 @@ from tests.compat.test_trainer import (
     make_model,
     train,
 )
-from tests.compat.test_trl import rows_of, trl
+from tests.compat.huggingface.test_trl import rows_of, trl
 from tests.engine.ranks import run_on_ranks
 from tests.libraries import folder_with, sources_of
 from zerotrial.compat.deepspeed import install

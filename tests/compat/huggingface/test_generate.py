@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from tests.compat.test_trainer import (
+from tests.compat.huggingface.test_trainer import (
     FP32,
     KEPT,
     assert_alike,
