@@ -30,9 +30,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpt import SIZES
-from benchmarks.peers import Case, make_step
-from benchmarks.worlds import World, WorldError, turns
+from benchmarks.training.gpt import SIZES
+from benchmarks.training.peers import Case, make_step
+from benchmarks.training.worlds import World, WorldError, turns
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOBAL_BATCH = 16
@@ -192,7 +192,7 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.gpt import batches
+    from benchmarks.training.gpt import batches
     from zerotrial.engine.module.precision import DTYPES
     from zerotrial.engine.watch.flops import peak_flops
 

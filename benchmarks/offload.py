@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpt import GPT, SIZES, batches
+from benchmarks.training.gpt import GPT, SIZES, batches
 from zerotrial.engine import initialize
 
 PLACES = ("none", "cpu", "nvme")

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpt import GPT, SIZES, Block
+from benchmarks.training.gpt import GPT, SIZES, Block
 
 __all__ = ["PEERS", "Case", "make_step", "shared_memory_of_deepspeed"]
 

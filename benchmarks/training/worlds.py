@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.peers import shared_memory_of_deepspeed
+from benchmarks.training.peers import shared_memory_of_deepspeed
 
 __all__ = ["World", "WorldError"]
 
