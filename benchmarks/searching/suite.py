@@ -5,8 +5,16 @@ before one that did not hold on them, those of ``later.py`` before the one that 
 (``docs/searchers.md``).
 """
 
-from benchmarks.searching import conditional, functions, kinds, later, table, traps, unseen
 from benchmarks.searching.objective import Objective
+from benchmarks.searching.objectives import (
+    conditional,
+    functions,
+    kinds,
+    later,
+    table,
+    traps,
+    unseen,
+)
 
 CHOSEN_ON: list[Objective] = [
     functions.hartmann(3, "moderate", 3, 3),

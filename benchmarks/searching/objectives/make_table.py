@@ -1,6 +1,6 @@
 """Makes ``curves.json``: learning curves of real networks, measured once.
 
-    python -m benchmarks.searching.make_table
+    python -m benchmarks.searching.objectives.make_table
 
 Two spaces of 240 random configurations each: a fully connected network and a small convolutional
 one, on scikit-learn's digits, 27 epochs, the validation loss after each. About five minutes on
@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from benchmarks.searching.objective import EPOCHS
-from benchmarks.searching.table import SPACES
+from benchmarks.searching.objectives.table import SPACES
 from zerolab.schema.space import Space
 
 TABLE = Path(__file__).parent / "curves.json"

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.searching.functions import choice, double, log, steady, unit, whole
 from benchmarks.searching.objective import EPOCHS, Curve, Objective
+from benchmarks.searching.objectives.functions import choice, double, log, steady, unit, whole
 
 _T = np.arange(1, EPOCHS + 1, dtype=float)  # (EPOCHS,)
 

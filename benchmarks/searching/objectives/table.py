@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.searching.functions import choice, double, log, steady, whole
 from benchmarks.searching.objective import Curve, Objective
+from benchmarks.searching.objectives.functions import choice, double, log, steady, whole
 from zerolab.schema.space import Space
 
 SPACES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,1 @@
+"""What is searched: closed forms and measured curves, by kind, and how the curves were measured."""
