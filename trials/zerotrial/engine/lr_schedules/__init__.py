@@ -11,12 +11,12 @@ there is no torch.
 
 from zerolab.config.engine import schedules as files
 from zerotrial.engine.lr_schedules.base import LRSchedule
-from zerotrial.engine.lr_schedules.linear_warmup import LinearWarmupLR
 from zerotrial.engine.lr_schedules.one_cycle import OneCycle
 from zerotrial.engine.lr_schedules.range_test import LRRangeTest
-from zerotrial.engine.lr_schedules.warmup import WarmupLR
-from zerotrial.engine.lr_schedules.warmup_cosine import WarmupCosineLR
-from zerotrial.engine.lr_schedules.warmup_decay import WarmupDecayLR
+from zerotrial.engine.lr_schedules.warmup.constant import WarmupLR
+from zerotrial.engine.lr_schedules.warmup.cosine import WarmupCosineLR
+from zerotrial.engine.lr_schedules.warmup.decay import WarmupDecayLR
+from zerotrial.engine.lr_schedules.warmup.linear import LinearWarmupLR
 
 __all__ = [
     "SCHEDULES",

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from zerolab.config.engine.schedules import WarmupDecayParams
 from zerolab.schema.section import Section
-from zerotrial.engine.lr_schedules.warmup import WarmupLR
+from zerotrial.engine.lr_schedules.warmup.constant import WarmupLR
 
 __all__ = ["WarmupDecayLR"]
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from zerolab.config.engine.schedules import WarmupCosineParams
 from zerolab.schema.section import Section
 from zerotrial.engine.lr_schedules.base import LRSchedule
-from zerotrial.engine.lr_schedules.warmup import warmup_share
+from zerotrial.engine.lr_schedules.warmup.constant import warmup_share
 
 __all__ = ["WarmupCosineLR"]
 
@@ -23,7 +23,7 @@ class WarmupCosineLR(LRSchedule):
         warmup_min_ratio: Share at the beginning.
         warmup_num_steps: Length of the warm-up; at least 2 is used.
         cos_min_ratio: Share at the end.
-        warmup_type: See :func:`~zerotrial.engine.lr_schedules.warmup.warmup_share`.
+        warmup_type: See :func:`~zerotrial.engine.lr_schedules.warmup.constant.warmup_share`.
         last_batch_iteration: Where to go on.
     """
 
