@@ -2,9 +2,11 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import grimp
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("platform", "trials", "server")
@@ -19,6 +21,21 @@ def sources(folder: Path) -> list[str]:
         for file in folder.iterdir()
         if file.suffix in kinds and file.name != "__init__.py"
     )
+
+
+def folders() -> list[Path]:
+    """Folders with code that is written here: of the packages, the page, tests and benchmarks."""
+    roots = (
+        *(ROOT / root / package for root, package in zip(SOURCE_ROOTS, PACKAGES, strict=True)),
+        *(ROOT / root for root in ("server/web/src", "benchmarks", "tests", "examples")),
+    )
+    return [folder for root in roots for folder in root.glob("**/") if sources(folder)]
+
+
+def prefixes(names: list[str]) -> dict[str, int]:
+    """First words that three files or more share; the ``test_`` of tests is no word of theirs."""
+    words = Counter(re.split(r"[-_.]", name.removeprefix("test_"))[0] for name in names)
+    return {word: count for word, count in words.items() if count > 2}
 
 
 def circles(graph: grimp.ImportGraph) -> list[list[str]]:
@@ -48,11 +65,26 @@ def test_a_circle_would_be_found() -> None:
 
 
 def test_a_folder_holds_at_most_15_source_files() -> None:
-    roots = ("platform/zerolab", "trials/zerotrial", "server/zeroserver", "server/web/src")
-    folders = [folder for root in roots for folder in (ROOT / root, *(ROOT / root).glob("**/"))]
-    assert len(folders) > 30
-    full = {str(folder.relative_to(ROOT)): len(sources(folder)) for folder in folders}
+    full = {str(folder.relative_to(ROOT)): len(sources(folder)) for folder in folders()}
+    assert len(full) > 90
     assert {folder: count for folder, count in full.items() if count > 15} == {}
+
+
+def test_a_prefix_that_three_files_share_is_a_folder() -> None:
+    shared = {str(folder.relative_to(ROOT)): prefixes(sources(folder)) for folder in folders()}
+    assert {folder: found for folder, found in shared.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["load.py", "load_ranks.py", "load-files.ts"], {"load": 3}),
+        (["test_load.py", "test_load_ranks.py", "load_cases.py"], {"load": 3}),
+        (["load.py", "load_ranks.py", "loader.py", "test_save.py", "test_state.py"], {}),
+    ],
+)
+def test_a_shared_prefix_would_be_found(names: list[str], found: dict[str, int]) -> None:
+    assert prefixes(names) == found
 
 
 def test_beside_its_folders_the_engine_has_at_most_8_files() -> None:
