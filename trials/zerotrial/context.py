@@ -52,8 +52,7 @@ class ZeroTrialContext:
         self.distributed = distributed
         self.device = choose_device(distributed.local_rank)
         self.engines: list[EngineView] = []
-        """As the controller sees them."""
-        """The engines, in the order in which they were wrapped."""
+        """As the controller sees them, in the order in which they were wrapped."""
         self.warm_start = False
         """Whether the checkpoint being loaded belongs to another trial."""
         self.profiler: torch.profiler.profile | None = None

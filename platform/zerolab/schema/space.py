@@ -64,7 +64,7 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _Blank:
     """What stands in the place of a spec: a dimension, or a constant."""
 
     index: int | None
@@ -105,11 +105,11 @@ class Space:
             Dimension(leaf.path, leaf.spec, conditions[leaf.path]) for leaf in order
         )
         """What is searched; a categorical stands before what depends on it."""
-        slots = {leaf.path: _Slot(i, None, conditions[leaf.path]) for i, leaf in enumerate(order)}
+        blanks = {leaf.path: _Blank(i, None, conditions[leaf.path]) for i, leaf in enumerate(order)}
         for leaf in leaves:
             if isinstance(leaf.spec, ConstSpec):
-                slots[leaf.path] = _Slot(None, leaf.spec.val, conditions[leaf.path])
-        self._template = _with_slots(hyperparameters, slots, ())
+                blanks[leaf.path] = _Blank(None, leaf.spec.val, conditions[leaf.path])
+        self._template = _with_blanks(hyperparameters, blanks, ())
 
     def sample(self, rng: Random) -> dict[str, Any]:
         """Draw hyperparameters at random.
@@ -376,19 +376,19 @@ def _holds(when: Conditions, point: Sequence[float | None]) -> bool:
     return all(point[index] in wanted for index, wanted in when)
 
 
-def _with_slots(value: Any, slots: Mapping[Path, _Slot], path: Path) -> Any:
-    if path in slots:
-        return slots[path]
+def _with_blanks(value: Any, blanks: Mapping[Path, _Blank], path: Path) -> Any:
+    if path in blanks:
+        return blanks[path]
     if isinstance(value, Mapping):
-        return {key: _with_slots(inner, slots, (*path, key)) for key, inner in value.items()}
+        return {key: _with_blanks(inner, blanks, (*path, key)) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_with_slots(inner, slots, (*path, index)) for index, inner in enumerate(value)]
+        return [_with_blanks(inner, blanks, (*path, index)) for index, inner in enumerate(value)]
     return value
 
 
 def _filled(node: Any, values: Sequence[Any], point: Sequence[float | None]) -> Any:
-    """Copy a template with values in place of slots."""
-    if isinstance(node, _Slot):
+    """Copy a template with values in place of blanks."""
+    if isinstance(node, _Blank):
         if node.index is not None:
             return values[node.index]
         return node.constant if _holds(node.when, point) else _ABSENT
@@ -413,6 +413,6 @@ def _look_up(node: Any, value: Any, path: Path, point: Sequence[float | None]) -
 
 
 def _is_there(node: Any, point: Sequence[float | None]) -> bool:
-    if not isinstance(node, _Slot):
+    if not isinstance(node, _Blank):
         return True
     return all(i < len(point) and point[i] in wanted for i, wanted in node.when)
