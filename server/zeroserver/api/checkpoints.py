@@ -55,12 +55,12 @@ Wanted = Annotated[tuple[CheckpointState | None, PageRequest], Depends(_wanted)]
 
 
 def _page(connection: Connection, owners: Table, owner_id: int, wanted: Wanted) -> Response:
-    state, window = wanted
+    state, asked = wanted
     where = queries.owned(connection, checkpoints, owners, owner_id)
     query = select(checkpoints).where(where)
     if state is not None:
         query = query.where(checkpoints.c.state == state)
-    rows, next_after = queries.page(connection, query, checkpoints, window)
+    rows, next_after = queries.page(connection, query, checkpoints, asked)
     found = queries.checkpoint_list(connection, rows)
     there = select(func.count(), func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(
         where, checkpoints.c.state.in_(_THERE)

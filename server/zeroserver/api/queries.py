@@ -83,7 +83,7 @@ def page(
     connection: Connection,
     query: Select[Any],
     table: Table,
-    window: PageRequest,
+    asked: PageRequest,
     only: Collection[int] | None = None,
 ) -> tuple[Sequence[RowMapping], str | None]:
     """Return a page of rows and the cursor of the next page.
@@ -92,13 +92,13 @@ def page(
         connection: For reading.
         query: Over ``table``, without an order.
         table: With a column ``id``, which breaks ties.
-        window: Order, start and length of the page.
+        asked: Order, start and length of the page.
         only: Ids of those rows that may be on the page; None: all.
 
     Raises:
         ConfigError: If the cursor is not one of this order.
     """
-    sort, after, limit = window
+    sort, after, limit = asked
     descending, name = sort.startswith("-"), sort.removeprefix("-")
     column, row_id = table.c[name], table.c.id
     if after is not None:

@@ -93,9 +93,9 @@ def list_trials(
         if mine:
             total = queries.count_trials(connection, experiment_id, mine, only)
         mine["experiment_id"] = experiment_id
-        window = PageRequest(sort, after, limit)
+        asked = PageRequest(sort, after, limit)
         query = select(trials).where(*(trials.c[name] == value for name, value in mine.items()))
-        found, next_after = queries.page(connection, query, trials, window, only)
+        found, next_after = queries.page(connection, query, trials, asked, only)
     else:
         if started_with and column.startswith(PREFIX):
             only = queries.trials_with(connection, experiment_id, mine) if mine else None

@@ -35,13 +35,13 @@ from zerotrial.reducers import reduce_values
 
 
 def test_a_bare_tensor_is_the_loss_and_micro_batches_are_averaged() -> None:
-    window = UnreportedMetrics()
+    unreported = UnreportedMetrics()
     weight = torch.tensor(2.0, requires_grad=True)
     for batch, value in ((1, 1.0), (1, 3.0), (2, 6.0)):
-        window.add(batch, weight * value)
-    assert window.entries() == [(1, {"loss": 4.0}), (2, {"loss": 12.0})]
-    window.clear()
-    assert window.entries() == []
+        unreported.add(batch, weight * value)
+    assert unreported.entries() == [(1, {"loss": 4.0}), (2, {"loss": 12.0})]
+    unreported.clear()
+    assert unreported.entries() == []
 
 
 def test_nothing_else_is_taken_for_a_training_metric() -> None:

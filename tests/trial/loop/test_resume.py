@@ -223,10 +223,10 @@ def test_two_ranks_killed_or_resized_go_on_with_the_same_samples(tmp_path: Path)
 
 def test_metrics_that_wait_for_a_report_are_kept_when_ranks_are_lost() -> None:
     entries = [(1, {"loss": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 5.0})]
-    window = zerotrial.loop.metrics.UnreportedMetrics()
-    window.restore(entries[:1])
-    window.restore(entries[1:])
-    assert window.entries() == [(1, {"loss": 2.0}), (2, {"loss": 5.0})]
+    unreported = zerotrial.loop.metrics.UnreportedMetrics()
+    unreported.restore(entries[:1])
+    unreported.restore(entries[1:])
+    assert unreported.entries() == [(1, {"loss": 2.0}), (2, {"loss": 5.0})]
 
 
 def test_checkpoints_load_without_running_code_and_keep_the_users_state_apart(

@@ -201,7 +201,7 @@ class Controller:
 
     def _train_until(self, stop: int) -> None:
         """Train up to ``stop`` batches in all; they lie in one epoch."""
-        schedule, context, window = self._schedule, self._context, self._recorder.unreported
+        schedule, context, unreported = self._schedule, self._context, self._recorder.unreported
         train_batch, batches = self._trial.train_batch, self._batches()
         timings = self._timings if self._settings.profiling.enabled else None
         profiler, look = context.profiler, self._skipping.look
@@ -217,7 +217,7 @@ class Controller:
             if timings is not None:
                 timings.begin(step)
             for _ in calls:
-                window.add(step + 1, train_batch(batches, epoch, step))
+                unreported.add(step + 1, train_batch(batches, epoch, step))
             step += 1
             self.steps = step
             look(step)

@@ -74,12 +74,12 @@ class UnreportedMetrics:
         return [(batch, _mean_of(values)) for batch, values in sorted(grouped.items())]
 
     def clear(self) -> None:
-        """Begin a new window."""
+        """Forget them: they are reported."""
         self._raw.clear()
         self._entries.clear()
 
     def state(self) -> list[Entry]:
-        """The window so far, as plain data."""
+        """What is not reported yet, as plain data."""
         self._fold()
         return list(self._entries)
 
@@ -111,7 +111,7 @@ def _values(scalars: list[torch.Tensor]) -> list[float]:
 
 
 def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Average the windows of all ranks, once.
+    """Average what all ranks have not reported yet, once.
 
     Args:
         entries: Of all ranks, one for each batch of each rank.

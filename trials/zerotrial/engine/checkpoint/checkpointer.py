@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
+from zerotrial.engine.checkpoint.gradients import gradient_ranges
 from zerotrial.engine.checkpoint.load import Loader, Selection, find
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import BackgroundSave, SaveJob, save_now
@@ -34,7 +35,6 @@ from zerotrial.engine.checkpoint.state import (
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.checkpoint.whole import names_by_first
-from zerotrial.engine.checkpoint.window import gradient_ranges
 from zerotrial.engine.progress import WindowState
 
 __all__ = ["Checkpointer"]

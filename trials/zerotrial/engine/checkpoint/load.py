@@ -22,6 +22,7 @@ from zerotrial.engine.checkpoint.files import (
     hash_file,
     read_latest,
 )
+from zerotrial.engine.checkpoint.gradients import SavedGradients
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.checkpoint.state import (
@@ -35,7 +36,6 @@ from zerotrial.engine.checkpoint.state import (
     set_random_state,
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
-from zerotrial.engine.checkpoint.window import SavedGradients
 from zerotrial.engine.lr_schedules import LRSchedule
 from zerotrial.engine.tensor.cut import Span
 

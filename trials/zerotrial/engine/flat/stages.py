@@ -15,6 +15,7 @@ from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
+from zerotrial.engine.flat.gathered import gathered_pieces, places_within, resume_gathered
 from zerotrial.engine.flat.gradients import Averaging, Gradients, Handling
 from zerotrial.engine.flat.hooks import GradientHooks
 from zerotrial.engine.flat.layout import Bucket, Place, cut_into_buckets
@@ -22,7 +23,6 @@ from zerotrial.engine.flat.sharded import ShardedGradients
 from zerotrial.engine.flat.ties import Ties
 from zerotrial.engine.flat.weights import flatten_parameters
 from zerotrial.engine.flat.whole import WholeGradients
-from zerotrial.engine.flat.window import gathered_pieces, places_within, resume_gathered
 from zerotrial.engine.flat.written import WrittenWeights
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.seams import GradientSource, Piece, StageInputs, Updater, UpdaterInputs

@@ -17,8 +17,8 @@ from zerotrial.engine.engine import check_loss
 if TYPE_CHECKING:
     from zerotrial.engine.flat.stages import FlatStage
     from zerotrial.engine.pipeline.failure import Failures
+    from zerotrial.engine.pipeline.micro_batches import MicroBatches
     from zerotrial.engine.pipeline.module import PipelineModule
-    from zerotrial.engine.pipeline.window import Window
     from zerotrial.engine.seams import Observer
 
 __all__ = ["Alone", "Passes"]
@@ -75,7 +75,7 @@ class Alone:
 
     def train(  # noqa: PLR0917 - one caller, as Runner.train
         self,
-        window: Window,
+        drawn: MicroBatches,
         count: int,
         stage: FlatStage,
         observer: Observer,
@@ -91,7 +91,7 @@ class Alone:
             made: Tensor | None = None
             if not failures:
                 with observer.phase("forward"), failures.noting(index):
-                    made = loss(self._module(*window.inputs[index]), window.labels[index])
+                    made = loss(self._module(*drawn.inputs[index]), drawn.labels[index])
             with observer.phase("backward"), passes.one(index):
                 if made is not None:
                     with failures.noting(index):
@@ -105,11 +105,11 @@ class Alone:
         for value, before in self._before:
             value.copy_(before)
 
-    def evaluate(self, window: Window, count: int, failures: Failures) -> list[Any]:
+    def evaluate(self, drawn: MicroBatches, count: int, failures: Failures) -> list[Any]:
         """Run micro-batches forward, up to one that fails; see ``Runner.evaluate``."""
         found: list[Any] = []
         for index in range(count):
             if not failures:
                 with failures.noting(index):
-                    found.append(self._module(*window.inputs[index]))
+                    found.append(self._module(*drawn.inputs[index]))
         return found

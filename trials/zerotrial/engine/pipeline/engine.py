@@ -18,9 +18,9 @@ from zerotrial.engine.module.precision import DTYPES, cast_inputs
 from zerotrial.engine.pipeline.alone import Alone
 from zerotrial.engine.pipeline.failure import Failures
 from zerotrial.engine.pipeline.grid import Grid
+from zerotrial.engine.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.engine.pipeline.module import PipelineModule
 from zerotrial.engine.pipeline.schedule import schedule_problems
-from zerotrial.engine.pipeline.window import Window, draw
 
 if TYPE_CHECKING:
     from zerotrial.engine.pipeline.runner import Runner
@@ -117,29 +117,29 @@ class PipelineEngine(Engine):
             steps = self.batch.accumulation_steps
             failures = Failures(self.mesh, "train_batch", gathers=self.stage.gathers)
             with self.observer.phase("input"):
-                window = self._draw(data_iter, steps - self.progress.ended, failures)
+                drawn = self._draw(data_iter, steps - self.progress.ended, failures)
             if self.stage.gathers:
-                loss = self._train_gathering(window, failures)
+                loss = self._train_gathering(drawn, failures)
             else:
-                loss = self._train(window, failures)
+                loss = self._train(drawn, failures)
             self._frozen.look()
             return loss
 
-    def _train_gathering(self, window: Window, failures: Failures) -> Tensor:
+    def _train_gathering(self, drawn: MicroBatches, failures: Failures) -> Tensor:
         total = torch.zeros((), device=self.device)
-        for inputs, labels in zip(window.inputs, window.labels, strict=True):
+        for inputs, labels in zip(drawn.inputs, drawn.labels, strict=True):
             loss = self._loss(Engine.__call__(self, *inputs), labels)
             total += Engine.backward(self, loss).float()
             Engine.step(self)
         return self._mean(total, failures)
 
-    def _train(self, window: Window, failures: Failures) -> Tensor:
+    def _train(self, drawn: MicroBatches, failures: Failures) -> Tensor:
         assert isinstance(self.stage, FlatStage)
         count = self.batch.accumulation_steps - self.progress.ended
         share = 1.0 / self.batch.accumulation_steps
         self.progress.broken = True
         losses = self._runner.train(
-            window,
+            drawn,
             count,
             self.stage,
             self.observer,
@@ -192,11 +192,11 @@ class PipelineEngine(Engine):
             with self.attendance.call("eval_batch"), torch.no_grad():
                 self.recover()
                 failures = Failures(self.mesh, "eval_batch", gathers=self.stage.gathers)
-                window = self._draw(data_iter, count, failures, ragged=True)
-                outputs = self._runner.evaluate(window, count, failures)
+                drawn = self._draw(data_iter, count, failures, ragged=True)
+                outputs = self._runner.evaluate(drawn, count, failures)
                 found: list[Tensor] = []
                 if outputs is not None and compute_loss:
-                    pairs = zip(outputs, window.labels, strict=False)  # fewer after a failure
+                    pairs = zip(outputs, drawn.labels, strict=False)  # fewer after a failure
                     for index, (output, labels) in enumerate(pairs):
                         with failures.noting(index):
                             found.append(self._loss(output, labels).float())
@@ -209,7 +209,7 @@ class PipelineEngine(Engine):
 
     def _draw(
         self, data: Iterator[Any] | None, count: int, failures: Failures, *, ragged: bool = False
-    ) -> Window:
+    ) -> MicroBatches:
         mesh, device, prepare = self.mesh, self.device, self._prepare
         return draw(data, count, mesh, device, prepare, failures=failures, ragged=ragged)
 

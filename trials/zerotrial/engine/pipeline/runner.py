@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from zerotrial.engine.flat.stages import FlatStage
     from zerotrial.engine.mesh import Axis
     from zerotrial.engine.pipeline.failure import Failures
+    from zerotrial.engine.pipeline.micro_batches import MicroBatches
     from zerotrial.engine.pipeline.module import PipelineModule
-    from zerotrial.engine.pipeline.window import Window
     from zerotrial.engine.seams import Observer
 
 __all__ = ["Runner"]
@@ -85,7 +85,7 @@ class Runner:
 
     def train(  # noqa: PLR0917 - one caller
         self,
-        window: Window,
+        drawn: MicroBatches,
         count: int,
         stage: FlatStage,
         observer: Observer,
@@ -98,7 +98,7 @@ class Runner:
         After a failure on any rank, :meth:`forget_batch` must follow on all.
 
         Args:
-            window: The micro-batches.
+            drawn: The micro-batches.
             count: How many.
             stage: Gathers the gradients.
             observer: Of the engine.
@@ -109,19 +109,19 @@ class Runner:
         Returns:
             The losses, on the last stage.
         """
-        key = count, window.shape
+        key = count, drawn.shape
         passes = Passes(stage, observer, failures, count * len(self._chunks))
-        plan = self._plans.pop(key, None) or self._make(window, count, failures)
+        plan = self._plans.pop(key, None) or self._make(drawn, count, failures)
         if plan is None:
             passes.skip_all()
             return []
-        self._labels, self._losses = window.labels, []
+        self._labels, self._losses = drawn.labels, []
         self._loss, self._factor, self._failures = loss, factor, failures
         self._before = [(value, value.clone()) for value in plan.moving]
         for each in plan.stages:
             each.passes = passes
         if self._feed is not None:
-            self._feed.inputs = window.inputs
+            self._feed.inputs = drawn.inputs
         numbers = torch.arange(count)
         last = self._total - 1 in self._chunks
         with observed_transfers(observer):
@@ -153,13 +153,13 @@ class Runner:
                 return loss * self._factor
         return torch.zeros(())  # no backward follows
 
-    def _make(self, window: Window, count: int, failures: Failures) -> _Plan | None:
+    def _make(self, drawn: MicroBatches, count: int, failures: Failures) -> _Plan | None:
         """Find out what chunks pass on; None if that fails on any rank of the pipeline."""
         signatures: dict[int, tuple[Signature, Signature]] = {}
         moving: list[Tensor] = []
         self._before = []
         with self._no_trace(moving), torch.enable_grad():
-            for place, received, given in self._straight(window.inputs[:1], 1, failures):
+            for place, received, given in self._straight(drawn.inputs[:1], 1, failures):
                 with failures.noting(0):
                     signatures[place] = _signature(received), _signature(parts_of(given))
         failed = torch.tensor(float(bool(failures)), device=self._device)
@@ -187,11 +187,11 @@ class Runner:
         schedule = make_schedule(self._name, stages, count, self._scaled_loss)
         return _Plan(schedule, stages, sends, moving)
 
-    def evaluate(self, window: Window, count: int, failures: Failures) -> list[Any] | None:
+    def evaluate(self, drawn: MicroBatches, count: int, failures: Failures) -> list[Any] | None:
         """Run micro-batches forward. **Collective** over the pipeline.
 
         Args:
-            window: The micro-batches.
+            drawn: The micro-batches.
             count: How many.
             failures: Of the batch.
 
@@ -199,7 +199,7 @@ class Runner:
             The outputs, on the last stage.
         """
         last = self._total - 1
-        found = [out for at, _, out in self._straight(window.inputs, count, failures) if at == last]
+        found = [out for at, _, out in self._straight(drawn.inputs, count, failures) if at == last]
         return found if last in self._chunks else None
 
     def _straight(

@@ -16,13 +16,13 @@ from zerolab.errors import EngineError
 from zerotrial.engine.mesh import Axis, Mesh
 from zerotrial.engine.pipeline.failure import Failures
 
-__all__ = ["Window", "draw"]
+__all__ = ["MicroBatches", "draw"]
 
 _FINE, _ENDED, _FAILED = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Window:
+class MicroBatches:
     """Micro-batches, as far as this rank needs them."""
 
     inputs: list[tuple[Any, ...]]
@@ -44,7 +44,7 @@ def draw(
     *,
     failures: Failures,
     ragged: bool = False,
-) -> Window:
+) -> MicroBatches:
     """Take micro-batches from an iterator, on the ranks that read. **Collective** over the mesh.
 
     Args:
@@ -86,7 +86,7 @@ def draw(
         failures.raise_everywhere()
     if status == _ENDED:
         raise StopIteration
-    return Window(inputs, labels, shape)
+    return MicroBatches(inputs, labels, shape)
 
 
 def _next(data: Iterator[Any] | None, index: int) -> Any:
