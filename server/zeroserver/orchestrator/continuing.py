@@ -16,7 +16,7 @@ from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
-from zeroserver.orchestrator.desk import World, find, save
+from zeroserver.orchestrator.desk import World, experiment_of, find, save
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
@@ -162,7 +162,7 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
     trial = find(transaction, trials, trial_id)
     if not TRIAL_ACTIONS["continue"].wanted("trial", trial_id, trial["state"]):
         return
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     home = experiment["id"]
     if experiment["state"] in EXPERIMENT_STOPPING:
         msg = (

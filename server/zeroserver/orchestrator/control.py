@@ -13,7 +13,7 @@ from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.continuing import why_through
-from zeroserver.orchestrator.desk import World, find, save, storage_of, touch
+from zeroserver.orchestrator.desk import World, experiment_of, find, save, storage_of, touch
 from zeroserver.orchestrator.experiments import (
     move_experiment,
     resource_columns,
@@ -241,7 +241,7 @@ def _pause_trial(world: World, transaction: Transaction, trial: RowMapping) -> N
 
 def _activate_trial(_world: World, transaction: Transaction, trial: RowMapping) -> None:
     """Undo a pause of this trial alone; what else has it wait is told."""
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     number, home = trial["id"], experiment["id"]
     if trial["run_id"] is None and experiment["state"] != ExperimentState.ACTIVE:
         msg = (
@@ -348,7 +348,7 @@ def remove_trial(world: World, transaction: Transaction, trial_id: int) -> None:
     """
     trial = find(transaction, trials, trial_id)
     TRIAL_ACTIONS["delete"].wanted("trial", trial_id, trial["state"])
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     home, state = experiment["id"], experiment["state"]
     if state not in EXPERIMENT_ENDED:
         msg = (

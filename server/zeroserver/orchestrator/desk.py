@@ -18,7 +18,7 @@ from zeroserver.store.database import Change, Transaction
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.points import MetricKeys
 from zeroserver.store.rows import one
-from zeroserver.store.schema import experiments, logs
+from zeroserver.store.schema import experiments, logs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
     from zerolab.config import ExperimentConfig
@@ -29,6 +29,7 @@ __all__ = [
     "World",
     "agents_changed",
     "config_of",
+    "experiment_of",
     "find",
     "log_line",
     "owner_of",
@@ -36,6 +37,7 @@ __all__ = [
     "storage_of",
     "stored_address",
     "touch",
+    "trial_of",
 ]
 
 
@@ -140,6 +142,14 @@ def config_of(row: RowMapping) -> "ExperimentConfig":
     return load_experiment(stored)
 
 
+class Fields(Protocol):
+    """A row, or part of one, by the names of its columns."""
+
+    def __getitem__(self, name: str, /) -> Any:
+        """Return one column."""
+        ...
+
+
 def find(transaction: Transaction, table: Table, row_id: int) -> RowMapping:
     """Return one row.
 
@@ -147,6 +157,16 @@ def find(transaction: Transaction, table: Table, row_id: int) -> RowMapping:
         NotFoundError: If there is none.
     """
     return one(transaction.connection, table, row_id)
+
+
+def experiment_of(transaction: Transaction, row: Fields) -> RowMapping:
+    """Return the experiment of a trial or of a run, as it is now."""
+    return find(transaction, experiments, row["experiment_id"])
+
+
+def trial_of(transaction: Transaction, run: Fields) -> RowMapping:
+    """Return the trial of a run, as it is now."""
+    return find(transaction, trials, run["trial_id"])
 
 
 def save(transaction: Transaction, table: Table, row_id: int, **values: Any) -> None:
@@ -192,14 +212,6 @@ def stored_address(home: Home, experiment: "Fields") -> StorageAddress:
 def owner_of(world: World, trial_id: int) -> str:
     """Return the name under which a trial's unfinished checkpoints lie in its storage."""
     return f"{world.installation}-trial-{trial_id}"
-
-
-class Fields(Protocol):
-    """A row, or part of one, by the names of its columns."""
-
-    def __getitem__(self, name: str, /) -> Any:
-        """Return one column."""
-        ...
 
 
 def log_line(

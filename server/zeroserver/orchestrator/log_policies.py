@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select
 
-from zeroserver.orchestrator.desk import find, save, touch
+from zeroserver.orchestrator.desk import save, touch, trial_of
 from zeroserver.store.database import Database, Transaction
 from zeroserver.store.schema import experiments, runs, trials
 
@@ -117,7 +117,7 @@ def apply_matches(transaction: Transaction, run: RowMapping, matches: Sequence[M
         return
     if any(match.action == "cancel_retries" for match in matches):
         save(transaction, runs, run["id"], no_retry=1)
-    trial = find(transaction, trials, run["trial_id"])
+    trial = trial_of(transaction, run)
     if any(match.action == "exclude_node" for match in matches):
         agents = {*msgspec.json.decode(trial["excluded"]), run["agent_id"]}
         save(transaction, trials, trial["id"], excluded=msgspec.json.encode(agents).decode())

@@ -21,12 +21,14 @@ from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.desk import (
     World,
     agents_changed,
+    experiment_of,
     find,
     log_line,
     owner_of,
     save,
     storage_of,
     touch,
+    trial_of,
 )
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.nodes import all_ended, failed_before_its_kill, spread
@@ -62,7 +64,7 @@ def current_run(transaction: Transaction, run_id: int) -> tuple[RowMapping, RowM
         StaleRunError: If it has ended, or another run has taken over.
     """
     run = find(transaction, runs, run_id)
-    trial = find(transaction, trials, run["trial_id"])
+    trial = trial_of(transaction, run)
     if run["state"] == RunState.EXITED or trial["run_id"] != run_id:
         msg = f"run {run_id} of trial {trial['id']} has ended here, or another run has taken over"
         raise StaleRunError(msg)
@@ -76,7 +78,7 @@ def assign(
 
     Points after the checkpoint that it starts from are forgotten, for it reports them again.
     """
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     checkpoint = _latest_checkpoint(world, transaction, trial)
     if checkpoint is not None:
         saved_on = _other_agent(transaction, checkpoint.uuid, slots)
@@ -219,7 +221,7 @@ def exited(
         exit_code=end.exit_code, reason=end.reason,
     )  # fmt: skip
     transaction.changes += [Change(f"run:{run_id}"), agents_changed()]
-    trial = find(transaction, trials, run["trial_id"])
+    trial = trial_of(transaction, run)
     if trial["run_id"] != run_id or trial["state"] in TRIAL_ENDED:
         return
     apply_matches(transaction, run, matches)
@@ -233,7 +235,7 @@ def _line(text: str | None) -> str | None:
 
 
 def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExit) -> None:
-    trial = find(transaction, trials, run["trial_id"])
+    trial = trial_of(transaction, run)
     code = end.exit_code
     forced = (  # it was too slow to leave
         bool(run["killed"])
@@ -270,7 +272,7 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
 
 def _wait_again(transaction: Transaction, trial: RowMapping) -> None:
     """Queue a trial that gave its slots back, unless something has it wait."""
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     move_trial(transaction, trial, resting_state(experiment["state"], trial))
 
 
@@ -281,7 +283,7 @@ def _reached(world: World, transaction: Transaction, run: RowMapping, trial: Row
     if trial["waits"] or went_on:
         _wait_again(transaction, trial)
         return
-    metric = find(transaction, experiments, trial["experiment_id"])["metric"]
+    metric = experiment_of(transaction, trial)["metric"]
     error = no_metric_at(trial["until"], metric)
     log_line(world, transaction, run, f"run {run['id']}: {error}; no restart", "ERROR")
     end_trial(world, transaction, trial, TrialState.ERROR, error=error)
@@ -344,8 +346,7 @@ def _restart_later(world: World, transaction: Transaction, trial: RowMapping, nu
     timings = world.settings.timings
     wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
     save(transaction, trials, trial["id"], restart_at=world.steady() + wait)
-    experiment = find(transaction, experiments, trial["experiment_id"])
-    move_trial(transaction, trial, resting_state(experiment["state"], trial))
+    _wait_again(transaction, trial)
     return wait
 
 

@@ -14,7 +14,7 @@ from zeroserver.orchestrator.checkpoints.retention import (
     apply_to_trial,
     discard_unfinished,
 )
-from zeroserver.orchestrator.desk import World, agents_changed, find, save, touch
+from zeroserver.orchestrator.desk import World, agents_changed, experiment_of, find, save, touch
 from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.warm_start import newest_checkpoint, settle_sources, source_of_trial
@@ -147,7 +147,7 @@ def _requested(transaction: Transaction, experiment_id: int, request_id: int) ->
 
 def _continue(transaction: Transaction, trial: RowMapping, until: int) -> None:
     save(transaction, trials, trial["id"], until=until, waits=0)
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
         free = {**trial, "waits": 0}
         move_trial(transaction, trial, resting_state(experiment["state"], free))
@@ -280,7 +280,7 @@ def end_trial(
     apply_to_trial(world, transaction, trial["id"])
     if state != TrialState.COMPLETED and trial["started_at"] is not None:
         discard_unfinished(world, transaction, trial)
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     if not over and not experiment["searcher_done"]:
         if state == TrialState.COMPLETED and reason is None:

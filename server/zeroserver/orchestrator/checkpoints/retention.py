@@ -24,7 +24,15 @@ from sqlalchemy import (
 )
 
 from zeroserver.orchestrator.checkpoints.registry import registered
-from zeroserver.orchestrator.desk import Fields, World, find, owner_of, storage_of, touch
+from zeroserver.orchestrator.desk import (
+    Fields,
+    World,
+    experiment_of,
+    find,
+    owner_of,
+    storage_of,
+    touch,
+)
 from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.database import Transaction
@@ -59,7 +67,7 @@ def apply_to_experiment(world: World, transaction: Transaction, experiment_id: i
 def apply_after_report(world: World, transaction: Transaction, trial_id: int, steps: int) -> None:
     """Apply the policy as far as a checkpoint, or a validation, at ``steps`` changes anything."""
     trial = find(transaction, trials, trial_id)
-    experiment = find(transaction, experiments, trial["experiment_id"])
+    experiment = experiment_of(transaction, trial)
     policy = world.config(transaction, experiment["id"]).checkpoint_storage
     best = _best(transaction, experiment, policy)
     entered = any((row["trial_id"], row["steps_completed"]) == (trial_id, steps) for row in best)

@@ -10,11 +10,11 @@ from sqlalchemy import func, select
 
 from zerolab.contract.spec import RunSpec
 from zeroserver.orchestrator.cluster.reading import held_by_run, jobs_of
-from zeroserver.orchestrator.desk import World, find, log_line, save
+from zeroserver.orchestrator.desk import World, find, log_line, save, trial_of
 from zeroserver.orchestrator.scheduling import slots_instead
 from zeroserver.orchestrator.trials import direct_run
 from zeroserver.store.database import Transaction
-from zeroserver.store.schema import runs, trials
+from zeroserver.store.schema import runs
 
 __all__ = ["grow"]
 
@@ -42,7 +42,7 @@ def grow(world: World, transaction: Transaction, run_id: int, steps: int) -> Non
     length = msgspec.json.decode(run["spec"], type=RunSpec).max_batches
     if length is not None and steps >= length:
         return
-    found = slots_instead(world, transaction, run, find(transaction, trials, run["trial_id"]))
+    found = slots_instead(world, transaction, run, trial_of(transaction, run))
     if found <= holds:
         return
     save(transaction, runs, run_id, grows_to=found)

@@ -16,7 +16,7 @@ from zerolab.contract.wire import (
     wire_number,
 )
 from zeroserver.orchestrator.checkpoints.retention import apply_after_report
-from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.desk import World, experiment_of, save, touch
 from zeroserver.orchestrator.ingest.checkpoints import (
     check_checkpoint,
     choose_best_checkpoint,
@@ -129,7 +129,7 @@ def _consequences(
     """
     more = False
     for record in notable:
-        experiment = find(transaction, experiments, run["experiment_id"])
+        experiment = experiment_of(transaction, run)
         if isinstance(record, CheckpointRecord):
             steps = record.steps_completed
             more |= note_checkpoint(world, transaction, run, record)

@@ -5,7 +5,15 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from zerolab.contract.wire import MetricsRecord
-from zeroserver.orchestrator.desk import Fields, World, find, log_line, save, touch
+from zeroserver.orchestrator.desk import (
+    Fields,
+    World,
+    experiment_of,
+    log_line,
+    save,
+    touch,
+    trial_of,
+)
 from zeroserver.orchestrator.ingest.sender import Reporting
 from zeroserver.orchestrator.ingest.values import stored_number
 from zeroserver.orchestrator.runs import no_metric_at
@@ -24,8 +32,8 @@ def validated(
     world: World, transaction: Transaction, run: Reporting, record: MetricsRecord
 ) -> bool:
     """Store what a validation says of its trial, and tell the searcher; return whether it acts."""
-    experiment = find(transaction, experiments, run["experiment_id"])
-    trial = find(transaction, trials, run["trial_id"])
+    experiment = experiment_of(transaction, run)
+    trial = trial_of(transaction, run)
     metric = experiment["metric"]
     value: float | None = None
     if metric in record.values:
@@ -66,7 +74,7 @@ def validated(
 
 def _pause_if_due(transaction: Transaction, world: World, run: Reporting, length: float) -> None:
     """Have a trial that the searcher has let go no further give its slots back."""
-    trial = find(transaction, trials, run["trial_id"])
+    trial = trial_of(transaction, run)
     if trial["stop"] is None and trial["until"] is not None and length >= trial["until"]:
         save(transaction, trials, trial["id"], waits=1)
         direct_run(world, transaction, run["id"], "preempt")
