@@ -241,14 +241,19 @@ def refused(path: str) -> bool:
     assert f"{block}.max_steps: must be the searcher's length, 9 batches, or be left out" in said
     # what transformers refuses itself: of the arguments, of the Trainer, before the first batch,
     # and after its first evaluation
+    nothing = "accuracy", "trainer.train()", "'eval_accuracy', which is not"
     for name, value, line, told in (
         ("deepspeed", "nowhere.json", "arguments = ", "existing deepspeed config"),
         ("optim", "adamm", "arguments = ", "adamm is not a valid OptimizerNames"),
         ("report_to", "nonsense", "trainer = ", "nonsense is not supported"),
         ("optim", "adamw_bnb_8bit", "trainer.train()", "bitsandbytes"),
-        ("metric_for_best_model", "accuracy", "trainer.train()", "'eval_accuracy', which is not"),
+        ("metric_for_best_model", *nothing),
+        ("lr_scheduler_type", *nothing),  # which follows that metric
     ):
-        wrong = Trial(Path(path) / value, SCRIPT, {"training_arguments": {name: value}})
+        given = {name: value}
+        if name == "lr_scheduler_type":
+            given = {name: "reduce_lr_on_plateau", "metric_for_best_model": value}
+        wrong = Trial(Path(path) / name / value, SCRIPT, {"training_arguments": given})
         assert wrong.run() == [1], (wrong.run_path / "log0").read_text()
         found = wrong.reason()
         assert found.exit_code == EXIT_USER_ERROR, value
@@ -274,6 +279,33 @@ trainer = Trainer("""
         assert wrong.reason().exit_code == EXIT_USER_ERROR
         assert told in wrong.reason().reason, wrong.reason().reason
     assert wrong.run(MORE="--lr 1") == [EXIT_USER_ERROR], "which says it in its last words"
+    # a plain script's command line, and its own exit by the same code
+    plain = """
+import argparse, click, os, sys, typer
+way = os.environ["WAY"]
+def train(rate: float): pass
+if way == "own":
+    sys.exit(2)
+elif way == "argparse":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", type=float)
+    parser.parse_args(["--rate", "fast"])
+elif way == "click":
+    click.command()(click.option("--rate", type=float)(train))(["--rate", "fast"])
+else:
+    sys.argv[1:] = ["a"]
+    typer.run(train)
+"""
+    for way, code, told in (
+        ("own", 2, ""),
+        ("argparse", EXIT_USER_ERROR, "error: argument --rate: invalid float value: 'fast'"),
+        ("click", EXIT_USER_ERROR, "Invalid value for '--rate': 'fast' is not a valid float"),
+        ("typer", EXIT_USER_ERROR, "Invalid value for"),
+    ):
+        wrong = Trial(Path(path) / way, plain)
+        assert wrong.run(WAY=way) == [code], way
+        said = (wrong.run_path / "log0").read_text().strip()
+        assert told in said, said
     # a script that can do without goes on, and its own failure later is one that may pass
     caught = SCRIPT.replace("trainer = Trainer(", "try: Trainer(model=3)\nexcept Exception: pass\n"
                             "trainer = Trainer(")  # fmt: skip

@@ -12,7 +12,8 @@ import pytest
 
 from tests.launcher.helpers import alive, code_of, end_of, gone, make_run
 from tests.waiting import DEADLINE_S, until
-from zerolab.contract.outcome import Outcome
+from zerolab.contract.outcome import Outcome, failure
+from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_USER_ERROR
 from zerolab.files import write_json
 from zerolab.launcher.fork_client import ForkServer
@@ -76,6 +77,18 @@ def test_a_launcher_that_is_started_afresh_does_the_same(tmp_path: Path) -> None
     folder = make_run(tmp_path / "run", SAY_WHO, slots=1)
     assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(0)
     assert folder.stdout(0).read_text() == "0 0 1 1 127.0.0.1 1 model\n"
+
+
+def test_what_is_said_last_in_a_box_is_told_on_one_line(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.stderr(0).parent.mkdir(parents=True)
+    edge = "─" * 9
+    box = (
+        f"╭─ Error {edge}╮\n│ Invalid value for 'rate': Input should be │\n│ a number │\n╰{edge}╯\n"
+    )
+    folder.stderr(0).write_text(f"Usage: train.py RATE\n{box}\n")
+    told = "Error: Invalid value for 'rate': Input should be a number"
+    assert failure(tmp_path, 0, 64) == Outcome(64, f"rank 0 exited with code 64: {told}", 0)
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_last_words(

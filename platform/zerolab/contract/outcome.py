@@ -3,6 +3,7 @@
 import logging
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,8 @@ _LONGEST_TEXT = 2000
 """Lines at the end of a rank's standard error in which its last words are looked for."""
 _RANK_OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
 """Before each line of a traceback in a process whose ranks have met."""
+_FRAME = " \t│╭╮╰╯─"
+"""What rich draws a box of."""
 _OF_TORCH_AT_EXIT = re.compile(r"^\[rank\d+\]:\[[A-Z]\d{4} ")
 """Written after a traceback: that a process group has not been destroyed."""
 
@@ -140,7 +143,7 @@ def _last_words(lines: list[str]) -> str:
     What follows that line is the problems of an error, or the tensors that torch lists.
     """
     words: list[str] = []
-    for line in reversed(lines):
+    for line in reversed(list(_unboxed(lines))):
         said = _RANK_OF_TORCH.sub("", line)
         if _OF_TORCH_AT_EXIT.match(line) or not said.strip():
             continue
@@ -148,6 +151,24 @@ def _last_words(lines: list[str]) -> str:
         if not said[0].isspace():
             break
     return "; ".join(reversed(words)).replace(":; ", ": ")
+
+
+def _unboxed(lines: list[str]) -> Iterator[str]:
+    """Yield lines, and each box that rich draws, as typer does around an error, as one of them."""
+    box: list[str] | None = None
+    for line in lines:
+        if line.startswith("╭"):
+            title = line.strip(_FRAME)
+            box = [f"{title}:" if title else ""]
+        elif box is None:
+            yield line
+        elif line.startswith("╰"):
+            yield " ".join(filter(None, box))
+            box = None
+        else:
+            box.append(line.strip(_FRAME))
+    if box is not None:
+        yield " ".join(filter(None, box))
 
 
 def tail(path: Path, max_lines: int = 100) -> str:

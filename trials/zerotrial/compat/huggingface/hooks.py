@@ -1,15 +1,20 @@
-"""Where a script meets us: seven modules of Hugging Face's, changed when they are imported."""
+"""Where a script meets us: modules of Hugging Face's, and those that read command lines.
+
+They are changed when they are imported.
+"""
 
 import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from zerolab.contract.spec import EXIT_USER_ERROR
 from zerotrial.compat.after_import import patch_when_imported
 from zerotrial.compat.huggingface.mistakes import (
+    as_users_mistake,
     built_likewise,
     while_building,
-    while_parsing,
+    while_choosing,
 )
 
 __all__ = ["install"]
@@ -35,6 +40,9 @@ def install() -> None:
             "accelerate.tracking": _name_the_tracker,
             "accelerate.accelerator": _follow_accelerators,
             "accelerate.utils.deepspeed": _follow_engines,
+            "argparse": _note_what_argparse_refuses,
+            "click.exceptions": _note_what_click_refuses,
+            "typer._click.exceptions": _note_what_click_refuses,
         }
     )
 
@@ -68,7 +76,23 @@ def _lay_over_arguments(module: ModuleType) -> None:
 
 def _note_what_parsers_refuse(module: ModuleType) -> None:
     for name in ("parse_args_into_dataclasses", "parse_dict", "parse_json_file", "parse_yaml_file"):
-        _wrap(module.HfArgumentParser, name, while_parsing)
+        _wrap(module.HfArgumentParser, name, while_building)
+
+
+def _note_what_argparse_refuses(module: ModuleType) -> None:
+    _wrap(module.ArgumentParser, "error", as_users_mistake)
+
+
+def _note_what_click_refuses(module: ModuleType) -> None:
+    before = module.UsageError.exit_code
+
+    def code(self: Any) -> int:
+        from zerotrial.compat.huggingface.run import experiment
+
+        del self
+        return before if experiment() is None else EXIT_USER_ERROR
+
+    module.UsageError.exit_code = property(code)
 
 
 def _follow_trainers(module: ModuleType) -> None:
@@ -80,6 +104,7 @@ def _follow_trainers(module: ModuleType) -> None:
     _wrap(module.Trainer, "train", around_train)
     if hasattr(module.Trainer, _BEST):
         _wrap(module.Trainer, _BEST, while_building)
+    _wrap(module.Trainer, "_evaluate", while_choosing)
 
 
 def _name_the_tracker(module: ModuleType) -> None:

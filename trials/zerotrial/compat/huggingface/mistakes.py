@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["built_likewise", "note", "while_building", "while_parsing"]
+__all__ = ["as_users_mistake", "built_likewise", "note", "while_building", "while_choosing"]
 
 _CONSTRUCTORS = {"__init__", "__post_init__"}
 
@@ -40,13 +40,28 @@ def while_building(original: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
-def while_parsing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that reads a command line, which ends the script as argparse does."""
+def while_choosing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap an evaluation that looks for the metric which the schedule is to follow."""
 
     @functools.wraps(original)
-    def parsing(*args: Any, **kwargs: Any) -> Any:
+    def choosing(*args: Any, **kwargs: Any) -> Any:
         try:
-            return while_building(original)(*args, **kwargs)
+            return original(*args, **kwargs)
+        except KeyError as error:
+            if "metric_for_best_model" in str(error):
+                note(error, building=True)
+            raise
+
+    return choosing
+
+
+def as_users_mistake(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what ends a script by argparse's code: its command line is wrong at each start."""
+
+    @functools.wraps(original)
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
         except SystemExit as end:
             from zerolab.contract.spec import EXIT_USER_ERROR
             from zerotrial.compat.huggingface.run import experiment
@@ -55,7 +70,7 @@ def while_parsing(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             raise SystemExit(EXIT_USER_ERROR) from end
 
-    return parsing
+    return refusing
 
 
 def built_likewise(kind: Any) -> None:
