@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,16 @@ from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.frozen import FrozenParameters
+from zerotrial.engine.module.outputs import comes_to, watched
 from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
 from zerotrial.engine.tensor.divide import Divided
 
 __all__ = ["Engine", "EngineParts", "check_loss", "to_device"]
+
+_open: "WeakSet[Engine]" = WeakSet()
+"""The engines inside a backward pass."""
 
 
 @dataclass
@@ -82,12 +87,13 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         if parts.stage.gathers:
             self._forward_call = self.attendance.call("forward")
         self._backward_call = self.attendance.call("backward")
-        self._scaled_call = self.attendance.open_call("backward")
+        self._own_call = self.attendance.open_call("backward")
         self._step_call = self.attendance.call("step")
         # state
         managed = parts.config.managed_gradient_accumulation
         self.progress = Progress(parts.batch, managed=managed)
         self._syncing = True
+        self._announced: Literal["by us", "by nobody"] | None = None  # the pass that is under way
         self._last = StepResult(updated=False)
         self._grad_norm: float | None = None
 
@@ -97,7 +103,10 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         """Run the module's forward."""
         self.recover()
         with self._forward_call, self.observer.phase("forward"):
-            return self.module(*args, **kwargs)
+            outputs = self.module(*args, **kwargs)
+        if not self.trains or not torch.is_grad_enabled():
+            return outputs
+        return watched(outputs, self._came_back, apart=self.batch.accumulation_steps > 1)
 
     forward = __call__
 
@@ -126,7 +135,10 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.observer.add_loss(share.detach())
         with self._backward_call, self.observer.phase("backward"):
             boundary = self._begin_backward()
-            torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
+            try:
+                torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
+            finally:
+                self._pass_is_over()
             self._end_backward(boundary=boundary)
         return share.detach()
 
@@ -148,34 +160,76 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         steps = self.batch.accumulation_steps
 
         def begin(gradient: Tensor) -> Tensor:
-            self.recover()
-            self._scaled_call.enter()
-            boundary = self._begin_backward()
-            # Two times, to come after what stage 3's own end of a backward has queued.
-            later = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001
-            later(lambda: later(lambda: end(boundary=boundary)))
+            self._begin_own("by us")
             return gradient / steps
-
-        def end(*, boundary: bool) -> None:
-            self._end_backward(boundary=boundary)
-            self._scaled_call.leave()
 
         self.observer.add_loss(loss.detach() / steps)
         scaled = loss * self.scaler.scale
         scaled.register_hook(begin)  # type: ignore[no-untyped-call]
         return scaled
 
+    def _came_back(self, gradient: Tensor) -> Tensor:
+        """Take the gradient of an output; begin a backward pass that nobody has announced.
+
+        Raises:
+            EngineError: With fp16, and where it cannot be told which engine's window it counts in.
+        """
+        if self._announced is None:
+            others = [engine for engine in _open if engine is not self]
+            if any(engine._announced == "by us" for engine in others):  # noqa: SLF001
+                return gradient  # of another engine's loss, which came through here: dropped
+            if not comes_to(self.stage.leaves()):
+                return gradient  # torch.autograd.grad(): a penalty, or a question
+            self._check_own([self, *others])
+            self._begin_own("by nobody")
+        if self._announced == "by us" or self.batch.accumulation_steps == 1:
+            return gradient
+        return gradient / self.batch.accumulation_steps
+
+    def _check_own(self, engines: list["Engine"]) -> None:
+        if self.config.fp16.enabled:
+            what = "with fp16 the loss must be multiplied by the loss scale"
+        elif len(engines) > 1 and any(e.batch.accumulation_steps > 1 for e in engines):
+            what = "it comes through two engines, and one of them accumulates gradients"
+        elif self.stage.dropped_some():
+            what = "it came to a parameter before it came to what engine(...) returned"
+        else:
+            return
+        msg = f"loss.backward(): {what}; call engine.backward(loss), or engine.scale(loss)"
+        raise EngineError(f"{msg}.backward()")
+
+    def _begin_own(self, announced: Literal["by us", "by nobody"]) -> None:
+        """Begin a pass from inside of it, and have it ended when autograd is through."""
+        self.recover()
+        self._own_call.enter()
+        boundary = self._begin_backward(announced)
+
+        def end() -> None:
+            self._pass_is_over()
+            self._end_backward(boundary=boundary)
+            self._own_call.leave()
+
+        # Two times, to come after what stage 3's own end of a backward has queued.
+        later = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001
+        later(lambda: later(end))
+
     def _check_trains(self, call: str) -> None:
         if not self.trains:
             msg = f"{call}(): this engine has no optimizer and is for evaluation; set optimizer in "
             raise EngineError(f"{msg}the engine file, or pass optimizer= to initialize()")
 
-    def _begin_backward(self) -> bool:
+    def _begin_backward(self, announced: Literal["by us", "by nobody"] = "by us") -> bool:
         """Open a backward pass, and say whether gradients may travel with it."""
+        self._announced = announced
+        _open.add(self)
         boundary = self.progress.at_last_backward and self._syncing
         self.progress.broken = True
         self.stage.before_backward(boundary=boundary)
         return boundary
+
+    def _pass_is_over(self) -> None:
+        self._announced = None
+        _open.discard(self)
 
     def _end_backward(self, *, boundary: bool) -> None:
         self.stage.after_backward(boundary=boundary)
@@ -206,8 +260,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             msg = "step() after a backward() that raised: its gradients are not complete; go on "
             raise EngineError(f"{msg}with the next micro-batch, which begins the window anew")
         if self.progress.backwards == 0:
-            msg = "step() without backward(): there is no gradient; call engine.backward(loss) "
-            msg += "or engine.scale(loss).backward(), not loss.backward(), "
+            msg = "step() without backward(): there is no gradient; call engine.backward(loss), "
+            msg += "or backward() of a loss made of what engine(...) returned, "
             raise EngineError(f"{msg}before each engine.step()")
         boundary = self.progress.at_boundary
         self.progress.end_micro_batch()
@@ -368,7 +422,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
     def recover(self) -> None:
         """After a backward that raised, begin the window anew. **Collective** then."""
-        self._scaled_call.leave()  # one that raised
+        self._own_call.leave()  # one that raised
+        self._pass_is_over()
         if self.progress.broken:
             self.forget_micro_batches()
 

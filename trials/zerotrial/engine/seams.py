@@ -244,6 +244,14 @@ class Stage(Protocol):
         """Turns the sum over ranks of unaveraged gradients into their average; None: none wait."""
         ...
 
+    def leaves(self) -> Iterator[Tensor]:
+        """Walk the tensors that autograd writes the gradients of trained parameters to."""
+        ...
+
+    def dropped_some(self) -> bool:
+        """Whether the backward pass that runs has dropped gradients, since none was awaited."""
+        ...
+
     def before_backward(self, *, boundary: bool) -> None:
         """Get ready for one micro-batch's gradients; ``boundary``: the last before a step."""
         ...
@@ -316,31 +324,22 @@ class Stage(Protocol):
         ...
 
     def scalars(self) -> dict[str, float]:
-        """Numbers that the optimizer keeps, e.g. ``group0.step``: one parameter's for its group."""
+        """Optimizer scalars that are the same on all ranks, e.g. ``group0.step``."""
         ...
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
         """Restore what :meth:`scalars` gave; call after :meth:`prepare_states`."""
         ...
 
-    def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
+    def other_states(self) -> dict[str, Mapping[str, Any]]:
         """Return optimizer states that do not go by element, by the name of the parameter.
 
         Each parameter's from one rank; where none has any, nothing.
-
-        Args:
-            scalars: What all ranks' :meth:`scalars` gave together; other numbers are returned.
-
-        Raises:
-            ConfigError: If it keeps what no checkpoint can hold.
         """
         ...
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore this rank's part of what all ranks' :meth:`other_states` gave together.
-
-        Call after :meth:`set_scalars`.
-        """
+        """Restore this rank's part of what all ranks' :meth:`other_states` gave together."""
         ...
 
     def prepare_states(self) -> None:
@@ -431,15 +430,12 @@ class Updater(Protocol):
         """
         ...
 
-    def other_states(self, scalars: Mapping[str, float]) -> Sequence[Sequence[Mapping[str, Any]]]:
-        """Return what does not go by element, for each bucket and whole parameter.
-
-        See :meth:`Stage.other_states`.
-        """
+    def other_states(self, index: int) -> Sequence[Mapping[str, Any]]:
+        """Return the states of one bucket that do not go by element, for each whole parameter."""
         ...
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """Restore them for one parameter; call after :meth:`set_scalars`.
+        """Restore them for one parameter; call after :meth:`prepare_states`.
 
         Args:
             index: Of the bucket.

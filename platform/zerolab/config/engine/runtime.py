@@ -33,8 +33,7 @@ class ActivationCheckpointingConfig(Section):
 
     partition_activations: bool = False
     """Keep on each tensor-parallel rank only its part of the saved inputs of blocks, and gather
-    them for backward; without ``tensor_parallel`` there is nobody to share with, and a plan that
-    cuts along the tokens has divided them already."""
+    them for backward; without ``tensor_parallel`` there is nobody to share with."""
 
     number_checkpoints: PositiveInt | None = hint(None, "every block is one checkpoint")
     """How many checkpoints the model has."""

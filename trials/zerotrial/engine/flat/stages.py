@@ -84,6 +84,14 @@ class FlatStage:
 
     # -- a step ---------------------------------------------------------------------------------
 
+    def leaves(self) -> Iterator[Tensor]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return iter(self._trained)
+
+    def dropped_some(self) -> bool:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return self._hooks.dropped_in_this_pass
+
     def before_backward(self, *, boundary: bool) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.begin(boundary=boundary)
@@ -219,14 +227,13 @@ class FlatStage:
         owned = [self._owned(bucket) for bucket in self.buckets]
         resume_gathered(self.gradients, self.buckets, owned, source)
 
-    def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
+    def other_states(self) -> dict[str, Mapping[str, Any]]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
-        kept = self._updater.other_states(scalars)
         if not self.shards_states and self._comm.rank > 0:
             return {}  # rank 0 has the same
         found = {}
         for index, members in self._whole_members():
-            for place, states in zip(members, kept[index], strict=True):
+            for place, states in zip(members, self._updater.other_states(index), strict=True):
                 if states:
                     found[place.name] = states
         return found

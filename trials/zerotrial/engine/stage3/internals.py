@@ -129,6 +129,11 @@ class ShardedParameter:
         """A whole gradient of nothing."""
         return torch.zeros(self.sharded.shape, dtype=self.forward_dtype)
 
+    def gathered_once(self) -> Iterator[Tensor]:
+        """The gathered parameter, the same at all times, if it has ever been gathered."""
+        if hasattr(self._member, "_unsharded_param"):
+            yield self._member._unsharded_param
+
     def forget_gradients(self) -> None:
         """Forget what a torn backward left; ``reset_iter_state()`` does not."""
         self._member.unsharded_accumulated_grad = None

@@ -31,7 +31,7 @@ from zerotrial.engine.memory.files import is_in_file, release
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
-from zerotrial.engine.stage3.internals import local_part
+from zerotrial.engine.stage3.internals import local_part, parameters_of
 from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.order import ReductionOrder
@@ -102,6 +102,16 @@ class Stage3:
             self._paged = PagedGradients(layout.buckets, files, owners, self._settle)
         self._kept: list[Tensor | None] = [None] * len(layout.buckets)
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
+
+    def leaves(self) -> Iterator[Tensor]:
+        """See :class:`~zerotrial.engine.seams.Stage`: the gathered parameters."""
+        for parameters in filter(None, map(parameters_of, self._units)):
+            for member in parameters.trained:
+                yield from member.gathered_once()
+
+    def dropped_some(self) -> bool:
+        """See :class:`~zerotrial.engine.seams.Stage`: nothing is dropped before the model's end."""
+        return False
 
     def before_backward(self, *, boundary: bool) -> None:
         """Drop gradients that are not this engine's: of another's loss that came through here."""
@@ -273,13 +283,12 @@ class Stage3:
         """Walk the ranges whose optimizer states this rank keeps."""
         return self._update.pieces(write=write)
 
-    def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
+    def other_states(self) -> dict[str, Mapping[str, Any]]:
         """Optimizer states that do not go by element, of parameters that are whole on this rank."""
-        kept = self._update.updater.other_states(scalars)
         return {
             name: states
-            for names, bucket in zip(self._update.whole_names, kept, strict=False)
-            for name, states in zip(names, bucket, strict=True)
+            for index, names in enumerate(self._update.whole_names)
+            for name, states in zip(names, self._update.updater.other_states(index), strict=True)
             if states
         }
 

@@ -132,6 +132,7 @@ class StepObserver:
         self._is_warm = False
         self._tokens = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._has_loss = False  # a plain loss.backward() tells none
         self._engine: Engine | None = None
         self.rates: dict[str, float] = {}
         """Of the last line: ``samples_per_second``, ``tokens_per_second``, ``tflops`` of one device
@@ -152,6 +153,7 @@ class StepObserver:
     def add_loss(self, share: Tensor) -> None:
         """See :class:`~zerotrial.engine.seams.Observer`."""
         self._loss += share
+        self._has_loss = True
 
     def attach(self, engine: Engine) -> None:
         """Get to know the engine, when it is built.
@@ -216,6 +218,7 @@ class StepObserver:
         if self._breakdown is not None:
             self._breakdown.restart()
         self._loss.zero_()
+        self._has_loss = False
         if self._engine is not None and self._config.comms_logger.enabled:
             self._moved = dict(self._engine.stage.traffic.elements)
         self._steps = self._tokens = 0
@@ -248,7 +251,8 @@ class StepObserver:
 
     def _line(self, engine: Engine, result: StepResult, seconds: float) -> str:
         rates = ", ".join(f"{lr:.3g}" for lr in engine.get_lr())
-        parts = [f"loss {self._loss.item() / self._steps:.5g}", f"lr {rates}"]
+        parts = [f"loss {self._loss.item() / self._steps:.5g}"] if self._has_loss else []
+        parts.append(f"lr {rates}")
         if (momentum := self.measured.get("momentum")) is not None:
             parts.append(f"momentum {momentum:.3g}")
         if result.grad_norm is not None:
