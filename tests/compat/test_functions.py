@@ -1,5 +1,6 @@
 """DeepSpeed's functions for single parameters, checkpointing and comm, beside plain torch."""
 
+import io
 from typing import Any
 
 import pytest
@@ -35,13 +36,14 @@ class Net(nn.Module):
         return self.last(hidden).square().mean()
 
 
-def begin(stage: int) -> Any:
+def begin(stage: int, *, bf16: bool = False) -> Any:
     import deepspeed
 
     file = {
         "train_micro_batch_size_per_gpu": 3,
         "gradient_clipping": 0,
         "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": bf16},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.0}},
     }
     model = Net(deepspeed.checkpointing.checkpoint)
@@ -126,6 +128,68 @@ def taken_before(stage: int) -> None:
     engine.close()
 
 
+def kept_and_saved() -> None:
+    """What scripts take from a bf16 model at stage 3 to save it is plain, whole, and loads."""
+    import deepspeed
+
+    engine = begin(3, bf16=True)
+    status = deepspeed.zero.ZeroParamStatus
+    names, taken = zip(*engine.module.named_parameters(), strict=True)
+    assert len({p.ds_id for p in taken}) == len(taken)
+    kept = {}
+    for name, p in zip(names, taken, strict=True):
+        assert p.ds_status == status.NOT_AVAILABLE
+        whole_shape = p.ds_shape
+        with deepspeed.zero.GatheredParameters([p], modifier_rank=1):
+            assert p.ds_status == status.AVAILABLE
+            kept[name] = p.data.detach().cpu().clone()
+            assert kept[name].shape == whole_shape
+            if dist.get_rank() == 1 and p.dim() == 1:
+                p.data.mul_(2)
+            elif dist.get_rank() == 1:
+                p.data = p.data * 2
+        assert (p.ds_status, p.dtype) == (status.NOT_AVAILABLE, torch.float32)
+        found = deepspeed.utils.safe_get_full_fp32_param(p)
+        torch.testing.assert_close(found, kept[name].float() * 2, rtol=0, atol=0)
+    file = io.BytesIO()
+    torch.save(kept, file)
+    file.seek(0)
+    again = Net()
+    again.load_state_dict(torch.load(file, weights_only=True))
+    for mine, wanted in zip(again.parameters(), Net().parameters(), strict=True):
+        assert torch.equal(mine, wanted.bfloat16().float())
+    if dist.get_rank() == 0:  # many save this beside it, on one rank
+        torch.save(engine.module.state_dict(), io.BytesIO())
+    engine.backward(engine(ROWS[dist.get_rank()].bfloat16()).float())
+    engine.step()
+    engine.tput_timer.update_epoch_count()
+    engine.close()
+
+
+def devices() -> None:
+    """What scripts ask of the accelerator, they ask on a CPU, too."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.runtime.utils import see_memory_usage, set_random_seed
+
+    accelerator = get_accelerator()
+    set_random_seed(7)
+    drawn = torch.rand(3)
+    accelerator.manual_seed_all(7)
+    assert torch.equal(torch.rand(3), drawn)
+    accelerator.set_rng_state(state := accelerator.get_rng_state())
+    assert torch.equal(accelerator.get_rng_state(), state)
+    held, most = accelerator.memory_allocated(), accelerator.max_memory_allocated()
+    assert 0 < held <= accelerator.total_memory()
+    assert most > 0
+    accelerator.reset_peak_memory_stats()
+    see_memory_usage("after the forward", force=True)
+    with accelerator.device(0):
+        assert accelerator.on_accelerator(accelerator.pin_memory(drawn))
+    assert torch.bfloat16 in accelerator.supported_dtypes()
+    with pytest.raises(AttributeError, match=r"get_accelerator\(\)\.nowhere: Zerolab stands in"):
+        _ = accelerator.nowhere
+
+
 def communicate() -> None:
     import deepspeed.comm as comm
 
@@ -168,13 +232,16 @@ def everything() -> bool:
     install()
     import deepspeed
 
+    deepspeed.init_distributed("nccl")  # by which scripts mean their GPUs
     deepspeed.checkpointing.configure(None, partition_activations=False)
     assert deepspeed.checkpointing.is_configured()
     for stage in (0, 1, 2, 3):
         whole_values(stage)
         taken_before(stage)
+    kept_and_saved()
     communicate()
     on_device()
+    devices()
     return True
 
 

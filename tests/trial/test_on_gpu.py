@@ -109,6 +109,9 @@ def test_the_accelerator_of_scripts_is_the_gpu() -> None:
     assert named.communication_backend_name() == "nccl"
     assert named.device_count() == torch.cuda.device_count()
     assert named.memory_allocated() == torch.cuda.memory_allocated()
+    assert named.total_memory() >= named.available_memory() > 0
+    assert named.default_generator(0).device.type == "cuda"
+    assert named.on_accelerator(torch.ones(1, device=named.current_device_name()))
     named.empty_cache()
 
 

@@ -54,9 +54,9 @@ OF_PARAMETERS = {
     "unsharded_accumulated_grad",
     "unsharded_param",
 }
-OF_TENSORS = {"_local_tensor", "_op_dispatcher", "_spec"}
-OF_DISPATCHERS = {"_allow_implicit_replication"}
-OF_TORCH = {"_chunk_cat"}
+OF_TENSORS = {"_local_tensor", "_spec"}
+OF_BINDINGS = {"_swap_tensor_impl"}
+OF_TORCH = {"_C", "_chunk_cat"}
 
 
 class _Unit(nn.Module):
@@ -98,7 +98,7 @@ def test_torch_has_every_name_that_stage_3_is_made_of(model: nn.Module) -> None:
         (OF_GROUPS, owner),
         (OF_PARAMETERS, member),
         (OF_TENSORS, member.sharded_param),
-        (OF_DISPATCHERS, member.sharded_param._op_dispatcher),
+        (OF_BINDINGS, torch._C),
     ):
         assert not [name for name in names if not hasattr(value, name)], type(value).__name__
 
@@ -114,7 +114,7 @@ def private_names(path: Path) -> set[str]:
 
 def test_the_table_of_names_is_complete() -> None:
     pinned = OF_STATES | OF_GROUPS | OF_PARAMETERS | OF_TENSORS | OF_TORCH | OF_MODULES.keys()
-    pinned |= OF_DISPATCHERS | {name for names in OF_MODULES.values() for name in names}
+    pinned |= OF_BINDINGS | {name for names in OF_MODULES.values() for name in names}
     used = private_names(Path(internals.__file__))
     used = {name for name in used if not name.startswith("__")}
     assert used - OURS <= pinned

@@ -40,6 +40,23 @@ class _LossScale(float):
         return self.in_file
 
 
+class _ThroughputTimer:
+    """``engine.tput_timer``, which scripts tell of epochs; the step line has the throughput."""
+
+    def __init__(self) -> None:
+        self.epoch_count = 0
+
+    def update_epoch_count(self) -> None:
+        """An epoch has ended."""
+        self.epoch_count += 1
+
+    def start(self) -> None:
+        """Do nothing: the engine times its steps."""
+
+    def stop(self, *args: Any, **options: Any) -> None:
+        """Do nothing."""
+
+
 class DeepSpeedEngine(Engine):
     """An :class:`~zerotrial.engine.engine.Engine` that scripts written for DeepSpeed know."""
 
@@ -48,6 +65,7 @@ class DeepSpeedEngine(Engine):
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
         self.config: Any = _Config(parts.config)
+        self.tput_timer = _ThroughputTimer()
         self._tell_optimizer(overflow=False)
 
     def _tell_optimizer(self, *, overflow: bool) -> None:

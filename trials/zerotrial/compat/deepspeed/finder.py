@@ -60,6 +60,7 @@ _MODULES = {
     "deepspeed.runtime.pipe.engine": "pipe",
     "deepspeed.runtime.pipe.module": "pipe",
     "deepspeed.runtime.pipe.topology": "pipe",
+    "deepspeed.runtime.utils": "runtime_utils",
     "deepspeed.runtime.zero": "zero",
     "deepspeed.runtime.zero.partition_parameters": "zero",
     "deepspeed.utils": "utils",

@@ -18,7 +18,6 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from zerolab.errors import EngineError
 from zerotrial.compat.deepspeed.once_a_host import host_memory
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.stage3.internals import also_whole
@@ -47,6 +46,7 @@ LEAF = "_zerotrial_leaf"
 _engines: "weakref.WeakValueDictionary[int, Engine]" = weakref.WeakValueDictionary()
 """In the order in which they were made, which is the same on all ranks: that of a set is not."""
 _numbers = itertools.count()
+_parameter_numbers = itertools.count()
 
 
 _ranks_differ = False
@@ -74,7 +74,13 @@ def know(engine: Engine) -> None:
         # Whole ones are other objects than their shards, made anew for each forward.
         Tensor.ds_status = property(_status_of)  # type: ignore[attr-defined]
         Tensor.ds_numel = property(Tensor.numel)  # type: ignore[attr-defined]
+        Tensor.ds_shape = property(lambda parameter: parameter.shape)  # type: ignore[attr-defined]
         Tensor.partition_numel = _partition_numel  # type: ignore[attr-defined]
+        for parameter in engine.module.parameters():
+            if isinstance(parameter, DTensor):
+                parameter.ds_id = next(_parameter_numbers)  # type: ignore[attr-defined]
+        module: Any = engine.module
+        module.register_state_dict_post_hook(_have_shards_saved)
         engine.optimizer.parameter_offload = HooksOfNone()  # type: ignore[attr-defined]
 
 
@@ -83,6 +89,30 @@ def _status_of(parameter: Tensor) -> ZeroParamStatus:
         placement.is_replicate() for placement in parameter.placements
     )
     return ZeroParamStatus.NOT_AVAILABLE if sharded else ZeroParamStatus.AVAILABLE
+
+
+def _have_shards_saved(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
+) -> None:
+    """Have scripts save what ``model.state_dict()`` is at stage 3, and be told what it is.
+
+    Many do on one rank, beside whole weights. torch saves no shard that lies behind others.
+    """
+    del module, prefix, metadata
+    for name, value in state.items():
+        if isinstance(value, DTensor) and not isinstance(value, nn.Parameter):
+            state[name] = value.clone()
+    _warn_of_shards()
+
+
+@functools.cache
+def _warn_of_shards() -> None:
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        logger.warning(
+            "model.state_dict() at stage 3: has the shards of its rank, which are no model when "
+            "saved; for whole weights call engine.save_16bit_model(), or take them within "
+            "deepspeed.zero.GatheredParameters"
+        )
 
 
 def _partition_numel(parameter: Tensor) -> int:
@@ -167,10 +197,9 @@ def safe_set_full_optimizer_state(param: Any, value: Tensor, optim_state_key: st
 class GatheredParameters:
     """Has parameters whole within a ``with`` block; see ``deepspeed.zero.GatheredParameters``.
 
-    Inside, a module's attribute (``layer.weight``) is the whole parameter; so is what was taken
-    from the model before, in the same memory. Only where the engine computes in another type than
-    it keeps weights in does that stay this rank's shard: what the modifier writes to it is lost,
-    and raises an error there at the end of the block. **Collective** where an engine shards them.
+    Inside, a module's attribute (``layer.weight``) is the whole parameter, in the type in which the
+    model computes; so is what was taken from the model before, a plain tensor in the same memory.
+    **Collective** where an engine shards them.
 
     Args:
         params: One, or several; of a module, a list or a generator.
@@ -190,7 +219,6 @@ class GatheredParameters:
         self._parameters = _listed(params) if enabled else []
         self._modifier = modifier_rank
         self._open = contextlib.ExitStack()
-        self._shards: list[tuple[str, Tensor, Tensor]] = []
 
     def __enter__(self) -> None:
         names: dict[Engine, list[str]] = {}
@@ -199,43 +227,18 @@ class GatheredParameters:
             found = [n for n, p in engine.module.named_parameters() if id(p) in wanted]
             if found:
                 names[engine] = found
-        rank = dist.get_rank() if dist.is_initialized() else 0
         for engine, found in names.items():
             parameters = {n: p for n, p in engine.module.named_parameters() if n in found}
             self._open.enter_context(engine.gathered(found, modifier_rank=self._modifier))
             for name, taken in parameters.items():
-                if not isinstance(taken, DTensor):
-                    continue
                 whole = engine.module.get_parameter(name)
-                if whole.dtype == taken.dtype and not isinstance(whole, DTensor):
+                if isinstance(taken, DTensor) and not isinstance(whole, DTensor):
                     self._open.enter_context(also_whole(taken, whole))
-                elif self._modifier == rank and (shard := _in_memory(taken)) is not None:
-                    self._shards.append((name, shard, shard.clone()))
         if _ranks_differ and not names and self._modifier is not None and dist.is_initialized():
             self._open.callback(_spread, self._parameters, self._modifier)
 
     def __exit__(self, *error: Any) -> None:
-        lost = [
-            name
-            for name, shard, before in self._shards
-            if not torch.equal(shard.nan_to_num(), before.nan_to_num())
-        ]
-        self._shards = []
         self._open.__exit__(*error)
-        if lost and error[0] is None:
-            msg = (
-                f"GatheredParameters: {', '.join(lost)}: written through what was taken from the "
-                "model before the block, which is this rank's shard: that is lost; take it from "
-                "the model inside of the block"
-            )
-            raise EngineError(msg)
-
-
-def _in_memory(parameter: DTensor) -> Tensor | None:
-    """This rank's part; None where it lies in a file now."""
-    shard = parameter.to_local().detach()
-    absent = shard.is_meta or shard.untyped_storage().nbytes() < shard.nbytes
-    return None if absent else shard
 
 
 def _spread(parameters: list[Any], source: int) -> None:

@@ -11,7 +11,7 @@ N ranks; S elements of a parameter's shard, padding included: the same on every 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,7 +24,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResul
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.experimental import implicit_replication
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -337,23 +336,27 @@ def undo(unit: FSDPModule, wholes: Sequence[nn.Parameter]) -> None:
 def also_whole(taken: DTensor, whole: Tensor) -> Iterator[None]:
     """Have a sharded parameter be the gathered one, in its memory, within a ``with`` block.
 
-    It computes without the other ranks there, together with plain tensors.
+    It is a plain tensor there, of the type of ``whole``: what is computed from it is plain, too, so
+    that a script can keep it, or save it. What ``taken.data`` is set to ends up in ``whole``.
 
     Args:
         taken: Sharded.
-        whole: Gathered until the block has ended; of the type of ``taken``.
+        whole: Gathered until the block has ended.
     """
     before = taken._local_tensor, taken._spec
     mesh = taken.device_mesh
-    everywhere = [Replicate()] * mesh.ndim
-    taken._local_tensor = whole.detach()
-    taken._spec = DTensorSpec(mesh, tuple(everywhere), tensor_meta=before[1].tensor_meta)
-    outermost = not DTensor._op_dispatcher._allow_implicit_replication
+    memory = whole.detach()
+    plain = nn.Parameter(memory, requires_grad=taken.requires_grad)
+    torch._C._swap_tensor_impl(taken, plain)
+    taken._local_tensor = memory
+    taken._spec = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=before[1].tensor_meta)
     try:
-        with implicit_replication() if outermost else nullcontext():
-            yield
+        yield
     finally:
+        torch._C._swap_tensor_impl(taken, plain)
         taken._local_tensor, taken._spec = before
+        if plain.data_ptr() != memory.data_ptr():
+            memory.copy_(plain.detach())
 
 
 def cut_into_shards(gradients: Sequence[Tensor], memory: Tensor, ranks: int) -> None:

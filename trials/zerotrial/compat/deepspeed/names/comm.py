@@ -1,8 +1,9 @@
 """``deepspeed.comm``: torch.distributed under its other name."""
 
-from datetime import timedelta
+import logging
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import (
     P2POp,
@@ -76,16 +77,22 @@ __all__ = [
     "send",
 ]
 
+logger = logging.getLogger(__name__)
 
-def init_distributed(
-    dist_backend: str | None = None, *, timeout: timedelta | None = None, **more: Any
-) -> None:
-    """Start torch.distributed, unless it is running; nccl becomes gloo without a GPU."""
-    import torch
 
-    if dist_backend in {"nccl", "ccl", None} and not torch.cuda.is_available():
+def init_distributed(dist_backend: str | None = None, *args: Any, **options: Any) -> None:
+    """Start torch.distributed, unless it is running. **Collective**.
+
+    Args:
+        dist_backend: nccl, by which scripts mean their GPUs, becomes gloo where there are none.
+        args: As :func:`zerotrial.init_distributed`.
+        options: As ``args``, by name.
+    """
+    if dist_backend in {"nccl", "ccl"} and not torch.cuda.is_available():
+        if not dist.is_initialized():
+            logger.info("init_distributed(%r): there is no GPU here: gloo is used", dist_backend)
         dist_backend = "gloo"
-    start(dist_backend, timeout=timeout, **more)
+    start(dist_backend, *args, **options)
 
 
 def get_rank(group: Any = None) -> int:

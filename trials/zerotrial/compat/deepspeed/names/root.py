@@ -8,8 +8,9 @@ from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import OnDevice
 from zerotrial.compat.deepspeed.initialize import initialize
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
+from zerotrial.compat.deepspeed.names.comm import init_distributed
 from zerotrial.compat.deepspeed.names.utils import log_dist
-from zerotrial.compat.scripts import add_config_arguments, init_distributed
+from zerotrial.compat.scripts import add_config_arguments
 
 __all__ = [
     "DeepSpeedEngine",
@@ -22,9 +23,10 @@ __all__ = [
     "initialize",
     "log_dist",
     "tp_model_init",
+    "version",
 ]
 
-__version__ = VERSION
+__version__ = version = VERSION
 
 
 def init_inference(*unused: Any, **options: Any) -> NoReturn:
