@@ -1,8 +1,7 @@
 """``zerolab experiment``: what was submitted, and what becomes of it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +16,7 @@ from zerolab.cli.output import (
     age,
     duration,
     end_state,
+    hparam_lines,
     number,
     print_fields,
     print_json,
@@ -29,7 +29,6 @@ from zerolab.cli.output import (
     waiting_lines,
 )
 from zerolab.cli.preview import preview
-from zerolab.contract.leaves import leaves
 from zerolab.sizes import size_text
 
 __all__ = ["group"]
@@ -121,7 +120,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
             "best validation": number(found["best_validation"]),
             "best trial": found["best_trial_id"],
-            "started with": _started_with(best) if best else None,
+            "started with": hparam_lines(best) if best else None,
             "best checkpoint": best["best_checkpoint"] if best else None,
             "slot time": duration(sum(one["slot_seconds"] for one in trials)),
             "checkpoints": f"{kept} kept, {size_text(size)}" if kept else None,
@@ -130,10 +129,6 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "error": found["error"],
         }
     )
-
-
-def _started_with(trial: Mapping[str, Any]) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in leaves(trial["hparams"]).items())
 
 
 @group.command()

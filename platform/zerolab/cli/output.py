@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from zerolab.contract.leaves import leaves
+
 __all__ = [
     "ArchivedToo",
     "AsJson",
@@ -18,6 +20,7 @@ __all__ = [
     "age",
     "duration",
     "end_state",
+    "hparam_lines",
     "number",
     "port_of",
     "print_fields",
@@ -224,6 +227,11 @@ def print_fields(fields: Mapping[str, object]) -> None:
         result(f"{name:<{width}}  {_coloured(first, tone)}")
         for line in more:
             result(f"{'':<{width}}  {line}")
+
+
+def hparam_lines(trial: Mapping[str, Any]) -> str:
+    """Write the hyperparameters of a trial, one in a line."""
+    return "\n".join(f"{name}: {value}" for name, value in leaves(trial["hparams"]).items())
 
 
 def _coloured(text: str, tone: str) -> str:

@@ -13,6 +13,7 @@ from zerolab.cli.output import (
     Yes,
     duration,
     end_state,
+    hparam_lines,
     number,
     print_fields,
     print_json,
@@ -24,7 +25,6 @@ from zerolab.cli.output import (
     say_warnings,
     waiting_lines,
 )
-from zerolab.contract.leaves import leaves
 
 __all__ = ["group"]
 
@@ -80,7 +80,6 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    hparams = "\n".join(f"{name}: {value}" for name, value in leaves(found["hparams"]).items())
     print_fields(
         {
             "trial": f"{found['id']} of experiment {found['experiment_id']}",
@@ -94,7 +93,7 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
             "restarts": found["restarts"],
             "slot time": duration(found["slot_seconds"]),
             "seed": found["seed"],
-            "hyperparameters": hparams,
+            "hyperparameters": hparam_lines(found),
             "best checkpoint": found["best_checkpoint"],
             "latest checkpoint": found["latest_checkpoint"],
             "created": found["created_at"],
