@@ -13,10 +13,8 @@ A table goes to stdout, and everything to ``benchmarks/results/offload.json``.
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.training.gpt import GPT, SIZES, batches
+from benchmarks.training.spawned import results_of
 from zerotrial.engine import initialize
 
 PLACES = ("none", "cpu", "nvme")
@@ -34,21 +33,7 @@ PLACES = ("none", "cpu", "nvme")
 def main() -> None:
     options = _options()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks)))
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as directory:
-        queue = context.SimpleQueue()
-        ranks = [
-            context.Process(target=_rank, args=(rank, directory, options, queue))
-            for rank in range(options.ranks)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            raise SystemExit("a rank failed; its traceback is above")
-        results = queue.get()
-    _report(results, options)
+    _report(results_of(_rank, options.ranks, options), options)
 
 
 def _options() -> argparse.Namespace:

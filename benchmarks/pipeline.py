@@ -14,9 +14,7 @@ A table goes to stdout, and everything to ``benchmarks/results/pipeline.json``.
 
 import argparse
 import json
-import multiprocessing
 import statistics
-import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.training.spawned import results_of
 from zerotrial.engine import initialize
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 
@@ -63,21 +62,7 @@ class Layer(nn.Module):
 
 def main() -> None:
     options = _options()
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as directory:
-        queue = context.SimpleQueue()
-        ranks = [
-            context.Process(target=_rank, args=(rank, directory, options, queue))
-            for rank in range(options.stages)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            raise SystemExit("a rank failed; its traceback is above")
-        results = queue.get()
-    _report(results, options)
+    _report(results_of(_rank, options.stages, options), options)
 
 
 def _options() -> argparse.Namespace:

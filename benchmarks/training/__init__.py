@@ -1,1 +1,1 @@
-"""What ``benchmarks/engine.py`` is made of: a model, the engines beside ours, their processes."""
+"""What the benchmarks of training are made of: a model, the engines beside ours, processes."""
