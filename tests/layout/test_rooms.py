@@ -102,3 +102,6 @@ def test_the_architecture_page_lists_every_room_in_the_rooms_own_words() -> None
                 first = text.split("\n")[0].replace("``", "`")
                 rooms[str(init.parent.relative_to(ROOT))] = first
     assert {room: line for room, line in listed.items() if room in rooms} == rooms
+    page_rooms = {room for room in listed if room.startswith("server/web/")}
+    known = {str(folder.relative_to(ROOT)) for folder in folders()}
+    assert {folder for folder in known if folder.startswith("server/web/")} == page_rooms
