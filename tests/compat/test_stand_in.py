@@ -125,6 +125,7 @@ def test_the_loss_scale_is_where_scripts_read_it_now_and_as_the_file_says(tmp_pa
     optimizer = engine.optimizer
     assert (engine.loss_scale, engine.loss_scale()) == (16, 0)
     assert (optimizer.cur_scale, optimizer.loss_scale, optimizer.overflow) == (16, 16, False)
+    assert engine.load_checkpoint(tmp_path) == (None, None)
     engine.save_checkpoint(tmp_path)
     engine.backward(engine(torch.ones(1, 1)).sum() * torch.inf)
     engine.step()

@@ -69,7 +69,9 @@ REFUSED: dict[str, Refused] = {
         "use stage 3, which shards experts with the rest of the model", BLOCK
     ),
     "fp8": Refused("the engine computes in fp32, fp16 or bf16: set bf16.enabled", BLOCK),
-    "hybrid_engine": Refused("export the weights and generate with an inference server", BLOCK),
+    "hybrid_engine": Refused(
+        "set hybrid_engine.enabled to false: the model's own generate() runs at every stage", BLOCK
+    ),
     "monitor_config": Refused(
         "set tensorboard or csv_monitor, which are the keys that DeepSpeed reads", NOTHING
     ),

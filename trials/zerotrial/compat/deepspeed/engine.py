@@ -1,5 +1,6 @@
 """The engine under the names that only DeepSpeed's own libraries and Hugging Face's call."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -7,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from zerotrial.compat.deepspeed.absent import methods
+from zerotrial.engine.checkpoint.files import NothingSavedError
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.seams import StepResult
 
 __all__ = ["DeepSpeedEngine"]
+
+logger = logging.getLogger(__name__)
 
 _SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 
@@ -79,9 +83,19 @@ class DeepSpeedEngine(Engine):
         """What losses are multiplied by; called, ``fp16.loss_scale`` of the file: 0 is dynamic."""
         return _LossScale(self.scaler.scale, self.config.fp16.loss_scale)
 
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[str, dict[str, Any]]:
-        """See :meth:`~zerotrial.engine.engine.Engine.load_checkpoint`. **Collective**."""
-        loaded = super().load_checkpoint(*args, **kwargs)
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """See :meth:`~zerotrial.engine.engine.Engine.load_checkpoint`. **Collective**.
+
+        Returns:
+            As there; a pair of None, with a warning, where no tag was given and nothing has been
+            saved: by that scripts know that they begin.
+        """
+        try:
+            loaded = super().load_checkpoint(*args, **kwargs)
+        except NothingSavedError as error:
+            if self.global_rank == 0:
+                logger.warning("load_checkpoint(): %s; nothing is loaded, as in DeepSpeed", error)
+            return None, None
         self._tell_optimizer(overflow=False)
         return loaded
 

@@ -29,6 +29,7 @@ __all__ = [
     "CheckpointNotFoundError",
     "FileRecord",
     "Manifest",
+    "NothingSavedError",
     "check_tag",
     "create_temporary",
     "hash_file",
@@ -54,6 +55,10 @@ class CheckpointError(EngineError):
 
 class CheckpointNotFoundError(CheckpointError, NotFoundError):
     """There is no checkpoint where one was asked for."""
+
+
+class NothingSavedError(CheckpointNotFoundError):
+    """Nothing says which checkpoint is the latest: none has been saved there."""
 
 
 @dataclass(frozen=True)
@@ -298,18 +303,18 @@ def read_latest(directory: Path) -> str:
     """Return the tag that ``latest`` names.
 
     Raises:
-        CheckpointNotFoundError: If the directory or the file is missing.
+        NothingSavedError: If the directory or the file is missing.
         CheckpointError: If the file is damaged.
     """
     path = directory / LATEST
     if not directory.is_dir():
         msg = f"{directory}: no such directory, so no checkpoint to load"
-        raise CheckpointNotFoundError(msg)
+        raise NothingSavedError(msg)
     try:
         text = path.read_text()
     except FileNotFoundError:
         msg = f"{path}: missing, so no checkpoint to load; pass tag= to load one that is there"
-        raise CheckpointNotFoundError(msg) from None
+        raise NothingSavedError(msg) from None
     except (OSError, ValueError) as error:
         msg = f"{path}: cannot be read: {error}"
         raise CheckpointError(msg) from error
