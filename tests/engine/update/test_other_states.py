@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import zerotrial
 from tests.engine.ranks import run_on_ranks
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.checkpoint.files import CheckpointError
 
 STEPS = 3
@@ -86,6 +86,78 @@ class Mostly(torch.optim.SGD):
     elementwise = True
 
 
+class Numbered(torch.optim.Optimizer):
+    """Keeps numbers of each parameter's own, and a flag, that steer its steps."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            state["step"] = state.get("step", 0) + 1
+            self.look_at(state, float(parameter.grad.abs().max()), parameter.numel())
+            parameter.sub_(parameter.grad, alpha=0.1 / (1 + state["peak"]))
+
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["peak"] = max(state.get("peak", 0.0), largest)
+        state["even"] = numel % 2 == 0
+        state["seed"] = 2**60 + numel  # more digits than a float has
+
+
+class FlatNumbered(Numbered):
+    elementwise = True
+
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["peak"] = largest
+
+
+class Seeded(FlatNumbered):
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["peak"], state["seed"] = 0.0, 2**60 + 1  # more digits than a float has
+
+
+class Sized(FlatNumbered):
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["peak"], state["numel"] = 0.0, numel
+
+
+class Named(FlatNumbered):
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["peak"], state["phase"] = 0.0, "early"
+
+
+class Listed(FlatNumbered):
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["peak"], state["history"] = 0.0, [1.0]
+
+
+class Flagged(FlatNumbered):
+    """Keeps a flag that is the same for all, and is set in the second step alone."""
+
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["slow"] = state.get("slow", False) or state["step"] == 2
+        state["peak"] = 2.0 if state["slow"] is True else 0.0
+
+
+class Uneven(FlatNumbered):
+    """Keeps a number of each rank's own from its fifth step on."""
+
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        state["peak"] = float(rank) if state["step"] >= 5 else 0.0
+
+
+class Turning(Numbered):
+    """Makes of a number, in its sixth step, what no checkpoint holds."""
+
+    def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
+        state["peak"], state["turn"] = 0.0, 0 if state["step"] < 6 else object()
+
+
 class Later(torch.optim.Optimizer):
     """Keeps a state from a step and a size on only, as an 8-bit Adam and a history do."""
 
@@ -135,16 +207,22 @@ def train(engine: Any, steps: range) -> list[float]:
     return losses
 
 
-def resumed(directory: str, saving: int, loading: int) -> bool:
+def resumed(
+    directory: str, saving: int, loading: int, kind: type[torch.optim.Optimizer] = Factored
+) -> bool:
     """Go on from a checkpoint at another stage, and compare with the run that was not cut."""
-    engine = engine_of(saving)
+    engine = engine_of(saving, kind)
     train(engine, range(STEPS))
     engine.save_checkpoint(directory)
     expected = train(engine, range(STEPS, 2 * STEPS))
+    kept = list(engine.optimizer.state.values())
     engine.close()
-    other = engine_of(loading)
+    other = engine_of(loading, kind)
     other.load_checkpoint(directory)
     assert train(other, range(STEPS, 2 * STEPS)) == pytest.approx(expected, rel=1e-5)
+    if issubclass(kind, Numbered) and other.optimizer.state:
+        assert {type(s["step"]) for s in other.optimizer.state.values()} == {int}
+        assert {s["step"] for s in kept} == {s["step"] for s in other.optimizer.state.values()}
     other.close()
     return True
 
@@ -152,27 +230,36 @@ def resumed(directory: str, saving: int, loading: int) -> bool:
 PAIRS = [(0, 0), (1, 2), (2, 3), (3, 0), (3, 3)]
 
 
+@pytest.mark.parametrize("kind", [Factored, Numbered, Flagged])
 @pytest.mark.parametrize(("saving", "loading"), PAIRS)
 def test_one_process_goes_on_from_states_of_any_shape(
-    tmp_path: Path, saving: int, loading: int
+    tmp_path: Path, saving: int, loading: int, kind: type[torch.optim.Optimizer]
 ) -> None:
-    assert resumed(str(tmp_path), saving, loading)
+    assert resumed(str(tmp_path), saving, loading, kind)
 
 
 def on_two_ranks(directory: str) -> dict[str, Any]:
     for saving, loading in PAIRS:
         resumed(f"{directory}/{saving}{loading}", saving, loading)
+    resumed(f"{directory}/numbered", 1, 3, Numbered)
     engine = engine_of(1)
     train(engine, range(STEPS))
     engine.save_checkpoint(f"{directory}/one")
     engine.close()
-    return {"files": sorted(p.name for p in Path(f"{directory}/one").rglob("states-*.pt"))}
+    uneven = engine_of(1, Uneven)
+    train(uneven, range(5))
+    with pytest.raises(ZerolabError) as caught:
+        uneven.save_checkpoint(f"{directory}/uneven")
+    uneven.close()
+    files = sorted(p.name for p in Path(f"{directory}/one").rglob("states-*.pt"))
+    return {"files": files, "refused": str(caught.value)}
 
 
 @pytest.mark.processes
 def test_two_ranks_go_on_and_one_takes_their_checkpoint_up(tmp_path: Path) -> None:
     for found in run_on_ranks(on_two_ranks, 2, str(tmp_path)):
         assert found["files"] == ["states-00000.pt", "states-00001.pt"]
+        assert "got 'peak' 0.0 and 1.0" in found["refused"]
     engine, other = engine_of(0), engine_of(3)
     train(engine, range(STEPS))
     other.load_checkpoint(tmp_path / "one")
@@ -185,6 +272,26 @@ def test_two_ranks_go_on_and_one_takes_their_checkpoint_up(tmp_path: Path) -> No
 def test_an_optimizer_on_flat_parts_that_keeps_other_shapes_is_refused(stage: int) -> None:
     with pytest.raises(ConfigError, match=r"Flat has the attribute elementwise.*'count'"):
         engine_of(stage, Flat)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            FlatNumbered,
+            "in the digits of a float, got 'peak' 1.0 and 2.0",
+        ),
+        (Sized, "the same numbers .*, got 'numel' 8.0 and"),
+        (Seeded, "in the digits of a float, got 'seed' 1.15.*e.18 and 1152921504606846977;"),
+        (Named, "tensors of their shape and numbers, got 'phase' of str"),
+        (Listed, "tensors of their shape and numbers, got 'history' of list"),
+    ],
+)
+def test_an_optimizer_on_flat_parts_that_keeps_more_than_common_numbers_is_refused(
+    kind: type[torch.optim.Optimizer], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"initialize.*(?s:.*){kind.__name__} has the .*{told}"):
+        engine_of(1, kind)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -261,6 +368,20 @@ def test_what_only_the_fifth_step_makes_is_refused_at_that_step(
     engine.close()
 
 
+def test_a_state_of_old_that_turns_into_what_no_checkpoint_holds_is_never_saved(
+    tmp_path: Path,
+) -> None:
+    engine = engine_of(1, Turning)
+    train(engine, range(6))
+    with pytest.raises(ConfigError, match=r"save_checkpoint.*(?s:.*)'turn' of object"):
+        engine.save_checkpoint(tmp_path)
+    assert not list(tmp_path.glob("global_step*"))
+    train(engine, range(6, 7))
+    with pytest.raises(ConfigError, match=r"optimizer\.step.*(?s:.*)'turn' of object"):
+        train(engine, range(7, 8))
+    engine.close()
+
+
 @pytest.mark.parametrize("kind", [Odd, Configured])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_model_whose_optimizer_was_refused_is_as_it_was(
@@ -315,7 +436,7 @@ def test_a_checkpoint_of_other_shapes_does_not_fit_another_optimizer(tmp_path: P
             "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
         },
     )[0]
-    with pytest.raises(CheckpointError, match="must keep count, factors, ready, scale"):
+    with pytest.raises(CheckpointError, match="must keep count, factors, scale"):
         other.load_checkpoint(tmp_path)
     engine.close()
     other.close()

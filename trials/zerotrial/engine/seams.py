@@ -324,22 +324,31 @@ class Stage(Protocol):
         ...
 
     def scalars(self) -> dict[str, float]:
-        """Optimizer scalars that are the same on all ranks, e.g. ``group0.step``."""
+        """Numbers that the optimizer keeps, e.g. ``group0.step``: one parameter's for its group."""
         ...
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
         """Restore what :meth:`scalars` gave; call after :meth:`prepare_states`."""
         ...
 
-    def other_states(self) -> dict[str, Mapping[str, Any]]:
+    def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
         """Return optimizer states that do not go by element, by the name of the parameter.
 
         Each parameter's from one rank; where none has any, nothing.
+
+        Args:
+            scalars: What all ranks' :meth:`scalars` gave together; other numbers are returned.
+
+        Raises:
+            ConfigError: If it keeps what no checkpoint can hold.
         """
         ...
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore this rank's part of what all ranks' :meth:`other_states` gave together."""
+        """Restore this rank's part of what all ranks' :meth:`other_states` gave together.
+
+        Call after :meth:`set_scalars`.
+        """
         ...
 
     def prepare_states(self) -> None:
@@ -430,12 +439,15 @@ class Updater(Protocol):
         """
         ...
 
-    def other_states(self, index: int) -> Sequence[Mapping[str, Any]]:
-        """Return the states of one bucket that do not go by element, for each whole parameter."""
+    def other_states(self, scalars: Mapping[str, float]) -> Sequence[Sequence[Mapping[str, Any]]]:
+        """Return what does not go by element, for each bucket and whole parameter.
+
+        See :meth:`Stage.other_states`.
+        """
         ...
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """Restore them for one parameter; call after :meth:`prepare_states`.
+        """Restore them for one parameter; call after :meth:`set_scalars`.
 
         Args:
             index: Of the bucket.

@@ -264,7 +264,8 @@ class Checkpointer:
                 "buffers": {} if _digest(buffers) == digest else buffers,
             }
             objects[rank_file(self._ranks.rank)] = to_bytes("rank state", own)
-            others = {n: v for n, v in state.stage.other_states().items() if n in state.counted}
+            kept = state.stage.other_states(scalars)
+            others = {n: v for n, v in kept.items() if n in state.counted}
             if others:
                 objects[other_states_file(self._ranks.rank)] = to_bytes("optimizer states", others)
             if self._ranks.rank == 0:

@@ -156,11 +156,11 @@ class Loader:
                 own = self._own_state(manifest)
                 gradients = self._gradients(manifest, engine_state, stack)
                 others = self._others(manifest)
-                self._prepare(reader, others)
+                self._prepare(reader, others or engine_state["optimizer"]["scalars"])
                 plan = self._plan()
             kinds = set().union(*self._ranks.allgather({k for wish in plan for k in wish.kinds}))
             model = set().union(*self._ranks.allgather(self._state.model_names()))
-            keeps_others = any(self._ranks.allgather(bool(self._state.stage.other_states())))
+            keeps_others = any(self._ranks.allgather(bool(self._state.stage.other_states({}))))
             with self._ranks.together():
                 problems = self._misfits(manifest, reader, whole, engine_state, model)
                 problems += self._unreadable(plan, kinds, manifest, reader)
@@ -175,10 +175,9 @@ class Loader:
             self._state.forget_window()
             with self._ranks.together():
                 self._fill(manifest, reader, whole)
-                self._state.stage.set_other_states(others)
                 rest = {**self._frozen_since(manifest, reader), **whole, **own.get("buffers", {})}
             self._set_module(rest)
-            self._set_rest(engine_state)
+            self._set_rest(engine_state, others)
             if gradients is not None:
                 with self._ranks.together():
                     self._resume_window(gradients)
@@ -372,13 +371,14 @@ class Loader:
             if name in whole:
                 set_module_tensor(target, self._state.divided.part(name, whole[name]))
 
-    def _set_rest(self, engine_state: Mapping[str, Any]) -> None:
+    def _set_rest(self, engine_state: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         set_module_extra_state(self._state.module, engine_state["module"])
         if self._selection.module_only:
             return
         optimizer = self._state.stage.optimizer
         if self._selection.with_states:
             self._state.stage.set_scalars(engine_state["optimizer"]["scalars"])
+            self._state.stage.set_other_states(others)
             for group, saved in zip(
                 optimizer.param_groups, engine_state["optimizer"]["groups"], strict=True
             ):

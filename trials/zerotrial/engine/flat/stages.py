@@ -227,13 +227,14 @@ class FlatStage:
         owned = [self._owned(bucket) for bucket in self.buckets]
         resume_gathered(self.gradients, self.buckets, owned, source)
 
-    def other_states(self) -> dict[str, Mapping[str, Any]]:
+    def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
+        kept = self._updater.other_states(scalars)
         if not self.shards_states and self._comm.rank > 0:
             return {}  # rank 0 has the same
         found = {}
         for index, members in self._whole_members():
-            for place, states in zip(members, self._updater.other_states(index), strict=True):
+            for place, states in zip(members, kept[index], strict=True):
                 if states:
                     found[place.name] = states
         return found

@@ -283,12 +283,13 @@ class Stage3:
         """Walk the ranges whose optimizer states this rank keeps."""
         return self._update.pieces(write=write)
 
-    def other_states(self) -> dict[str, Mapping[str, Any]]:
+    def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
         """Optimizer states that do not go by element, of parameters that are whole on this rank."""
+        kept = self._update.updater.other_states(scalars)
         return {
             name: states
-            for index, names in enumerate(self._update.whole_names)
-            for name, states in zip(names, self._update.updater.other_states(index), strict=True)
+            for names, bucket in zip(self._update.whole_names, kept, strict=False)
+            for name, states in zip(names, bucket, strict=True)
             if states
         }
 

@@ -20,9 +20,12 @@ from zerotrial.engine.seams import UpdaterInputs
 from zerotrial.engine.update.in_memory import step_scaled
 from zerotrial.engine.update.paged_file import OffloadError, PagedFile
 from zerotrial.engine.update.states import (
+    SavableStates,
+    is_scalar,
     make_states,
     other_states,
     read_scalars,
+    set_other_states,
     tensor_states,
     write_scalars,
 )
@@ -91,6 +94,9 @@ class NvmeUpdater:
             for index, bucket in zip(inputs.group_indices, self._buckets, strict=True)
             for member in bucket.members
         ]
+        self._savable = SavableStates(
+            self.optimizer, self._members, whole=inputs.shapes is not None
+        )
         self._unwritten: set[int] = set()
         """Identities of records whose last write failed."""
 
@@ -147,12 +153,21 @@ class NvmeUpdater:
         for record in bucket.records.values():
             self._release(record)
 
-    def other_states(self, index: int) -> list[dict[str, Any]]:
-        """Return nothing: optimizers that have any are refused."""
-        return [{} for _ in self._buckets[index].members]
+    def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
+        """Return numbers alone: optimizers that keep more are refused."""
+        self._savable.check_numbers("save_checkpoint()", scalars)
+        found = iter([other_states(self.optimizer, member, scalars) for member in self._members])
+        return [
+            [
+                {kind: value for kind, value in next(found).items() if kind not in bucket.records}
+                for _ in bucket.members
+            ]
+            for bucket in self._buckets
+        ]
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """Not called, see :meth:`other_states`."""
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        set_other_states(self.optimizer, self._buckets[index].members[place], values)
 
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
@@ -203,9 +218,10 @@ class NvmeUpdater:
     def _refuse_other_shapes(self, bucket: _Bucket) -> None:
         for member in bucket.members:
             by_element = tensor_states(self.optimizer, member)
-            others = other_states(self.optimizer, member)
-            for kind in (*by_element, *others):
-                if kind in others or by_element[kind].numel() != member.numel():
+            for kind, value in self.optimizer.state.get(member, {}).items():
+                if is_scalar(value, member):
+                    continue
+                if kind not in by_element or value.numel() != member.numel():
                     name = type(self.optimizer).__name__
                     problem = (
                         "zero_optimization.offload_optimizer.device: must be cpu or none for "

@@ -103,9 +103,9 @@ class CpuUpdater:
         with self._inner.states(index, write=write) as tensors:
             yield tensors
 
-    def other_states(self, index: int) -> list[dict[str, Any]]:
+    def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
         """See :class:`~zerotrial.engine.seams.Updater`."""
-        return self._inner.other_states(index)
+        return self._inner.other_states(scalars)
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zerotrial.engine.seams import UpdaterInputs
 from zerotrial.engine.update.states import (
-    check_kept,
+    SavableStates,
     make_states,
     other_states,
     read_scalars,
@@ -61,6 +61,7 @@ class _InMemory:
         for index, members in zip(inputs.group_indices, parameters, strict=True):
             groups[index]["params"].extend(members)
         self.optimizer = inputs.optimizer_factory(groups)
+        self._savable = SavableStates(self.optimizer, self._members, whole=self._whole)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
@@ -83,9 +84,11 @@ class _InMemory:
         for state, part in copies:
             state.copy_(part)
 
-    def other_states(self, index: int) -> list[dict[str, Any]]:
+    def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
         """See :class:`~zerotrial.engine.seams.Updater`."""
-        return [other_states(self.optimizer, member) for member in self._parameters[index]]
+        self._savable.check("save_checkpoint()", scalars)
+        found = iter([other_states(self.optimizer, member, scalars) for member in self._members])
+        return [[next(found) for _ in members] for members in self._parameters]
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
@@ -93,9 +96,8 @@ class _InMemory:
 
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
-        members = [member for _, member in self._members]
-        make_states(self.optimizer, members)
-        check_kept(self.optimizer, members, whole=self._whole)
+        make_states(self.optimizer, [member for _, member in self._members])
+        self._savable.check("optimizer.step()")
 
     def scalars(self) -> dict[str, float]:
         """See :class:`~zerotrial.engine.seams.Updater`."""
@@ -132,7 +134,6 @@ class ElementwiseUpdater(_InMemory):
         (parameter,) = self._parameters[index]
         parameter.grad = self._widened(gradient, parameter.dtype)
         step_scaled(self.optimizer, [parameter], scale)
-        check_kept(self.optimizer, [parameter], whole=self._whole)
         parameter.grad = None
         master = self._masters[index]
         if publish.data_ptr() != master.data_ptr():
@@ -141,6 +142,7 @@ class ElementwiseUpdater(_InMemory):
 
     def finish(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._savable.after_step()
 
     def held(self) -> dict[str, list[Tensor]]:
         """See :class:`~zerotrial.engine.seams.Updater`; gradients are widened in a bucket."""
@@ -227,10 +229,9 @@ class WholeUpdater(_InMemory):
     def finish(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         self.optimizer.step()
-        for members in self._parameters:
-            check_kept(self.optimizer, members, whole=self._whole)
-            for parameter in members:
-                parameter.grad = None
+        self._savable.after_step()
+        for _, parameter in self._members:
+            parameter.grad = None
         for publish, master in self._publish:
             if publish.data_ptr() != master.data_ptr():
                 publish.copy_(master)

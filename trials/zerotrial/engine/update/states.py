@@ -3,14 +3,15 @@
 An optimizer keeps, for each parameter, tensors of the parameter's shape (Adam's ``exp_avg``) and
 numbers (``step``). A checkpoint stores the former by element and the latter once for each group.
 Whatever else there is (SOAP's and Shampoo's factors, the scales of an 8-bit Adam, a counter in a
-tensor of shape (1,)) has no elements to go by. It is stored as it is, with its parameter, which is
-possible where the optimizer sees whole parameters.
+tensor of shape (1,), a number that is the parameter's own) has no elements to go by. It is stored
+as it is, with its parameter, which is possible where the optimizer sees whole parameters.
 """
 
 import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 from zerolab.errors import ConfigError
 
 __all__ = [
-    "check_kept",
+    "SavableStates",
     "check_savable",
     "is_plain",
+    "is_scalar",
     "make_states",
     "other_states",
     "read_scalars",
@@ -62,13 +64,28 @@ def tensor_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> 
     }
 
 
-def other_states(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Any]:
-    """Return what is neither a number nor in :func:`tensor_states`."""
-    return {
-        name: value
-        for name, value in optimizer.state.get(parameter, {}).items()
-        if not _is_by_element(value, parameter) and not _is_scalar(value, parameter)
-    }
+def other_states(
+    optimizer: torch.optim.Optimizer,
+    member: tuple[int, nn.Parameter],
+    scalars: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return what is neither in :func:`tensor_states` nor a number that ``scalars`` tells.
+
+    Args:
+        optimizer: Any.
+        member: One of its parameters, with the index of its group.
+        scalars: As :func:`read_scalars` gives them.
+    """
+    group, parameter = member
+    found = {}
+    for name, value in optimizer.state.get(parameter, {}).items():
+        if is_scalar(value, parameter):
+            told = scalars.get(f"group{group}.{name}")
+            if told is None or not _is_same(value, told):
+                found[name] = value
+        elif not _is_by_element(value, parameter):
+            found[name] = value
+    return found
 
 
 def set_other_states(
@@ -104,9 +121,10 @@ def check_savable(optimizer: torch.optim.Optimizer, *, whole: bool) -> None:
 
     A twin of it takes three steps on a parameter of its own with the shape of the model's smallest,
     and three on one of the largest's, whose sides are cut to at most 1,024 and 65,536 elements (a
-    flat part has 8, and as many as the model up to 65,536); torch's optimizers and ours are known.
-    What is kept only from a later step on, for a gradient that is not zero, in another group, or
-    for another or larger shape stays unseen here: :func:`check_kept` refuses it when it is made.
+    flat part has 8, and as many as the model up to 65,536, and another gradient each: numbers must
+    come out alike); torch's optimizers and ours are known. What is kept only from a later step on,
+    for other gradients, in another group, or for another or larger shape stays unseen here:
+    :class:`SavableStates` refuses it when it is made.
 
     Args:
         optimizer: The user's, on the model's parameters, and not stepped yet: the same on all
@@ -119,34 +137,108 @@ def check_savable(optimizer: torch.optim.Optimizer, *, whole: bool) -> None:
     members = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if _is_known(optimizer) or not members:
         return
-    for model, shape in _probes(members, whole=whole):
+    numbers: dict[str, Any] = {}
+    for place, (model, shape) in enumerate(_probes(members, whole=whole)):
         probe = nn.Parameter(torch.zeros(shape, dtype=model.dtype))
-        state = _states_after_steps(optimizer, model, probe)
+        slope = torch.linspace(0, place + 1, 0 if whole else probe.numel(), dtype=model.dtype)
+        gradient = torch.zeros_like(probe) if whole else slope
+        state = _states_after_steps(optimizer, model, probe, gradient)
         _refuse(optimizer, state, probe, whole=whole, where="initialize()")
+        if not whole:
+            _refuse_uneven(optimizer, numbers, state, probe, where="initialize()")
 
 
-def check_kept(
-    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], *, whole: bool
-) -> None:
-    """Refuse states that no checkpoint could hold, as they are now; see :func:`check_savable`.
+class SavableStates:
+    """Refuses what :func:`check_savable` could not foresee: where it is made, and in every save.
+
+    After a step only the number of states is looked at, so that it costs next to nothing. All are
+    looked at when there are more or fewer, after as many steps as a power of two, and in a save.
 
     Args:
         optimizer: Any.
-        parameters: Those that it has stepped on, as it sees them.
+        members: Its parameters as it sees them, each with the index of its group.
         whole: Whether they are whole parameters.
-
-    Raises:
-        ConfigError: If there is one.
     """
-    if _is_known(optimizer):
-        return
-    for parameter in parameters:
-        state = optimizer.state.get(parameter, {})
-        _refuse(optimizer, state, parameter, whole=whole, where="optimizer.step()")
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        members: Sequence[tuple[int, nn.Parameter]],
+        *,
+        whole: bool,
+    ) -> None:
+        self._optimizer = optimizer
+        self._members = () if _is_known(optimizer) else members
+        self._whole = whole
+        self._steps = 0
+        self._count = 0
+        """How many states there were when all were looked at."""
+
+    def after_step(self) -> None:
+        """Look whether the step has made anything.
+
+        Raises:
+            ConfigError: If it has made what no checkpoint could hold.
+        """
+        self._steps += 1
+        state = self._optimizer.state
+        count = sum(len(state.get(parameter, ())) for _, parameter in self._members)
+        if count != self._count or self._steps & (self._steps - 1) == 0:
+            self.check("optimizer.step()")
+            self._count = count
+
+    def check(self, where: str, scalars: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Look at all states.
+
+        Args:
+            where: The call that an error is to name.
+            scalars: What is to be saved of all ranks' numbers; see :func:`read_scalars`.
+
+        Raises:
+            ConfigError: If there is one that no checkpoint could hold.
+        """
+        for _, parameter in self._members:
+            state = self._optimizer.state.get(parameter, {})
+            _refuse(self._optimizer, state, parameter, whole=self._whole, where=where)
+        self.check_numbers(where, scalars)
+
+    def check_numbers(self, where: str, scalars: Mapping[str, float]) -> None:
+        """Look at the numbers alone; see :meth:`check`."""
+        numbers: dict[int, dict[str, Any]] = defaultdict(dict)
+        for group, parameter in () if self._whole else self._members:
+            state = self._optimizer.state.get(parameter, {})
+            told = {name: scalars.get(f"group{group}.{name}") for name in state}
+            numbers[group] |= {name: value for name, value in told.items() if value is not None}
+            _refuse_uneven(self._optimizer, numbers[group], state, parameter, where=where)
 
 
 def _is_known(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith(("torch.optim", "zerotrial."))
+    return f"{type(optimizer).__module__}.".startswith(("torch.optim.", "zerotrial."))
+
+
+def _refuse_uneven(
+    optimizer: torch.optim.Optimizer,
+    numbers: dict[str, Any],
+    state: Mapping[str, Any],
+    parameter: nn.Parameter,
+    *,
+    where: str,
+) -> None:
+    """Refuse a number that one flat part has and another has not, and note what this one has."""
+    if not parameter.numel():
+        return  # of a rank that has no elements of the group
+    for name, value in state.items():
+        if not is_scalar(value, parameter):
+            continue
+        first = numbers.setdefault(name, value)
+        if not _is_same(value, float(first)):
+            problem = (
+                f"optimizer: {type(optimizer).__name__} has the attribute elementwise, so that it "
+                "gets flat parts of parameters, and must keep the same numbers for all of them, in "
+                f"the digits of a float, got {name!r} {float(first)} and {_plain_number(value)}; "
+                "without the attribute it gets whole parameters"
+            )
+            raise ConfigError(where, [problem])
 
 
 def _probes(
@@ -182,14 +274,15 @@ def _refuse(
 ) -> None:
     kind = type(optimizer).__name__
     for name, value in state.items():
-        if _is_by_element(value, parameter) or _is_scalar(value, parameter):
+        if _is_by_element(value, parameter) or is_scalar(value, parameter):
             continue
-        if not whole and any(True for _ in tensors_within(value)):
-            told = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else "in a list"
+        if not whole and value is not None:  # made again as it was, by the first step
+            is_tensor = isinstance(value, Tensor)
+            told = f"of shape {tuple(value.shape)}" if is_tensor else f"of {type(value).__name__}"
             problem = (
-                f"optimizer: {kind} has the attribute elementwise, so that it gets flat "
-                f"parts of parameters, and must keep tensors of their shape, got {name!r} {told} "
-                f"for {tuple(parameter.shape)}; without the attribute it gets whole parameters"
+                f"optimizer: {kind} has the attribute elementwise, so that it gets flat parts of "
+                f"parameters, and must keep tensors of their shape and numbers, got {name!r} {told}"
+                f" for {tuple(parameter.shape)}; without the attribute it gets whole parameters"
             )
             raise ConfigError(where, [problem])
         if not is_plain(value):
@@ -201,7 +294,7 @@ def _refuse(
 
 
 def _states_after_steps(
-    optimizer: torch.optim.Optimizer, model: nn.Parameter, probe: nn.Parameter
+    optimizer: torch.optim.Optimizer, model: nn.Parameter, probe: nn.Parameter, gradient: Tensor
 ) -> dict[str, Any]:
     """Step a twin, on ``probe`` in the place of ``model``; the optimizer itself is not touched."""
     twin = copy.copy(optimizer)  # torch's: without the attributes of a user's class, and its hooks
@@ -215,7 +308,7 @@ def _states_after_steps(
             if name not in vars(twin):
                 setattr(twin, name, copy.deepcopy(value, known))
         for _ in range(_PROBE_STEPS):
-            probe.grad = torch.zeros_like(probe)
+            probe.grad = gradient.clone()
             type(optimizer).step(twin)
     except Exception:  # noqa: BLE001, S110 - whatever it does not like; training will show
         pass  # what it has made so far is told all the same
@@ -232,7 +325,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _is_by_element(value: Any, parameter: nn.Parameter) -> bool:
-    if not isinstance(value, Tensor) or _is_scalar(value, parameter):
+    if not isinstance(value, Tensor) or is_scalar(value, parameter):
         return False
     same_rank = value.dim() == parameter.dim()
     return same_rank and all(
@@ -240,10 +333,21 @@ def _is_by_element(value: Any, parameter: nn.Parameter) -> bool:
     )
 
 
-def _is_scalar(value: Any, parameter: nn.Parameter) -> bool:
+def is_scalar(value: Any, parameter: nn.Parameter) -> bool:
+    """Whether a state is a number, which a checkpoint stores once for each group if it can."""
     if isinstance(value, Tensor):
-        return value.dim() == 0 and parameter.dim() > 0
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        return value.dim() == 0 and parameter.dim() > 0 and not value.is_complex()
+    return isinstance(value, int | float)  # and so is a bool
+
+
+def _is_same(value: Any, number: float) -> bool:
+    """Whether a number is the one that a checkpoint tells, to the last digit."""
+    value = _plain_number(value)
+    return bool(value == number) or (math.isnan(number) and math.isnan(value))
+
+
+def _plain_number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
@@ -275,7 +379,7 @@ def _rewind(
         number = float(group[first]) if isinstance(first, str) else first
         if isinstance(value, Tensor):
             value.fill_(number)
-        elif _is_scalar(value, parameter):
+        elif is_scalar(value, parameter):
             state[name] = type(value)(number)
 
 
@@ -291,7 +395,7 @@ def read_scalars(
     found: dict[str, float] = {}
     for group, parameter in members:
         for name, value in optimizer.state.get(parameter, {}).items():
-            if _is_scalar(value, parameter):
+            if is_scalar(value, parameter):
                 found.setdefault(f"group{group}.{name}", float(value))
     return found
 
