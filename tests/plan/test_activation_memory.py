@@ -71,4 +71,8 @@ def test_checkpointing_keeps_inputs_and_one_block_and_stages_keep_what_is_in_fli
     assert kept_activations(1000, 12, tensor=2, checkpointing=True) == 12 * 2000 + cut
     shared = kept_activations(1000, 12, tensor=2, checkpointing=True, partitioned=True)
     assert shared == 12 * 1000 + cut
+    stage = kept_activations(
+        1000, 3, in_flight=2, tensor=2, checkpointing=True, partitioned=True, received=True
+    )
+    assert stage == 2 * (2000 + 2 * 1000) + cut  # what a pipeline stage receives stays whole
     assert kept_activations(1000, 12, checkpointing=True, on_host=True) == one

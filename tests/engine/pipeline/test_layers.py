@@ -296,6 +296,6 @@ def test_a_block_of_the_file_that_a_pipeline_does_not_follow_is_told(
     }
     engine, *_ = zerotrial.initialize(model=model, config=config)
     engine.close()
-    told = [one.getMessage() for one in caplog.records if "has no effect on a Pipe" in one.msg]
+    told = [one.getMessage() for one in caplog.records if "no effect on this Pipe" in one.msg]
     assert len(told) == 1
     assert "pipeline.activation_checkpoint_interval" in told[0]

@@ -1,17 +1,20 @@
 """Pipeline stages, replicas and cut matrices together."""
 
+import gc
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.engine.pipelines import batches, engine_of, reference
+from tests.engine.pipelines import LENGTH, WIDTH, Block, batches, engine_of, reference
 from tests.engine.ranks import run_on_ranks
 from tests.waiting import DEADLINE_S
 from zerolab.errors import ConfigError
+from zerotrial.engine.module.activation import _Away
 
 STEPS = 20
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt_3d" / "train.py"
@@ -19,18 +22,60 @@ CUT = {"tensor_parallel": {"size": 2, "plan": {"layers.*.mix": "colwise_gather_o
 """The tied embedding stays whole; the blocks between are cut."""
 
 
-def trained(stage: int, directory: str) -> Any:
-    engine = engine_of(2, stage, **CUT)
-    losses, norms = [], []
+DIVIDED = {
+    "train_micro_batch_size_per_gpu": None,
+    "gradient_accumulation_steps": 4,
+    "activation_checkpointing": {"partition_activations": True},
+}
+"""What is kept of layers that are computed again is shared."""
+
+SCHEDULES: dict[str, tuple[int, int, int]] = {
+    "1f1b": (1, 1, 1),
+    "gpipe": (0, 1, 0),
+    "interleaved": (2, 2, 0),
+    "zero-bubble": (1, 1, 2),
+}
+"""ZeRO stage, chunks on each rank, and layers that are computed again together."""
+
+
+@dataclass
+class Trained:
+    """What a run came to, on one rank."""
+
+    losses: list[float]
+    norms: list[float]
+    layout: dict[str, int]
+    kept: int
+    """Bytes of inputs that wait for backward, at most."""
+    layers: int
+    """Of this stage."""
+    weights: dict[str, torch.Tensor]
+
+
+def trained(schedule: str, directory: str) -> Trained:
+    stage, chunks, interval = SCHEDULES[schedule]
+    again = {"pipeline": {"schedule": schedule, "activation_checkpoint_interval": interval}}
+    engine = engine_of(2, stage, schedule, chunks, **{**CUT, **DIVIDED, **again})
+    assert engine.gradient_accumulation_steps() == 4
+    losses, norms, kept = [], [], [0]
+
+    def count(*_: Any) -> None:
+        if engine.global_steps == 1:  # not while shapes are found out
+            waiting = [one for one in gc.get_objects() if isinstance(one, _Away)]
+            kept.append(sum(one.values.nbytes for one in waiting))
+
+    blocks = [layer for layer in engine.module.layers.values() if isinstance(layer, Block)]
+    if interval:
+        blocks[-1].register_forward_hook(count)
     for step in range(STEPS):
         losses.append(float(engine.train_batch(batches(step, engine))))
         norms.append(engine.get_global_grad_norm())
         if step == STEPS - 2:
             engine.save_checkpoint(directory)
-    layout = engine.mesh.layout
-    weights = engine.full_state_dict()
+    begin, end = engine.module.parts[engine.stage_id :][:2]
+    weights = engine.full_state_dict() if schedule == "1f1b" else {}
     engine.close()
-    return losses, norms, weights, layout
+    return Trained(losses, norms, engine.mesh.layout, max(kept), end - begin, weights)
 
 
 def resumed(directory: str) -> float:
@@ -75,18 +120,18 @@ def refused() -> str:
 
 
 def everything(directory: str) -> Any:
-    return trained(1, directory), resumed(directory), refused()
+    runs = {name: trained(name, f"{directory}/{name}") for name in SCHEDULES}
+    return runs, resumed(f"{directory}/1f1b"), refused()
 
 
-def check(answers: list[Any]) -> None:
+def check(runs: list[Trained]) -> None:
     losses, norms, weights, _ = reference(STEPS)
-    for (found, squares, whole, _), *_ in answers:
-        assert found == pytest.approx(losses, abs=1e-5)
-        assert squares == pytest.approx(norms, abs=1e-5)
-        for name, weight in whole.items():
+    for run in runs:
+        assert run.losses == pytest.approx(losses, abs=1e-5)
+        assert run.norms == pytest.approx(norms, abs=1e-5)
+        for name, weight in run.weights.items():
             if name in weights:
                 torch.testing.assert_close(weight, weights[name], rtol=1e-3, atol=1e-4)
-    assert answers[0][0][2].keys() >= weights.keys()
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +140,12 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 @pytest.mark.processes
-def test_2_stages_of_2_cut_ranks_train_as_one_process(four: list[Any]) -> None:
-    assert four[0][0][3] == {"pipe": 2, "data": 1, "tensor": 2}
-    check(four)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_2_stages_of_2_cut_ranks_train_as_one_process(four: list[Any], schedule: str) -> None:
+    runs = [found[schedule] for found, *_ in four]
+    assert runs[0].layout == {"pipe": 2, "data": 1, "tensor": 2}
+    assert schedule != "1f1b" or runs[0].weights.keys() >= reference(0)[2].keys()
+    check(runs)
 
 
 @pytest.mark.processes
@@ -113,8 +161,22 @@ def test_a_pattern_must_fit_a_layer_of_some_stage_and_all_stages_say_so(four: li
         assert "'layers.*.mix'" not in text
 
 
+@pytest.mark.processes
+def test_cut_ranks_share_what_recomputed_layers_keep_but_for_what_a_stage_receives(
+    four: list[Any],
+) -> None:
+    half = 4 * LENGTH * WIDTH * 4 // 2  # bytes of an input of 4 samples, on each of 2 ranks
+    for rank, (found, *_) in enumerate(four):
+        last = rank // 2
+        run = found["1f1b"]
+        layers = run.layers - last  # counted before the head, a layer of its own
+        assert layers > 2
+        assert run.kept == (2 - last) * (layers - 1) * half  # the first is a micro-batch ahead
+        assert found["zero-bubble"].kept >= half
+
+
 def on_eight(directory: str) -> Any:
-    return trained(1, directory), moved(directory)
+    return trained("1f1b", directory), moved(directory)
 
 
 @pytest.mark.slow
@@ -137,10 +199,10 @@ def test_the_example_gives_the_same_losses_on_4_ranks_and_on_one(tmp_path: Path)
 @pytest.mark.processes
 def test_2_stages_of_2_replicas_of_2_cut_ranks_train_as_one_process(tmp_path: Path) -> None:
     answers = run_on_ranks(on_eight, 8, str(tmp_path))
-    assert answers[0][0][3] == {"pipe": 2, "data": 2, "tensor": 2}
-    check(answers)
+    assert answers[0][0].layout == {"pipe": 2, "data": 2, "tensor": 2}
+    check([run for run, _ in answers])
     losses, *_ = reference(STEPS)
-    for (trained_on, *_), found in answers:
+    for run, found in answers:
         assert len(found) == 2 * len(MOVED)
         assert found == {name: pytest.approx(losses[-1], abs=1e-5) for name in found}
-        assert found["from 2x2x2"] == trained_on[-1]  # a new engine, to the last bit
+        assert found["from 2x2x2"] == run.losses[-1]  # a new engine, to the last bit

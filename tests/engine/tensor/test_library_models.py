@@ -63,10 +63,28 @@ def of_library() -> Any:
     return lines, cut
 
 
-def kept_bytes(*, divided: bool) -> tuple[int, list[tuple[float, float]]]:
+class Halves(torch.nn.Module):
+    """Blocks of which the second reads a part on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wte = torch.nn.Embedding(32, 16)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(16, 32), torch.nn.Linear(32, 32)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.wte(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def kept_bytes(
+    model: torch.nn.Module, plan: Any, *, divided: bool
+) -> tuple[int, list[tuple[float, float]]]:
     """What blocks keep between forward and backward, and what training comes to."""
     options = {"enabled": True, "partition_activations": divided}
-    engine = engine_of(SmallGpt(blocks=2), PLANS["whole"], activation_checkpointing=options)
+    engine = engine_of(model, plan, activation_checkpointing=options)
     loss = loss_of(engine, tokens_of(0)[:4])
     kept = [one for one in gc.get_objects() if isinstance(one, _Away)]
     found = sum(one.values.nbytes for one in kept)
@@ -80,7 +98,16 @@ def kept_bytes(*, divided: bool) -> tuple[int, list[tuple[float, float]]]:
 
 def everything() -> Any:
     library = of_library() if LIBRARY else None
-    return library, kept_bytes(divided=False), kept_bytes(divided=True)
+    whole, sequence = PLANS["whole"], PLANS["sequence"]
+    kept = {
+        "not": kept_bytes(SmallGpt(blocks=2), whole, divided=False),
+        "divided": kept_bytes(SmallGpt(blocks=2), whole, divided=True),
+        "by tokens": kept_bytes(SmallGpt(blocks=2), sequence, divided=True),
+        "halves": kept_bytes(
+            Halves(), {"blocks.0": "colwise", "blocks.1": "rowwise"}, divided=True
+        ),
+    }
+    return library, kept
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +121,7 @@ def test_a_librarys_model_is_cut_by_its_own_plan_and_trains_as_one_process(
     answers: list[Any],
 ) -> None:
     expected, _ = reference(4, Llama)
-    for (lines, cut), *_ in answers:
+    for (lines, cut), _ in answers:
         for found, wanted in zip(lines, expected, strict=True):
             assert found == pytest.approx(wanted, abs=1e-5)
         # The embedding follows the head that it is tied to.
@@ -108,11 +135,28 @@ def test_partitioned_activations_take_half_the_bytes_on_each_of_two_ranks(
 ) -> None:
     samples, tokens, hidden, blocks = 4, 8, 16, 2
     expected, _ = reference(2, lambda: SmallGpt(blocks=2))
-    for _, (_, whole), (kept, lines) in answers:
-        assert kept == blocks * samples * tokens * hidden * 4 // 2
-        for found, same, wanted in zip(lines, whole, expected, strict=True):
-            assert found == same
-            assert found == pytest.approx(wanted, abs=1e-5)
+    half = samples * tokens * hidden * 4 // 2
+    for _, found in answers:
+        kept, lines = found["divided"]
+        assert kept == blocks * half
+        assert lines == found["not"][1]
+        for line, wanted in zip(lines, expected, strict=True):
+            assert line == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.processes
+def test_what_is_another_tensor_on_each_rank_is_not_put_together_from_parts(
+    answers: list[Any],
+) -> None:
+    samples, tokens, hidden = 4, 8, 16
+    expected, _ = reference(2, lambda: SmallGpt(blocks=2))
+    halves, _ = reference(2, Halves)
+    for _, found in answers:
+        assert found["by tokens"][0] == 0
+        assert found["halves"][0] == samples * tokens * hidden * 4 // 2  # the first block's input
+        for name, wanted in (("by tokens", expected), ("halves", halves)):
+            for line, same in zip(found[name][1], wanted, strict=True):
+                assert line == pytest.approx(same, abs=1e-5)
 
 
 @needs_library

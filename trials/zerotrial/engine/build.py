@@ -40,7 +40,7 @@ from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
 from zerotrial.engine.memory.heap import uncollected
-from zerotrial.engine.module.activation import checkpoint_blocks
+from zerotrial.engine.module.activation import checkpoint_blocks, recomputed, recomputing
 from zerotrial.engine.module.compiling import compile_blocks
 from zerotrial.engine.module.precision import register_input_cast
 from zerotrial.engine.module.taken import Taken, release
@@ -222,19 +222,28 @@ def _prepare_model(model: nn.Module, ground: Ground, observer: Observer) -> Divi
     if is_pipeline(model):
         model.to(ground.device)
         model.prepare(ground.mesh, ground.config.pipeline.activation_checkpoint_interval)
-        if ground.config.activation_checkpointing.active and ground.mesh.saving.rank == 0:
-            logger.warning(
-                "activation_checkpointing: has no effect on a PipelineModule; give "
-                "pipeline.activation_checkpoint_interval, the number of layers that are computed "
-                "again together"
-            )
     divided = divide(
         model, ground.config.tensor_parallel, ground.mesh, ground.device, observer.phase
     )
     if ground.config.zero_optimization.stage < 3:  # which moves it unit by unit
         model.to(ground.device)  # only now, when a rank's part is all there is
     compile_blocks(model, ground.config.compile)
-    checkpoint_blocks(model, ground.config.activation_checkpointing, divided.line)
+    checkpointing = ground.config.activation_checkpointing
+    if is_pipeline(model):
+        model.recompute_by(recomputing(checkpointing, divided.sharing))
+        divided.on_undo(partial(model.recompute_by, recomputed))
+        if (
+            checkpointing.active
+            and not model.activation_checkpoint_interval
+            and ground.mesh.saving.rank == 0
+        ):
+            logger.warning(
+                "activation_checkpointing: has no effect on this PipelineModule; give "
+                "pipeline.activation_checkpoint_interval, the number of layers that are computed "
+                "again together"
+            )
+    else:
+        checkpoint_blocks(model, checkpointing, divided.sharing)
     return divided
 
 

@@ -294,6 +294,8 @@ def _activations(noted: Noted, activation: int, pipe: int, micro_batches: int, t
                 width=width,
                 tensor=tensor,
                 sequence_parallel=noted.sequence_parallel,
+                partitioned=checkpointing.partition_activations,
+                on_host=checkpointing.cpu_checkpointing,
             )
             for rank in range(pipe)
         )
@@ -306,8 +308,8 @@ def _activations(noted: Noted, activation: int, pipe: int, micro_batches: int, t
         sequence_parallel=noted.sequence_parallel,
         checkpointing=checkpointing.active if acts else noted.interval > 0,
         interval=1 if acts else noted.interval,
-        partitioned=acts and checkpointing.partition_activations,
-        on_host=acts and checkpointing.cpu_checkpointing,
+        partitioned=checkpointing.partition_activations,
+        on_host=checkpointing.cpu_checkpointing,
     )
 
 
@@ -325,6 +327,8 @@ def pipeline_activations(
     tensor: int = 1,
     sequence_parallel: bool = False,
     scores: float = 0.0,
+    partitioned: bool = False,
+    on_host: bool = False,
 ) -> int:
     """Bytes that one rank of a pipeline holds at most for its backwards.
 
@@ -343,11 +347,13 @@ def pipeline_activations(
         micro_batches: Of a batch.
         chunks: On each rank.
         interval: Blocks that are computed again together; 0 keeps all activations.
-            ``activation_checkpointing`` does not act on pipelines.
         width: Bytes of an element.
         tensor: Ranks that matrices are cut over.
         sequence_parallel: Whether norms and dropouts are cut along the tokens.
         scores: a s / h, where attention keeps its scores.
+        partitioned: Whether tensor ranks share the inputs of blocks that are computed again, but
+            for what a chunk has received.
+        on_host: Whether they wait in host memory.
     """
     passes = kept_passes(schedule, stages, rank, micro_batches, chunks)
     inside = kept_activations(
@@ -360,6 +366,9 @@ def pipeline_activations(
         scores=scores,
         checkpointing=interval > 0,
         interval=interval,
+        partitioned=partitioned,
+        on_host=on_host,
+        received=True,
     )
     first, last = rank == 0, rank == stages - 1
     # A rank's chunks take turns. The model's first has received nothing, its last sends nothing.

@@ -79,8 +79,7 @@ class Noted:
     sequence_parallel: bool
     """Whether the plan of tensor parallelism cuts norms along the tokens."""
     is_pipeline: bool
-    """Whether the model is a ``PipelineModule``, on which ``activation_checkpointing`` does not
-    act."""
+    """Whether the model is a ``PipelineModule``; :attr:`interval` says what it computes again."""
     interval: int
     """Layers that a pipeline computes again together; 0 keeps all activations."""
     chunks: int

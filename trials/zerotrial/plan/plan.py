@@ -484,7 +484,7 @@ def _layout_lines(plan: Plan) -> list[str]:
         counted += "; activation_checkpointing keeps a small part of them"
     if not noted.interval and any(one.pipe > 1 for one in plan.layouts):
         counted += "; with pipeline stages pipeline.activation_checkpoint_interval keeps a small "
-        counted += "part of them, and activation_checkpointing has no effect"
+        counted += "part of them, and activation_checkpointing alone has no effect"
     if best is None:
         return ["", f"no layout of {plan.world_size} ranks fits with its activations: {counted}"]
     width = 4 if config.dtype == "fp32" else 2

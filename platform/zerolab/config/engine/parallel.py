@@ -40,7 +40,7 @@ class PipelineConfig(Section):
 
     activation_checkpoint_interval: NonNegativeInt = 0
     """Layers that are computed again in backward together; 0 takes what the ``PipelineModule``
-    says."""
+    says. ``activation_checkpointing`` says where their inputs wait."""
 
     partition: str | None = hint(None, "partition_method is said where PipelineModule is built")
     """How layers are divided."""

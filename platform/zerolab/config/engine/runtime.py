@@ -33,7 +33,8 @@ class ActivationCheckpointingConfig(Section):
 
     partition_activations: bool = False
     """Keep on each tensor-parallel rank only its part of the saved inputs of blocks, and gather
-    them for backward; without ``tensor_parallel`` there is nobody to share with."""
+    them for backward; without ``tensor_parallel`` there is nobody to share with, and a plan that
+    cuts along the tokens has divided them already."""
 
     number_checkpoints: PositiveInt | None = hint(None, "every block is one checkpoint")
     """How many checkpoints the model has."""

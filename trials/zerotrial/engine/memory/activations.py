@@ -69,6 +69,7 @@ def kept_activations(
     interval: int = 1,
     partitioned: bool = False,
     on_host: bool = False,
+    received: bool = False,
 ) -> int:
     """Bytes of the device that the blocks of one rank keep at most.
 
@@ -87,6 +88,7 @@ def kept_activations(
         interval: Blocks that are computed again together, where so.
         partitioned: Whether tensor ranks share those inputs (``partition_activations``).
         on_host: Whether the inputs wait in host memory (``cpu_checkpointing``).
+        received: Whether the first input of all stays as it is, as what a pipeline stage gets does.
     """
     one = block_activations(
         activation,
@@ -99,6 +101,7 @@ def kept_activations(
         return in_flight * blocks * one
     divided = tensor if partitioned or sequence_parallel else 1
     again = max(min(interval, blocks), 1)
-    kept = in_flight * -(-blocks // again)
+    staying = in_flight if received and not sequence_parallel else 0
+    kept = in_flight * -(-blocks // again) - staying
     inputs = 0 if on_host else kept * width * activation // divided
-    return inputs + again * one
+    return inputs + staying * width * activation + again * one

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from zerolab.config.engine.runtime import ActivationCheckpointingConfig
     from zerotrial.engine.tensor.moves import Line
 
-_Forward = Callable[..., Any]
+Forward = Callable[..., Any]
+_LOOKED_AT = 64
+"""At most so many elements of an input tell whether it is the same on all ranks."""
+
+Recompute = Callable[[Forward], Forward]
+"""Makes of a computation one that keeps its inputs, and is made again in backward."""
 
 
 def checkpoint_blocks(
@@ -40,24 +45,39 @@ def checkpoint_blocks(
     Args:
         module: The whole model.
         config: The ``activation_checkpointing`` block.
-        line: Tensor-parallel ranks, which may share what is kept.
+        line: Tensor-parallel ranks that may share what is kept.
 
     Returns:
         Names of the blocks; empty when the config is off.
     """
     if not config.active:
         return []
+    recompute = recomputing(config, line)
     names = []
-    divides = config.partition_activations and line is not None and line.size > 1
-    keep = _Keep(line if divides else None, on_host=config.cpu_checkpointing)
     for name, block in find_blocks(module):
-        elsewhere = divides or config.cpu_checkpointing
-        block.forward = _kept(block.forward, keep) if elsewhere else _recomputed(block.forward)
+        block.forward = recompute(block.forward)
         names.append(name)
     return names
 
 
-def _recomputed(forward: _Forward) -> _Forward:
+def recomputing(config: ActivationCheckpointingConfig, line: Line | None = None) -> Recompute:
+    """Choose where the inputs of what is computed again wait.
+
+    Args:
+        config: The ``activation_checkpointing`` block.
+        line: Tensor-parallel ranks that may share what is kept.
+    """
+    divides = config.partition_activations and line is not None and line.size > 1
+    if not divides and not config.cpu_checkpointing:
+        return recomputed
+    return lambda forward: _kept(
+        forward, _Keep(line if divides else None, on_host=config.cpu_checkpointing)
+    )
+
+
+def recomputed(forward: Forward) -> Forward:
+    """Have a computation keep its inputs alone, and made again in backward."""
+
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -75,9 +95,28 @@ class _Keep:
     """Ranks that each keep a part of what is whole on all of them."""
 
     on_host: bool
+    whole: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """Which of so many inputs are whole on all ranks, as far as that is known."""
+
+    def divides(self, leaf: Tensor, place: tuple[int, int]) -> bool:
+        """Whether each rank is to keep a part of an input. **Collective** until that is known.
+
+        What a layer cut by columns gives to the next one is another tensor on each rank. One look
+        tells, but for a tensor of equal numbers, which says nothing.
+        """
+        if self.line is None or not leaf.is_floating_point() or not leaf.numel():
+            return False
+        if place not in self.whole:
+            flat = leaf.detach().reshape(-1)
+            sample = flat[:: -(-flat.numel() // _LOOKED_AT)].float()
+            found = self.line.gather(sample, 0).view(self.line.size, -1)
+            if bool((found == found[0, 0]).all()):
+                return False
+            self.whole[place] = torch.allclose(found, found[:1].expand_as(found), rtol=1e-2)
+        return self.whole[place]
 
 
-def _kept(forward: _Forward, keep: _Keep) -> _Forward:
+def _kept(forward: Forward, keep: _Keep) -> Forward:
     """As above, with the block's inputs kept elsewhere between forward and backward."""
 
     @functools.wraps(forward)
@@ -108,7 +147,7 @@ class _Waiting:
 
     def __init__(self, leaves: list[Any], keep: _Keep) -> None:
         self._fresh: list[Any] | None = leaves
-        self._kept = [_put_away(leaf, keep) for leaf in leaves]
+        self._kept = [_put_away(leaf, keep, (len(leaves), at)) for at, leaf in enumerate(leaves)]
 
     def take(self) -> list[Any]:
         """Return the inputs on their own devices; the originals the first time only."""
@@ -121,14 +160,14 @@ class _Waiting:
 class _Away:
     """A tensor's values, in part or in host memory, and what is needed to make it again."""
 
-    def __init__(self, tensor: Tensor, keep: _Keep) -> None:
+    def __init__(self, tensor: Tensor, line: Line | None, *, on_host: bool) -> None:
         self._device, self._shape = tensor.device, tensor.shape
         self._requires_grad = tensor.requires_grad
-        self._line = keep.line if tensor.is_floating_point() else None
+        self._line = line
         source = tensor.detach()
         if self._line is not None:
             source = _own_part(source.reshape(-1), self._line)
-        if keep.on_host and source.device.type != "cpu":
+        if on_host and source.device.type != "cpu":
             pinned = source.device.type == "cuda"
             there = torch.empty_like(source, device="cpu", pin_memory=pinned)
             source = there.copy_(source, non_blocking=pinned)
@@ -151,7 +190,10 @@ def _own_part(flat: Tensor, line: Line) -> Tensor:
     return part
 
 
-def _put_away(leaf: Any, keep: _Keep) -> Any:
-    if isinstance(leaf, Tensor) and (leaf.device.type != "cpu" or keep.line is not None):
-        return _Away(leaf, keep)
-    return leaf
+def _put_away(leaf: Any, keep: _Keep, place: tuple[int, int]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    line = keep.line if keep.divides(leaf, place) else None
+    if line is None and (leaf.device.type == "cpu" or not keep.on_host):
+        return leaf
+    return _Away(leaf, line, on_host=keep.on_host)

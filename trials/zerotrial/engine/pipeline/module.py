@@ -16,16 +16,17 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import checkpoint
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh, Tie
+from zerotrial.engine.module.activation import Recompute, recomputed
 from zerotrial.engine.pipeline.layers import Layer, LayerSpec, TiedLayerSpec, check_layers
 from zerotrial.engine.pipeline.partitioning import partition
 
@@ -54,25 +55,30 @@ class Chunk(nn.Module):
         calls: Of the layers, in order.
         layers: Those that are modules, by their places in the model.
         interval: Layers that are computed again in backward together; 0 remembers all.
+        recompute: Says where their inputs wait. That of the first layers waits as it is: it is
+            kept anyhow, to send its gradient back.
     """
 
     def __init__(
-        self, calls: Sequence[Callable[[Any], Any]], layers: nn.ModuleDict, interval: int
+        self,
+        calls: Sequence[Callable[[Any], Any]],
+        layers: nn.ModuleDict,
+        interval: int,
+        recompute: Recompute,
     ) -> None:
         super().__init__()
         self.layers = layers
         self._calls = list(calls)
-        self._interval = interval
+        parts = [
+            partial(_run, self._calls[start : start + interval])
+            for start in (range(0, len(self._calls), interval) if interval else ())
+        ]
+        self._again = [recompute(part) if at else recomputed(part) for at, part in enumerate(parts)]
 
     def forward(self, *inputs: Any) -> Any:
         """Run them; several inputs are one tuple for the first layer."""
         value: Any = inputs[0] if len(inputs) == 1 else inputs
-        if not self._interval or not torch.is_grad_enabled():
-            return _run(self._calls, value)
-        for start in range(0, len(self._calls), self._interval):
-            part = self._calls[start : start + self._interval]
-            value = checkpoint(_run, part, value, use_reentrant=False)
-        return value
+        return _run(self._again or self._calls, value)
 
 
 def _run(calls: Sequence[Callable[[Any], Any]], value: Any) -> Any:
@@ -132,6 +138,7 @@ class PipelineModule(nn.Module):
         """Chunks on each rank, where there are several stages."""
         self.chunks = chunks if self.num_stages > 1 else 1
         self.activation_checkpoint_interval = activation_checkpoint_interval
+        self._recompute: Recompute = recomputed
         ranks, rank = _place()
         self._check(ranks)
         self.stage_id = rank // (ranks // self.num_stages)
@@ -227,7 +234,7 @@ class PipelineModule(nn.Module):
         calls = [self._call(index) for index in places]
         if position and getattr(calls[0], "inplace", False):
             calls[0] = _on_copies(calls[0])
-        return Chunk(calls, modules, self.activation_checkpoint_interval)
+        return Chunk(calls, modules, self.activation_checkpoint_interval, self._recompute)
 
     def _call(self, index: int) -> Callable[[Any], Any]:
         spec: Any = self._specs[index]
@@ -272,6 +279,11 @@ class PipelineModule(nn.Module):
             ]
             raise ConfigError("PipelineModule()", problems)
         self._tie(mesh)
+
+    def recompute_by(self, recompute: Recompute) -> None:
+        """Say where the inputs of layers that are computed again wait; before chunks are made."""
+        self._recompute = recompute
+        self.__dict__.pop("_whole_chunk", None)
 
     def _layers_of(self, stage: int) -> str:
         step = self.num_stages

@@ -26,6 +26,7 @@ from zerotrial.engine.tensor.fit import (
     Stages,
     cuts_of,
     heads_that_do_not_fit,
+    layouts_of,
     other_users,
     tied_to_cut,
     ties_cut_otherwise,
@@ -52,12 +53,22 @@ class Divided:
         module: The model.
         cuts: By the first name of each parameter that is cut.
         line: The ranks that have its parts.
+        by_tokens: Whether activations between layers are cut along the tokens.
     """
 
-    def __init__(self, module: nn.Module, cuts: Mapping[str, Cut], line: Line) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        cuts: Mapping[str, Cut],
+        line: Line,
+        *,
+        by_tokens: bool = False,
+    ) -> None:
         self._module = module
         self.cuts = cuts
         self.line = line
+        self.sharing = None if by_tokens else line
+        """The ranks that have activations between layers in common."""
         self._undo: list[Callable[[], None]] = []
 
     @classmethod
@@ -96,8 +107,6 @@ class Divided:
 
     def undo(self) -> None:
         """Give every rank the whole model. **Collective**."""
-        if not self.cuts:
-            return
         parameters = dict(self._module.named_parameters())
         for name in self.cuts:
             parameter = parameters[name]
@@ -158,7 +167,13 @@ def divide(
     for parameter, cut in cuts.items():
         parameter.data = cut.take(parameter.data)
         mark(parameter, cut)
-    divided = Divided(module, {names[parameter]: cut for parameter, cut in cuts.items()}, line)
+    by_tokens = any("sequence" in layouts_of(layer) for layer in layers)
+    divided = Divided(
+        module,
+        {names[parameter]: cut for parameter, cut in cuts.items()},
+        line,
+        by_tokens=any(stages.allgather(by_tokens)),
+    )
     for layer in [*layers, *followers]:
         wrap(layer, line, divided.on_undo)
     _watch(module, divided)
