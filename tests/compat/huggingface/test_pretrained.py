@@ -1,6 +1,8 @@
-"""``from_pretrained`` at stage 3: as without DeepSpeed, and held once by the ranks of a host."""
+"""``from_pretrained`` at stage 3: as without DeepSpeed, and held once by the ranks of a host,
+or on the disk of a rank alone."""
 
 import contextlib
+import itertools
 import json
 import logging
 import re
@@ -25,7 +27,8 @@ from tests.compat.huggingface.test_trainer import (
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3.test_absent import Untied, peak_of
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed import install
+from zerotrial.compat.deepspeed import install, once_a_host
+from zerotrial.engine.comm import shared_memory
 from zerotrial.engine.memory.lent import is_lent
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -177,12 +180,26 @@ def build_under_init(root: str) -> None:
     import deepspeed
     from transformers import GPT2LMHeadModel
 
-    with told("zerotrial.compat.deepspeed.gathering") as lines:
+    nvme = {"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": root}}}
+    with told("zerotrial.compat.deepspeed.init") as lines:
         for _ in range(2):
-            with deepspeed.zero.Init(dtype=torch.bfloat16):
+            with deepspeed.zero.Init(dtype=torch.bfloat16, config_dict_or_path=nvme):
                 torch.nn.Linear(1, 1)
-    assert len(lines) == 1
-    assert lines[0].startswith("zero.Init(dtype=torch.bfloat16): no effect here")
+        with deepspeed.zero.Init(None, dist.group.WORLD, True, "cpu", False, FILE, None, True):
+            pass
+        with deepspeed.zero.Init(None, None, True, "nvme", True, None, None, False):
+            pass
+    assert [line.partition(":")[0] for line in lines] == [
+        "zero.Init(remote_device='nvme')",
+        "zero.Init(dtype=torch.bfloat16)",
+    ]
+    with told("zerotrial.compat.deepspeed.names.checkpointing") as lines:
+        deepspeed.checkpointing.configure(None, partition_activations=False)
+        deepspeed.checkpointing.configure(None, {}, True, profile=True)
+    named = "deepspeed_config, partition_activations, profile: no effect here"
+    assert [line.partition(";")[0] for line in lines] == [f"checkpointing.configure(): {named}"]
+    with pytest.raises(ConfigError, match=r"absent\.json"):
+        deepspeed.zero.Init(config_dict_or_path=f"{root}/absent.json").__enter__()
     torch.manual_seed(dist.get_rank())
     with deepspeed.zero.Init():
         built = Untied()
@@ -210,8 +227,20 @@ def anonymous() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
 
 
+def common() -> int:
+    """Bytes of memory that this process has mapped, and that others may have, too."""
+    sizes: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, _, _, _, inode, *path = line.split()
+        if path and path[0].startswith("/memfd:"):
+            begin, end = place.split("-")
+            sizes[inode] = int(end, 16) - int(begin, 16)
+    return sum(sizes.values())
+
+
 def measure(root: str) -> dict[str, int]:
-    """Bytes: of the model; what loading leaves with a rank; the most in loading, and in cutting."""
+    """Bytes: of the model; what loading leaves with a rank, and with all of a host; the most in
+    loading, and in cutting."""
     import deepspeed
     from transformers import GPT2LMHeadModel
 
@@ -219,19 +248,44 @@ def measure(root: str) -> dict[str, int]:
         return GPT2LMHeadModel.from_pretrained(f"{root}/large", dtype=torch.float32)
 
     first = load()  # what a process keeps free, it has given back by now
-    before = anonymous()
+    before, lent = anonymous(), common()
     model = load()
-    held = anonymous() - before
+    held, together = anonymous() - before, common() - lent
     assert model.dtype == torch.float32
     whole = sum(value.nbytes for value in model.parameters())
     del first
     model, loading = peak_of(load)
     engine, building = peak_of(lambda: deepspeed.initialize(model=model, config=FILE)[0])
     engine.close()
-    return {"whole": whole, "held": held, "loading": loading, "building": building}
+    return {
+        "whole": whole,
+        "held": held,
+        "common": together,
+        "loading": loading,
+        "building": building,
+    }
 
 
-def everything(root: str) -> dict[str, int]:
+def as_on_two_hosts(root: str, plain: dict[str, Any]) -> dict[str, int]:
+    """The ranks tell each other different names, and share nothing."""
+    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
+
+    name = once_a_host.host_name
+    once_a_host.host_name = shared_memory.host_name = lambda: f"host {dist.get_rank()}"
+    once_a_host._known = None
+    try:
+        torch.manual_seed(dist.get_rank())
+        head = GPT2ForSequenceClassification.from_pretrained(f"{root}/one", num_labels=3)
+        split = GPT2LMHeadModel.from_pretrained(f"{root}/split")
+        compare({"head": head, "split": split}, plain)
+        write_alone(split)
+        return measure(root)
+    finally:
+        once_a_host.host_name = shared_memory.host_name = name
+        once_a_host._known = None
+
+
+def everything(root: str) -> list[dict[str, int]]:
     become_rank()
     install()
     forget_accelerate()
@@ -256,7 +310,7 @@ def everything(root: str) -> dict[str, int]:
     use_alone(found["one"], plain["one"], root)
     write_alone(found["bin"])
     build_under_init(root)
-    measured = measure(root)
+    measured = [measure(root), as_on_two_hosts(root, plain)]
     mine, trainer = train(f"{root}/mine", auto(3), model=found["split"])
     assert_alike(mine, wanted, FP32)
     # after a training, and while its engine lives: a reference model
@@ -278,7 +332,10 @@ def test_a_pretrained_model_is_the_plain_one_and_held_once_by_the_ranks_of_a_hos
     ranks = run_on_ranks(everything, 2, str(tmp_path))
     # Counted whole by torch, but only mapped, and in bf16: what has been read may be given up.
     mapped = (tmp_path / "large" / "model.safetensors").stat().st_size
-    for found in ranks:
+    for together, alone in ranks:
+        assert together["common"] >= together["whole"], ranks
+        assert alone["common"] < 0.2 * alone["whole"], ranks
+    for found in itertools.chain(*ranks):
         assert found["held"] < 0.2 * found["whole"], ranks
         assert found["loading"] - mapped < 0.2 * found["whole"], ranks
         assert 0.5 * found["whole"] < found["building"] < 0.8 * found["whole"], ranks

@@ -2,9 +2,7 @@
 
 import contextlib
 import enum
-import functools
 import itertools
-import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,10 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from zerotrial.compat.deepspeed.once_a_host import host_memory
 from zerotrial.engine.engine import Engine
@@ -25,7 +19,6 @@ from zerotrial.engine.stage3.internals import also_whole
 __all__ = [
     "LEAF",
     "GatheredParameters",
-    "Init",
     "OnDevice",
     "ZeroParamStatus",
     "know",
@@ -37,8 +30,6 @@ __all__ = [
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
 ]
-
-logger = logging.getLogger(__name__)
 
 LEAF = "_zerotrial_leaf"
 """Marks modules that stage 3 is to gather as one."""
@@ -260,78 +251,6 @@ def _listed(params: Any) -> list[Any]:
 
 def _many(params: Any) -> bool:
     return isinstance(params, Iterable)
-
-
-@functools.cache
-def _warn_of_type(dtype: torch.dtype) -> None:
-    """Once for each type in a process, for some scripts enter :func:`Init` for each layer."""
-    logger.warning(
-        "zero.Init(dtype=%s): no effect here: the model is built as without it, and computes in "
-        "what bf16 and fp16 in the engine file say; to build it in another type use "
-        "deepspeed.OnDevice(dtype, 'cpu')",
-        dtype,
-    )
-
-
-@contextlib.contextmanager
-def Init(  # noqa: N802 - DeepSpeed's name
-    module: nn.Module | None = None,
-    *unused: Any,
-    enabled: bool = True,
-    dtype: torch.dtype | None = None,
-    **options: Any,
-) -> Iterator[None]:
-    """Have a model that is built hold rank 0's values, once a host; ``initialize`` shards it.
-
-    Parameters are whole and plain: the ranks of a host have them in common until one writes to
-    them. A part is held so as soon as it is put into the next larger one. From now on what one rank
-    does to parameters within :class:`GatheredParameters` reaches all: as libraries load and
-    initialise models where DeepSpeed shards them at once. **Collective**.
-
-    Args:
-        module: Was built before; is held once at the end, too.
-        unused: DeepSpeed's arguments; where parameters lie until then is not asked.
-        enabled: False: do nothing.
-        dtype: Has no effect, and a warning where it is not the type that modules are built in.
-        options: As ``unused``.
-    """
-    del unused, options
-    if not enabled:
-        yield
-        return
-    if dtype not in {None, torch.get_default_dtype()}:
-        _warn_of_type(dtype)
-    note_that_ranks_differ()
-    memory = host_memory()
-    if memory is None:
-        yield
-        return
-    new: dict[nn.Parameter, None] = {}
-    if module is not None:
-        new = dict.fromkeys(module.parameters())
-
-    def note(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-        del module, name
-        if not memory.loading:
-            new[parameter] = None
-
-    def hold(module: nn.Module, name: str, part: nn.Module | None) -> None:
-        del module, name
-        ready = [p for p in part.parameters() if p in new] if part is not None else []
-        for parameter in ready:
-            del new[parameter]
-        memory.spread(ready)
-
-    hooks = (
-        register_module_parameter_registration_hook(note),
-        register_module_module_registration_hook(hold),
-    )
-    try:
-        yield
-        memory.spread(new)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """Parameters that the ranks of a host hold once, together, until an engine cuts them.
 
-They are whole and plain on every rank: to read them, on one rank alone even, asks nobody. A rank
+A rank that has nobody to share memory with keeps them in files of its temporary folder. They are
+whole and plain on every rank: to read them, on one rank alone even, asks nobody. A rank
 that writes to one gets a copy of its own, which the others do not see.
 """
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,8 +18,9 @@ from torch import nn
 from zerotrial.compat.deepspeed.names.comm import init_distributed
 from zerotrial.engine.comm.shared_memory import SharedMemoryCommunicator, connect_shared_memory
 from zerotrial.engine.comm.wires import host_name
+from zerotrial.engine.memory.files import warn_of_memory
 from zerotrial.engine.memory.heap import give_back_now
-from zerotrial.engine.memory.lent import is_lent
+from zerotrial.engine.memory.lent import borrow_from_disk, is_lent
 from zerotrial.engine.mesh import group_alike, group_on_cpu
 
 __all__ = ["HostMemory", "host_memory"]
@@ -24,12 +28,13 @@ __all__ = ["HostMemory", "host_memory"]
 logger = logging.getLogger(__name__)
 
 
+_WHO = "zero.Init, from_pretrained"
 _MUCH = 64 << 20
 """Bytes that a heap may keep free in loading: it does not find them again by itself."""
 
 
 class HostMemory:
-    """Memory that the ranks of this host have in common.
+    """Memory that the ranks of this host have in common; of a rank alone, its disk.
 
     Args:
         world: All ranks.
@@ -43,6 +48,10 @@ class HostMemory:
         self.world = world
         self._lender = lender
         self._hosts = hosts
+        self._folder: Path | None = None
+        if lender is None or lender.size == 1:
+            self._folder = Path(tempfile.gettempdir())
+            warn_of_memory(self._folder, _WHO)
         self._freed = 0
         self.loading = False
         """Whether from_pretrained is at work, which holds what it registers by itself."""
@@ -54,12 +63,10 @@ class HostMemory:
             parameters: With the same values on the first rank of every host, which count; in the
                 same order everywhere. What is not plain memory of the CPU stays as it is.
         """
-        if self._lender is None:
-            return
         for parameter in parameters:
             if _is_plain(parameter) and not is_lent(parameter):
                 self._freed += parameter.nbytes
-                parameter.data = self._lender.lend(parameter)
+                parameter.data = self._lend(parameter)
         if self._freed > _MUCH:
             give_back_now()
             self._freed = 0
@@ -80,8 +87,19 @@ class HostMemory:
                     parameter.data = value.to(parameter.device)
                 else:
                     parameter.data.copy_(value)
-            if self._lender is not None and _is_plain(parameter):
-                parameter.data = self._lender.lend(parameter)
+            if _is_plain(parameter):
+                parameter.data = self._lend(parameter)
+
+    def _lend(self, parameter: nn.Parameter) -> torch.Tensor:
+        if self._folder is not None:
+            try:
+                return borrow_from_disk(parameter, self._folder)
+            except OSError as error:
+                text = "%s: %s: must have room for the model until initialize(), got: %s; "
+                text += "what is loaded from now on stays in memory; TMPDIR names another folder"
+                logger.warning(text, _WHO, self._folder, error.strerror or error)
+                self._folder = None
+        return parameter.data if self._lender is None else self._lender.lend(parameter)
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:
@@ -124,8 +142,10 @@ def _connect(world: dist.ProcessGroup) -> HostMemory:
         lender = None
         if dist.get_rank() == 0:
             logger.warning(
-                "zero.Init, from_pretrained: ranks %s cannot share memory with others of their "
-                "host: until initialize(), every rank holds the whole model",
+                "%s: ranks %s cannot share memory with others of their host: until initialize(), "
+                "every rank keeps the whole model in files in %s",
+                _WHO,
                 [rank for rank, shares in enumerate(found) if not shares],
+                tempfile.gettempdir(),
             )
     return HostMemory(world, lender, len(set(names)))

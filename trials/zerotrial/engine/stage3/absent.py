@@ -1,10 +1,10 @@
 """Weights that a rank does not hold when its model is sharded: they come one unit at a time.
 
 A model that is larger than a rank is built on the meta device, everywhere or on all ranks but the
-first, or lies in memory that the ranks of a host have once, together. What rank 0 holds is streamed
-from it. What no rank holds is read from safetensors, or made by the modules' own initialisation. A
-unit is cut as soon as its values are there, so that a rank holds its shards and the units that wait
-for a module inside them: in most models the root's.
+first, or lies in memory that the ranks of a host have once, together, or in a rank's files. What
+rank 0 holds is streamed from it. What no rank holds is read from safetensors, or made by the
+modules' own initialisation. A unit is cut as soon as its values are there, so that a rank holds its
+shards and the units that wait for a module inside them: in most models the root's.
 """
 
 from __future__ import annotations

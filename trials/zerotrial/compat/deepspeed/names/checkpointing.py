@@ -13,16 +13,44 @@ logger = logging.getLogger(__name__)
 _configured = False
 
 
-def configure(*unused: Any, **options: Any) -> None:
-    """Take note, and say what has no effect: that stands in the engine file."""
+def configure(  # noqa: PLR0917 - DeepSpeed's arguments, in its order
+    mpu_: Any,
+    deepspeed_config: Any = None,
+    partition_activations: bool | None = None,  # noqa: FBT001
+    contiguous_checkpointing: bool | None = None,  # noqa: FBT001
+    num_checkpoints: int | None = None,
+    checkpoint_in_cpu: bool | None = None,  # noqa: FBT001
+    synchronize: bool | None = None,  # noqa: FBT001
+    profile: bool | None = None,  # noqa: FBT001
+) -> None:
+    """Take note, and say what has no effect: that stands in the engine file.
+
+    Args:
+        mpu_: None.
+        deepspeed_config: Not read: the engine reads its own.
+        partition_activations: False.
+        contiguous_checkpointing: False.
+        num_checkpoints: 0.
+        checkpoint_in_cpu: False.
+        synchronize: False.
+        profile: False.
+    """
     global _configured
-    del unused
-    asked = sorted(name for name, value in options.items() if value)
-    if asked:
+    asked = {
+        "mpu_": mpu_ is not None,
+        "deepspeed_config": deepspeed_config is not None,
+        "partition_activations": partition_activations,
+        "contiguous_checkpointing": contiguous_checkpointing,
+        "num_checkpoints": num_checkpoints,
+        "checkpoint_in_cpu": checkpoint_in_cpu,
+        "synchronize": synchronize,
+        "profile": profile,
+    }
+    if any(asked.values()):
         logger.warning(
             "checkpointing.configure(): %s: no effect here; set activation_checkpointing in the "
             "engine file",
-            ", ".join(asked),
+            ", ".join(name for name, value in asked.items() if value),
         )
     _configured = True
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from zerotrial.compat.deepspeed.gathering import GatheredParameters, Init, ZeroParamStatus
+from zerotrial.compat.deepspeed.gathering import GatheredParameters, ZeroParamStatus
+from zerotrial.compat.deepspeed.init import Init
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.compat.deepspeed.names.utils import set_z3_leaf_modules
 
