@@ -6,9 +6,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 from torch.nn import functional
 
-__all__ = ["CONFIG", "PLANS", "SmallGpt", "loss_of", "reference", "tokens_of", "train"]
+__all__ = ["CONFIG", "PLANS", "SmallGpt", "Tutorial", "loss_of", "reference", "tokens_of", "train"]
 
 VOCABULARY, HIDDEN, HEAD, TOKENS = 32, 16, 4, 8
 SAMPLES, ACCUMULATION, CLIP, LR = 16, 4, 0.3, 1e-2
@@ -82,6 +90,102 @@ class SmallGpt(nn.Module):
             hidden = block(hidden)
         logits: Tensor = self.head(self.norm(hidden))
         return logits
+
+
+class Attention(nn.Module):
+    """With rotated places, as many heads as the matrices have columns for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (
+            nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        q, k, v = (
+            w(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
+        )
+        q, k = (one * places.cos() + one.flip(-1) * places.sin() for one in (q, k))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed: Tensor = self.wo(attended.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(HIDDEN, 2 * HIDDEN, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(2 * HIDDEN, HIDDEN, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+class TutorialBlock(nn.Module):
+    def __init__(self, *, by_name: bool) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.by_name = by_name
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        normed = self.attention_norm(x)
+        if self.by_name:
+            x = x + self.attention(x=normed, places=places)
+        else:
+            x = x + self.attention(normed, places)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Tutorial(nn.Module):
+    """A small Llama under the plan of torch's tutorial; the second block says it otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tok_embeddings = nn.Embedding(VOCABULARY, HIDDEN)
+        self.layers = nn.ModuleList(TutorialBlock(by_name=by_name) for by_name in (False, True))
+        self.norm = nn.RMSNorm(HIDDEN)
+        self.output = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.tok_embeddings(tokens)
+        places = torch.arange(tokens.shape[1]).unsqueeze(-1) / torch.arange(1, HEAD + 1)
+        for layer in self.layers:
+            hidden = layer(hidden, places)
+        logits: Tensor = self.output(self.norm(hidden))
+        return logits
+
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        tokens, whole = Shard(1), Replicate()
+        return {
+            "tok_embeddings": RowwiseParallel(input_layouts=whole, output_layouts=tokens),
+            "layers.*.attention_norm": SequenceParallel(),
+            "layers.0.attention": PrepareModuleInput(
+                input_layouts=(tokens, None), desired_input_layouts=(whole, None)
+            ),
+            "layers.1.attention": PrepareModuleInput(
+                input_kwarg_layouts={"x": tokens}, desired_input_kwarg_layouts={"x": whole}
+            ),
+            "layers.*.attention.w[qkv]": ColwiseParallel(use_local_output=False),
+            "layers.*.attention.wo": RowwiseParallel(output_layouts=tokens),
+            "layers.*.ffn_norm": SequenceParallel(),
+            "layers.0.feed_forward": PrepareModuleInput(
+                input_layouts=tokens, desired_input_layouts=whole
+            ),
+            "layers.1.feed_forward": PrepareModuleInputOutput(
+                input_layouts=tokens,
+                desired_input_layouts=whole,
+                output_layouts=whole,
+                desired_output_layouts=tokens,
+            ),
+            "layers.*.feed_forward.w[13]": ColwiseParallel(),
+            "layers.0.feed_forward.w2": RowwiseParallel(output_layouts=tokens),
+            "layers.1.feed_forward.w2": RowwiseParallel(),
+            "norm": SequenceParallel(),
+            "output": ColwiseParallel(input_layouts=tokens, output_layouts=whole),
+        }
 
 
 def tokens_of(step: int) -> Tensor:

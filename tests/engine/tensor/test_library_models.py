@@ -11,35 +11,51 @@ import torch
 
 import zerotrial
 from tests.engine.ranks import run_on_ranks
-from tests.engine.tensor_models import CONFIG, PLANS, SmallGpt, loss_of, reference, tokens_of, train
+from tests.engine.tensor_models import (
+    CONFIG,
+    PLANS,
+    SmallGpt,
+    Tutorial,
+    loss_of,
+    reference,
+    tokens_of,
+    train,
+)
 from zerolab.config.engine.parallel import TensorParallelConfig
 from zerotrial.engine.module.activation import _Away
+from zerotrial.engine.tensor.fit import unsaid_blocks
 from zerotrial.engine.tensor.plan import find_layers
 
 LIBRARY = importlib.util.find_spec("transformers") is not None
 needs_library = pytest.mark.skipif(not LIBRARY, reason="the extra 'transformers' is not installed")
 
 
-class Llama(torch.nn.Module):
+KINDS = ("Llama", "Qwen2", "Gemma2", "Phi3")
+"""Grouped heads and a tied head; biases; norms on both sides; query, key, value in one matrix."""
+
+
+class OfLibrary(torch.nn.Module):
     """Logits only, as the loop of these tests wants them."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         import transformers
 
         super().__init__()
         torch.manual_seed(0)
-        config = transformers.LlamaConfig(
+        config = getattr(transformers, f"{kind}Config")(
             vocab_size=32,
             hidden_size=16,
             intermediate_size=32,
             num_hidden_layers=1,
             num_attention_heads=4,
             num_key_value_heads=2,
+            head_dim=4,
             max_position_embeddings=16,
+            pad_token_id=0,
             tie_word_embeddings=True,
             attn_implementation="eager",
         )
-        self.causal = transformers.LlamaForCausalLM(config)
+        self.causal = getattr(transformers, f"{kind}ForCausalLM")(config)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.causal(input_ids=tokens, use_cache=False).logits
@@ -55,8 +71,8 @@ def engine_of(model: torch.nn.Module, plan: Any, **more: Any) -> Any:
     return zerotrial.initialize(model=model, config=config)[0]
 
 
-def of_library() -> Any:
-    engine = engine_of(Llama(), "auto")
+def of_library(kind: str) -> Any:
+    engine = engine_of(OfLibrary(kind), "auto")
     lines = train(engine, range(4))
     cut = sorted(engine.divided.cuts)
     engine.close()
@@ -96,8 +112,15 @@ def kept_bytes(
     return found, lines
 
 
+def of_torch(stage: int) -> list[tuple[float, float]]:
+    engine = engine_of(Tutorial(), "auto", zero_optimization={"stage": stage})
+    lines = train(engine, range(4))
+    engine.close()
+    return lines
+
+
 def everything() -> Any:
-    library = of_library() if LIBRARY else None
+    library = {kind: of_library(kind) for kind in KINDS if LIBRARY}
     whole, sequence = PLANS["whole"], PLANS["sequence"]
     kept = {
         "not": kept_bytes(SmallGpt(blocks=2), whole, divided=False),
@@ -107,7 +130,8 @@ def everything() -> Any:
             Halves(), {"blocks.0": "colwise", "blocks.1": "rowwise"}, divided=True
         ),
     }
-    return library, kept
+    stages = {stage: of_torch(stage) for stage in (0, 1, 3)}
+    return library, kept, stages
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +141,13 @@ def answers() -> list[Any]:
 
 @needs_library
 @pytest.mark.processes
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_librarys_model_is_cut_by_its_own_plan_and_trains_as_one_process(
-    answers: list[Any],
+    answers: list[Any], kind: str
 ) -> None:
-    expected, _ = reference(4, Llama)
-    for (lines, cut), _ in answers:
+    expected, _ = reference(4, lambda: OfLibrary(kind))
+    for library, *_ in answers:
+        lines, cut = library[kind]
         for found, wanted in zip(lines, expected, strict=True):
             assert found == pytest.approx(wanted, abs=1e-5)
         # The embedding follows the head that it is tied to.
@@ -136,7 +162,7 @@ def test_partitioned_activations_take_half_the_bytes_on_each_of_two_ranks(
     samples, tokens, hidden, blocks = 4, 8, 16, 2
     expected, _ = reference(2, lambda: SmallGpt(blocks=2))
     half = samples * tokens * hidden * 4 // 2
-    for _, found in answers:
+    for _, found, _ in answers:
         kept, lines = found["divided"]
         assert kept == blocks * half
         assert lines == found["not"][1]
@@ -151,12 +177,21 @@ def test_what_is_another_tensor_on_each_rank_is_not_put_together_from_parts(
     samples, tokens, hidden = 4, 8, 16
     expected, _ = reference(2, lambda: SmallGpt(blocks=2))
     halves, _ = reference(2, Halves)
-    for _, found in answers:
+    for _, found, _ in answers:
         assert found["by tokens"][0] == 0
         assert found["halves"][0] == samples * tokens * hidden * 4 // 2  # the first block's input
         for name, wanted in (("by tokens", expected), ("halves", halves)):
             for line, same in zip(found[name][1], wanted, strict=True):
                 assert line == pytest.approx(same, abs=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_the_plan_of_torchs_tutorial_trains_as_one_process(answers: list[Any], stage: int) -> None:
+    expected, _ = reference(4, Tutorial)
+    for *_, stages in answers:
+        for found, wanted in zip(stages[stage], expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-5)
 
 
 @needs_library
@@ -178,6 +213,18 @@ def test_plans_of_common_models_are_understood(kind: str) -> None:
     layers, problems = find_layers(model, TensorParallelConfig(size=2))
     assert problems == []
     assert {layer.plan.style for layer in layers} >= {"colwise", "rowwise"}
+
+
+@needs_library
+def test_gpt2s_query_key_and_value_in_one_transposed_matrix_are_asked_about() -> None:
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=4)
+    model = transformers.GPT2LMHeadModel(config)
+    plan = {"transformer.h.*.attn.c_attn": "colwise", "transformer.h.*.mlp.c_fc": "colwise"}
+    asked = TensorParallelConfig.model_validate({"size": 2, "plan": plan})
+    (line,) = unsaid_blocks(find_layers(model, asked)[0])
+    assert "transformer.h.0.attn.c_attn and 1 more: three times as many outputs" in line
 
 
 def killed(directory: str, kill: int | None) -> Any:

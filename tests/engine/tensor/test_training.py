@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
 )
@@ -219,6 +220,12 @@ def test_two_patterns_that_disagree_about_a_layer_are_told() -> None:
     ]
 
 
+class Other:
+    """A style of torch's that is not known here."""
+
+    __module__ = "torch.distributed.tensor.parallel.style"
+
+
 def test_a_model_may_give_a_plan_of_torchs_own_styles() -> None:
     model = SmallGpt()
     model.tensor_parallel_plan = lambda: {
@@ -234,9 +241,18 @@ def test_a_model_may_give_a_plan_of_torchs_own_styles() -> None:
     assert (found["blocks.0.up"].input, found["blocks.0.up"].output) == ("sequence", "split")
     assert (found["blocks.0.down"].input, found["blocks.0.down"].output) == ("split", "sequence")
     assert found["head"].output == "replicate"
-    model.tensor_parallel_plan = lambda: {"blocks.0": PrepareModuleInput()}
-    _, problems = find_layers(model, config)
-    assert "must be ColwiseParallel, RowwiseParallel or SequenceParallel, got Prep" in problems[0]
+    for said, style in {
+        "got Shard(dim=0): activations": PrepareModuleInput(
+            input_layouts=Shard(0), desired_input_layouts=Replicate()
+        ),
+        "got Partial(): a sum is": PrepareModuleOutput(
+            output_layouts=Partial(), desired_output_layouts=Replicate()
+        ),
+        "or a PrepareModule style, got Other": Other(),
+    }.items():
+        model.tensor_parallel_plan = lambda style=style: {"blocks.0": style}
+        _, problems = find_layers(model, config)
+        assert said in problems[0]
 
 
 def test_a_model_without_a_plan_is_told_how_to_write_one() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zerolab.errors import EngineError
 from zerotrial.engine.tensor.fit import is_transposed, layouts_of
 from zerotrial.engine.tensor.moves import SEQUENCE, SPLIT, Line, enter, gather, leave, take
-from zerotrial.engine.tensor.plan import Layer
+from zerotrial.engine.tensor.plan import Layer, Move, Prepared
 
 __all__ = ["wrap"]
 
@@ -32,7 +33,9 @@ def wrap(layer: Layer, line: Line, on_undo: OnUndo) -> None:
     module = layer.module
     inner = module.forward
     style = layer.plan.style
-    if style == "colwise":
+    if isinstance(layer.plan, Prepared):
+        outer = _prepared(layer.name, layer.plan, inner, line)
+    elif style == "colwise":
         outer = _colwise(layer, inner, line)
     elif style == "rowwise" and isinstance(module, nn.Embedding):
         outer = _by_vocabulary(layer, module, inner, line, on_undo)
@@ -121,6 +124,44 @@ def _relaid(layer: Layer, inner: _Forward, line: Line) -> _Forward:
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out = inner(x if reads is None else gather(x, line, reads), *args, **kwargs)
         return out if gives is None else take(out, line, gives)
+
+    return forward
+
+
+def _prepared(name: str, plan: Prepared, inner: _Forward, line: Line) -> Callable[..., Any]:
+    """Around a module whose layers are cut: what it reads and gives changes."""
+    named = dict(plan.kwargs)
+
+    def relay(what: str, values: tuple[Any, ...], moves: tuple[Move, ...]) -> tuple[Any, ...]:
+        if len(values) != len(moves):
+            raise EngineError(
+                f"tensor_parallel_plan(): {name}: {what}_layouts must say one layout for each "
+                f"{what}, or None; got {len(moves)} for {len(values)}"
+            )
+        return tuple(moved(*pair) for pair in zip(values, moves, strict=True))
+
+    def moved(value: Any, move: Move) -> Any:
+        if move is None or move[0] == move[1]:
+            return value
+        if not isinstance(value, Tensor):
+            found = type(value).__name__
+            raise EngineError(
+                f"tensor_parallel_plan(): {name}: only tensors have a layout, got {found}; say None"
+            )
+        origin, target = (_DIMS[layout] for layout in move)
+        whole = value if origin is None else gather(value, line, origin)
+        return whole if target is None else take(whole, line, target)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if plan.args is not None:
+            args = relay("input", args, plan.args)
+        kwargs = {key: moved(value, named.get(key)) for key, value in kwargs.items()}
+        out: Any = inner(*args, **kwargs)
+        if plan.outputs is None:
+            return out
+        if isinstance(out, tuple | list):
+            return relay("output", tuple(out), plan.outputs)
+        return relay("output", (out,), plan.outputs)[0]
 
     return forward
 

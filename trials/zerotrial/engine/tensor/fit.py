@@ -125,8 +125,7 @@ def unsaid_blocks(layers: list[Layer]) -> Iterator[str]:
         if layer.plan.style == "colwise"
         and not layer.of_library
         and "blocks" not in layer.plan.model_fields_set
-        and isinstance(layer.module, nn.Linear)
-        and layer.module.out_features == 3 * layer.module.in_features
+        and _is_threefold(layer.module)
     ]
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
@@ -135,6 +134,16 @@ def unsaid_blocks(layers: list[Layer]) -> Iterator[str]:
             'as one; where query, key and value lie one after the other say "blocks": 3, and where '
             'nothing does "blocks": 1'
         )
+
+
+def _is_threefold(module: nn.Module) -> bool:
+    """Whether a linear layer gives three times as many features as it reads."""
+    if isinstance(module, nn.Linear):
+        return module.out_features == 3 * module.in_features
+    if not is_transposed(module):
+        return False
+    weight = module.get_parameter("weight")  # (inputs, outputs)
+    return weight.shape[1] == 3 * weight.shape[0]
 
 
 def tied_to_cut(module: nn.Module, layers: list[Layer]) -> list[Layer]:

@@ -13,9 +13,30 @@ from torch import nn
 
 from zerolab.config.engine.parallel import LayerPlan, TensorParallelConfig, layer_plan
 
-__all__ = ["Layer", "find_layers"]
+__all__ = ["Layer", "Move", "Prepared", "find_layers"]
 
 _OWN = "tensor_parallel_plan"
+
+
+Move = tuple[str, str] | None
+"""From which layout to which; None leaves a value as it is."""
+
+
+class Prepared(LayerPlan):
+    """What one of torch's ``PrepareModule`` styles says: what a module reads and gives is relaid.
+
+    Whatever the module computes inside, gradients of what is whole are whole too: layers that are
+    cut see to it.
+    """
+
+    args: tuple[Move, ...] | None = None
+    """Of the arguments by place; None leaves all as they are."""
+
+    kwargs: tuple[tuple[str, Move], ...] = ()
+    """Of those by name."""
+
+    outputs: tuple[Move, ...] | None = None
+    """Of what the module returns."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +117,16 @@ def _of_torch(style: Any) -> Any:
         if dims != {1}:
             raise ValueError(f"SequenceParallel: tokens must lie along dimension 1, got {dims}")
         return "sequence"
+    if kind.startswith("PrepareModule"):
+        return _prepared(
+            getattr(style, "prepare_module_input", style),
+            getattr(style, "prepare_module_output", style),
+        )
     if kind not in ("ColwiseParallel", "RowwiseParallel"):
         raise ValueError(
-            f"must be ColwiseParallel, RowwiseParallel or SequenceParallel, got {kind}; say what a "
-            "layer reads and gives by their input_layouts and output_layouts"
+            f"must be ColwiseParallel, RowwiseParallel, SequenceParallel or a PrepareModule style, "
+            f"got {kind}; say what a layer reads and gives by their input_layouts and "
+            "output_layouts"
         )
     return {
         "style": kind.removesuffix("Parallel").lower(),
@@ -108,13 +135,57 @@ def _of_torch(style: Any) -> Any:
     }
 
 
+def _prepared(reads: Any, gives: Any) -> Prepared:
+    """Read a ``PrepareModule`` style; one of the two may say nothing of its side."""
+    args = _moves(
+        getattr(reads, "input_layouts", None), getattr(reads, "desired_input_layouts", None)
+    )
+    wanted = getattr(reads, "desired_input_kwarg_layouts", {})
+    kwargs = tuple(
+        (name, _move(layout, wanted.get(name)))
+        for name, layout in getattr(reads, "input_kwarg_layouts", {}).items()
+    )
+    outputs = _moves(
+        getattr(gives, "output_layouts", None), getattr(gives, "desired_output_layouts", None)
+    )
+    moves = [*(args or ()), *dict(kwargs).values(), *(outputs or ())]
+    tokens = any("sequence" in move for move in moves if move is not None)
+    return Prepared(
+        style="replicate",
+        input="sequence" if tokens else None,
+        args=args,
+        kwargs=kwargs,
+        outputs=outputs,
+    )
+
+
+def _moves(layouts: Any, wanted: Any) -> tuple[Move, ...] | None:
+    if layouts is None:
+        return None
+    return tuple(_move(*pair) for pair in zip(layouts, wanted, strict=True))
+
+
+def _move(layout: Any, wanted: Any) -> Move:
+    if layout is None or wanted is None:
+        return None
+    return _layout((layout,)), _layout((wanted,))
+
+
 def _layout(layouts: Any) -> str:
     (layout,) = layouts
     if layout.is_replicate():
         return "replicate"
+    if layout.is_partial():
+        raise ValueError(
+            "must be Replicate(), Shard(1) or Shard(-1), got Partial(): a sum is made where a "
+            "rowwise layer ends; say its output_layouts"
+        )
     dim = getattr(layout, "dim", None)
     if dim not in (1, -1):
-        raise ValueError(f"must be Replicate(), Shard(1) or Shard(-1), got {layout}")
+        raise ValueError(
+            f"must be Replicate(), Shard(1) or Shard(-1), got {layout!r}: activations are cut "
+            "along tokens (dimension 1) or features (the last, written -1)"
+        )
     return "sequence" if dim == 1 else "split"
 
 
