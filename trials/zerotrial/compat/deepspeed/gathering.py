@@ -2,7 +2,9 @@
 
 import contextlib
 import enum
+import functools
 import itertools
+import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,6 +32,8 @@ __all__ = [
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
 ]
+
+logger = logging.getLogger(__name__)
 
 LEAF = "_zerotrial_leaf"
 """Marks modules that stage 3 is to gather as one."""
