@@ -89,7 +89,8 @@ class OptunaSearcher(Endless):
                 min_resource=1, reduction_factor=3
             ),
         }[pruner]()
-        self.study = optuna.create_study(sampler=made, pruner=prune)
+        # Hyperband sorts trials into its brackets by this name; Optuna's own is another every time.
+        self.study = optuna.create_study(sampler=made, pruner=prune, study_name=f"seed {seed}")
         self.state = optuna.trial.TrialState
         self.asked: dict[int, Any] = {}
         self.last: dict[int, float] = {}
