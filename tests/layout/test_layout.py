@@ -82,6 +82,20 @@ def test_the_help_text_needs_neither_torch_nor_pydantic_nor_a_database() -> None
     assert "experiment" in done.stdout
 
 
+def test_a_server_is_loaded_without_what_no_request_has_asked_for() -> None:
+    code = (
+        "import sys, zeroserver.__main__ as main\n"
+        "sys.argv = ['zeroserver', '--help']\n"
+        "try:\n    main.start()\nexcept SystemExit:\n    pass\n"
+        "roots = ('pydantic.v1.', 'zerolab.schema.', 'zerolab.config.', 'zerolab.searcher.asha.')\n"
+        "print([m for m in sys.modules if m.startswith(roots)], file=sys.stderr)\n"
+        "from fastapi._compat.shared import is_pydantic_v1_model_class\n"
+        "print(is_pydantic_v1_model_class(int), 'zeroserver.app' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-2:] == ["[]", "False True"]
+
+
 def test_every_dependency_has_its_reason_beside_it() -> None:
     lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     start = lines.index("dependencies = [")

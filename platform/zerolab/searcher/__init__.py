@@ -1,6 +1,6 @@
 """Which trials exist and how far they go: pure, and replayable from the events it was told."""
 
-from zerolab.searcher.interface import ExitReason, Searcher
+from zerolab.searcher.interface import ExitReason, Searcher, ServedOutside
 from zerolab.searcher.make import make_searcher
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
 
@@ -11,6 +11,7 @@ __all__ = [
     "Operation",
     "Reopen",
     "Searcher",
+    "ServedOutside",
     "Shutdown",
     "Stop",
     "make_searcher",

@@ -5,7 +5,7 @@ What it decides comes as operations over REST, from the process that runs it
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,24 +13,7 @@ from zerolab.searcher.interface import ExitReason, Searcher
 from zerolab.searcher.operations import Operation
 from zerolab.searcher.section import SearcherConfig
 
-__all__ = ["CustomConfig", "CustomSearcher", "ServedOutside"]
-
-
-@runtime_checkable
-class ServedOutside(Protocol):
-    """A searcher whose operations come from another process."""
-
-    handled: int
-    """The last event that was answered; -1 before the first operations, 0 after them."""
-
-    def operated(self, handled: int, progress: float | None) -> None:
-        """Note that operations came, which answer all events up to one.
-
-        Args:
-            handled: Number of that event.
-            progress: How far the search is, from 0 to 1; None to leave it.
-        """
-        ...
+__all__ = ["CustomConfig", "CustomSearcher"]
 
 
 class CustomConfig(SearcherConfig):

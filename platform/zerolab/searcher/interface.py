@@ -1,11 +1,11 @@
-"""The one face of all searchers."""
+"""The one face of all searchers, and the other of those that decide elsewhere."""
 
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from zerolab.searcher.operations import Operation
 
-__all__ = ["ExitReason", "Searcher"]
+__all__ = ["ExitReason", "Searcher", "ServedOutside"]
 
 
 class ExitReason(StrEnum):
@@ -56,4 +56,21 @@ class Searcher(Protocol):
 
     def progress(self) -> float:
         """From 0 to 1."""
+        ...
+
+
+@runtime_checkable
+class ServedOutside(Protocol):
+    """A searcher whose operations come from another process."""
+
+    handled: int
+    """The last event that was answered; -1 before the first operations, 0 after them."""
+
+    def operated(self, handled: int, progress: float | None) -> None:
+        """Note that operations came, which answer all events up to one.
+
+        Args:
+            handled: Number of that event.
+            progress: How far the search is, from 0 to 1; None to leave it.
+        """
         ...

@@ -1,19 +1,19 @@
 """From configuration to searcher."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from zerolab.errors import ConfigError
-from zerolab.schema.section import OneOf, Section, validate
 from zerolab.searcher.interface import Searcher
-from zerolab.searcher.registered import SEARCHERS
-from zerolab.searcher.section import SearcherConfig
+
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["make_searcher", "read_section"]
 
 
 def make_searcher(
-    searcher_config: SearcherConfig | Mapping[str, Any],
+    searcher_config: "SearcherConfig | Mapping[str, Any]",
     hyperparameters: Mapping[str, Any],
     seed: int,
 ) -> Searcher:
@@ -27,22 +27,23 @@ def make_searcher(
     Raises:
         ConfigError: If the block or a hyperparameter is not a valid one.
     """
-    if isinstance(searcher_config, SearcherConfig):
-        config = searcher_config
-    else:
-        config = read_section(searcher_config)
-    problems = list(config.problems(hyperparameters))
+    if isinstance(searcher_config, Mapping):
+        searcher_config = read_section(searcher_config)
+    problems = list(searcher_config.problems(hyperparameters))
     if problems:
         raise ConfigError("searcher", problems)
-    return config.make(hyperparameters, seed)
+    return searcher_config.make(hyperparameters, seed)
 
 
-def read_section(block: Mapping[str, Any]) -> SearcherConfig:
+def read_section(block: Mapping[str, Any]) -> "SearcherConfig":
     """Read the ``searcher`` block of an experiment file.
 
     Raises:
         ConfigError: If it is not a valid one.
     """
+    from zerolab.schema.section import OneOf, Section, validate
+    from zerolab.searcher.registered import SEARCHERS
+    from zerolab.searcher.section import SearcherConfig
 
     class File(Section):
         searcher: Annotated[SearcherConfig, OneOf(SEARCHERS)]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from zerolab.errors import ConfigError, ConflictError
-from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
-from zerolab.searcher.custom import ServedOutside
+from zerolab.searcher import Continue, Create, Operation, ServedOutside, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World, find
 from zeroserver.orchestrator.experiments import move_experiment, settle_experiment

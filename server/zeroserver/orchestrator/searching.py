@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 from sqlalchemy import Connection, RowMapping, select
 
-from zerolab.searcher import Operation, Searcher, make_searcher
-from zerolab.searcher.custom import ServedOutside
+from zerolab.searcher import Operation, Searcher, ServedOutside, make_searcher
 from zerolab.searcher.make import read_section
-from zerolab.searcher.section import SearcherConfig
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
 from zeroserver.store.database import Change, Transaction
@@ -23,6 +21,7 @@ from zeroserver.store.schema import experiments, searcher_events
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
+    from zerolab.searcher.section import SearcherConfig
 
 __all__ = [
     "Event",
@@ -157,7 +156,7 @@ def grow(
     world: World,
     transaction: Transaction,
     experiment_id: int,
-    before: SearcherConfig,
+    before: "SearcherConfig",
     lost: Collection[int],
 ) -> Sequence[Operation]:
     """Let a search go on with greater bounds; return what the searcher wants.
@@ -226,7 +225,7 @@ def _make(world: World, transaction: Transaction, experiment_id: int) -> Searche
     return _searcher(row, world.config(transaction, experiment_id).searcher)
 
 
-def _searcher(row: RowMapping, section: SearcherConfig) -> Searcher:
+def _searcher(row: RowMapping, section: "SearcherConfig") -> Searcher:
     hyperparameters: dict[str, Any] = msgspec.json.decode(row["config"])["hyperparameters"]
     return make_searcher(section, hyperparameters, row["seed"])
 

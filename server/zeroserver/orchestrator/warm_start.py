@@ -9,19 +9,21 @@ stored with the trial, so that neither a restart of the trial nor one of the ser
   after it. Until that is there, the trial waits; when none can come, its newest is taken.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, RowMapping, Select, select, text, update
 
 from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
-from zerolab.searcher.section import SearcherConfig
 from zeroserver.orchestrator.desk import Fields, touch
 from zeroserver.orchestrator.searching import created
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
+
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.searcher.section import SearcherConfig
 
 __all__ = [
     "NO_WEIGHTS",
@@ -44,7 +46,7 @@ NO_WEIGHTS = ""
 """In ``trials.source_checkpoint``: the source has no checkpoint, and will have none."""
 
 
-def source_of_experiment(transaction: Transaction, searcher: SearcherConfig) -> str | None:
+def source_of_experiment(transaction: Transaction, searcher: "SearcherConfig") -> str | None:
     """Return the checkpoint that the trials of a new experiment begin with, if the user names one.
 
     Raises:
