@@ -25,7 +25,7 @@ from zeroserver.api.common import add_resources
 from zeroserver.api.registry import models
 from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.api.search import analysis, custom, preview, view
-from zeroserver.errors import StorageError, install_error_handlers
+from zeroserver.errors import StoreError, install_error_handlers
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import bound_deadlines, tick
@@ -129,7 +129,7 @@ def prepare(services: Services) -> None:
     Raises:
         ConflictError: If another program, or a newer version, has written the database.
         ConfigError: If it cannot be opened.
-        StorageError: If it is damaged, or its disk takes no more.
+        StoreError: If it is damaged, or its disk takes no more.
     """
     database = services.database
     if database.started:
@@ -139,12 +139,12 @@ def prepare(services: Services) -> None:
         database.start()
         database.write_now(lambda transaction: bound_deadlines(services.world, transaction))
         sweep_archives(database, services.world.home.archives)
-    except StorageError as error:
+    except StoreError as error:
         if isinstance(error.__cause__, OSError):  # a file beside the database, which it names
             raise
         file = services.world.home.database
         tables = damaged_tables(file) if error.damaged and database.sqlite else []
-        raise StorageError.of_start(database.name, error, tables) from error
+        raise StoreError.of_start(database.name, error, tables) from error
 
 
 @asynccontextmanager
@@ -170,7 +170,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
-    with suppress(StorageError):  # the next start does it
+    with suppress(StoreError):  # the next start does it
         await services.write(lambda world, tx: sweep_points(tx, world.importing))
     said, quiet_until = "", 0.0
     while True:
@@ -179,7 +179,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         try:
             await services.write(tick)
             await searches.look_after()
-        except StorageError as error:
+        except StoreError as error:
             if str(error) != said or time.monotonic() >= quiet_until:  # not each second
                 said, quiet_until = str(error), time.monotonic() + _SAY_S
                 logger.warning("the clock's work is put off: %s", error)

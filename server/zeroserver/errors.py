@@ -24,7 +24,7 @@ from zerolab.errors import (
 
 __all__ = [
     "BusyError",
-    "StorageError",
+    "StoreError",
     "TooLargeError",
     "UnauthorizedError",
     "error_response",
@@ -40,7 +40,7 @@ _REMEDY = (
 )
 
 
-class StorageError(ZerolabError):
+class StoreError(ZerolabError):
     """The database cannot take or give data now."""
 
     disk_full = False
@@ -49,7 +49,7 @@ class StorageError(ZerolabError):
     """In the words of the database."""
 
     @classmethod
-    def of(cls, text: str) -> "StorageError":
+    def of(cls, text: str) -> "StoreError":
         """Say what a database's error means for the one who asked."""
         full = any(word in text for word in ("disk is full", "disk full", "disk I/O", "No space"))
         made = cls(
@@ -61,14 +61,14 @@ class StorageError(ZerolabError):
         return made
 
     @classmethod
-    def of_damage(cls, text: str) -> "StorageError":
+    def of_damage(cls, text: str) -> "StoreError":
         """Say what it means that the database cannot be understood any more."""
         made = cls(f"the database is damaged ({text}); stop the server, and {_REMEDY}")
         made.damaged, made.reason = True, text
         return made
 
     @classmethod
-    def of_start(cls, where: str, found: "StorageError", tables: Sequence[str] = ()) -> Self:
+    def of_start(cls, where: str, found: "StoreError", tables: Sequence[str] = ()) -> Self:
         """Say why a server cannot start.
 
         Args:
@@ -85,7 +85,7 @@ class StorageError(ZerolabError):
         return made
 
     @classmethod
-    def of_file(cls, error: OSError, path: Path) -> "StorageError":
+    def of_file(cls, error: OSError, path: Path) -> "StoreError":
         """Say what it means that a file of the installation cannot be written."""
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
         remedy = "free some space on its disk" if full else "see that its directory can be written"
@@ -116,7 +116,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (ForbiddenError, 403, "forbidden"),
     (TooLargeError, 413, "too_large"),
     (BusyError, 429, "busy"),
-    (StorageError, 503, "storage"),
+    (StoreError, 503, "storage"),
     (ZerolabError, 400, "invalid"),
 )
 
@@ -129,7 +129,7 @@ def error_response(error: Exception) -> JSONResponse:
     for kind, status, name in _TABLE:
         if isinstance(error, kind):
             problems = error.problems if isinstance(error, ConfigError) else []
-            if isinstance(error, StorageError):
+            if isinstance(error, StoreError):
                 code = 507 if error.disk_full else status
                 return _answer(code, name, str(error), problems, {"Retry-After": "2"})
             headers = _HINTS.get(status)

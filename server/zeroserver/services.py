@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from zeroserver.access.keys import Keys
 from zeroserver.analysis.importance import Importances
 from zeroserver.analysis.orders import Orders
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.log_policies import PolicySearch
@@ -75,7 +75,7 @@ class Services:
         """See whether the database can be read, whoever else uses it, and its disk has room.
 
         Raises:
-            StorageError: If it cannot, or does not answer soon; if the disk takes no more.
+            StoreError: If it cannot, or does not answer soon; if the disk takes no more.
         """
         await self._probe_reading()
         await self._probe_disk()
@@ -86,7 +86,7 @@ class Services:
         await asyncio.wait((self._probing,), timeout=_PROBE_S)
         if not self._probing.done():
             msg = f"the database has not answered within {_PROBE_S:g} s; try again"
-            raise StorageError(msg)
+            raise StoreError(msg)
         self._probing.result()
 
     async def _probe_disk(self) -> None:
@@ -97,7 +97,7 @@ class Services:
             self._storing = asyncio.create_task(self.database.write(_store_something))
         await asyncio.wait((self._storing,), timeout=_STORE_WAIT_S)
         failed = self._storing.exception() if self._storing.done() else None
-        if isinstance(failed, StorageError) and failed.disk_full:
+        if isinstance(failed, StoreError) and failed.disk_full:
             raise failed
 
     def _probe_now(self) -> None:

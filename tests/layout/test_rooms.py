@@ -87,6 +87,18 @@ def test_a_shared_prefix_would_be_found(names: list[str], found: dict[str, int])
     assert prefixes(names) == found
 
 
+def test_no_two_exceptions_have_one_name() -> None:
+    named = Counter(
+        name
+        for root in SOURCE_ROOTS
+        for file in (ROOT / root).rglob("*.py")
+        if "node_modules" not in file.parts
+        for name in re.findall(r"^class (\w+Error)\b", file.read_text("utf-8"), re.MULTILINE)
+    )
+    assert "ZerolabError" in named
+    assert [name for name, count in named.items() if count > 1] == []
+
+
 def test_beside_its_folders_the_engine_has_at_most_8_files() -> None:
     assert len(sources(ROOT / "trials" / "zerotrial" / "engine")) <= 8
 

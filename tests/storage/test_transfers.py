@@ -16,7 +16,7 @@ from zerolab.core.context import CheckpointContext
 from zerolab.core.saving import CheckpointSaver
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, StorageError
-from zerolab.storage.progress import Progress
+from zerolab.storage.progress import TransferProgress
 from zerolab.storage.store import CheckpointStore, new_uuid
 
 
@@ -286,7 +286,7 @@ def test_a_long_transfer_says_how_far_it_is_and_a_short_one_nothing(
 ) -> None:
     caplog.set_level(logging.INFO)
     now = [0.0]
-    progress = Progress("checkpoint x: uploading", 4_000_000_000, clock=lambda: now[0])
+    progress = TransferProgress("checkpoint x: uploading", 4_000_000_000, clock=lambda: now[0])
     with progress.file() as told:
         for second in range(1, 21):
             now[0] = float(second)
@@ -298,7 +298,7 @@ def test_a_long_transfer_says_how_far_it_is_and_a_short_one_nothing(
         "checkpoint x: uploading: 4.0 GB in 20 s",
     ]
     caplog.clear()
-    short = Progress("checkpoint y: uploading", 10, clock=lambda: 0.0)
+    short = TransferProgress("checkpoint y: uploading", 10, clock=lambda: 0.0)
     with short.file() as told:
         told(10)
     short.end()

@@ -31,7 +31,7 @@ from zerolab.files import write_json
 from zerolab.linux import sync_file_system
 from zerolab.sizes import size_text
 from zerolab.staging.source import DataRefusedError, Source, SourceFile
-from zerolab.storage.progress import Progress
+from zerolab.storage.progress import TransferProgress
 
 __all__ = ["Copy", "StoppedError", "Watch"]
 
@@ -210,7 +210,7 @@ class Copy:
             watch.say(text)
             watch.show(f"stages data, {text.rpartition(': ')[2]}")
 
-        progress = Progress("data.stage", total, every_s=watch.every_s, tell=tell)
+        progress = TransferProgress("data.stage", total, every_s=watch.every_s, tell=tell)
         failed = threading.Event()
 
         def copy(number: int, name: str, file: SourceFile) -> None:

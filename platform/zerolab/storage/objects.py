@@ -15,7 +15,7 @@ from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.faults import StorageRefusedError, opening_error, storage_error
 from zerolab.storage.opening import open_remote
 from zerolab.storage.parts import LARGE, PartsUpload, abort_uploads
-from zerolab.storage.progress import Progress
+from zerolab.storage.progress import TransferProgress
 
 __all__ = ["FileRecord", "ObjectStore", "file_hash"]
 
@@ -122,7 +122,7 @@ class ObjectStore:
             if self.address.scheme == "s3":
                 abort_uploads(self._files, self._path(folder))
 
-    def upload(self, source: Path, name: str, progress: Progress) -> FileRecord:
+    def upload(self, source: Path, name: str, progress: TransferProgress) -> FileRecord:
         """Bring a file up, and see that it has arrived whole.
 
         What has arrived in an attempt that failed is not sent again: of a large file in S3 its
@@ -170,7 +170,9 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def download(self, name: str, target: Path, record: FileRecord, progress: Progress) -> None:
+    def download(
+        self, name: str, target: Path, record: FileRecord, progress: TransferProgress
+    ) -> None:
         """Bring a file down; go on where an earlier download of it has stopped.
 
         Raises:

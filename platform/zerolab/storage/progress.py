@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 
 from zerolab.sizes import size_text
 
-__all__ = ["Progress"]
+__all__ = ["TransferProgress"]
 
 logger = logging.getLogger(__name__)
 
 _EVERY_S = 10.0
 
 
-class Progress:
+class TransferProgress:
     """Counts the bytes of one transfer; a short one says nothing.
 
     Args:

@@ -27,7 +27,7 @@ from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.cache import Cache
 from zerolab.storage.faults import storage_error
 from zerolab.storage.objects import FileRecord
-from zerolab.storage.progress import Progress
+from zerolab.storage.progress import TransferProgress
 from zerolab.storage.shelves import (
     DESCRIPTION_FILE,
     PARTIAL,
@@ -217,7 +217,7 @@ class CheckpointStore:
         partial = self._partial(name)
         with self._guarded():
             total = sum((partial / file).stat().st_size for file in files)
-        progress = Progress(f"checkpoint {name}: uploading", total)
+        progress = TransferProgress(f"checkpoint {name}: uploading", total)
         upload = self._bucket.objects.upload
         records = {file: upload(partial / file, f"{name}/{file}", progress) for file in files}
         progress.end()
@@ -363,7 +363,7 @@ class CheckpointStore:
             or (directory / file).stat().st_size != stored.resources[file]
         ]
         total = sum(stored.resources[file] for file in missing)
-        progress = Progress(f"checkpoint {stored.uuid}: downloading", total)
+        progress = TransferProgress(f"checkpoint {stored.uuid}: downloading", total)
         for file in missing:
             record = FileRecord(stored.resources[file], stored.hashes.get(file, ""))
             source = f"{stored.uuid}/{file}"

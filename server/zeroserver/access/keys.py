@@ -16,7 +16,7 @@ import msgspec
 from zerolab.files import create_private, write_json
 from zerolab.paths import Home
 from zeroserver.access.principal import NOBODY, OWNER, Principal
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 
 __all__ = ["Keys"]
 
@@ -87,7 +87,7 @@ class Keys:
         """Sign one browser out, for good.
 
         Raises:
-            StorageError: If it cannot be written down.
+            StoreError: If it cannot be written down.
         """
         with self._changing:
             now = time.time()
@@ -99,7 +99,7 @@ class Keys:
         """Sign every browser out, and forget the links that were not used.
 
         Raises:
-            StorageError: If it cannot be written down.
+            StoreError: If it cannot be written down.
         """
         with self._changing:
             self._codes = {}
@@ -110,14 +110,14 @@ class Keys:
         """Put a new token in place of the owner's and return it; every browser is signed out.
 
         Raises:
-            StorageError: If it cannot be written down.
+            StoreError: If it cannot be written down.
         """
         with self._changing:
             self._codes = {}
             try:
                 self.token = self._home.replace_token()
             except OSError as error:
-                raise StorageError.of_file(error, self._home.token_file) from error
+                raise StoreError.of_file(error, self._home.token_file) from error
             return self.token
 
     @property
@@ -128,7 +128,7 @@ class Keys:
         try:
             write_json(self._home.keys_file, stored)
         except OSError as error:
-            raise StorageError.of_file(error, self._home.keys_file) from error
+            raise StoreError.of_file(error, self._home.keys_file) from error
         self._stored = stored
 
     def _bearer(self, bearer: str) -> Principal:

@@ -22,7 +22,7 @@ from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import PlainText, StrictRoute
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 from zeroserver.orchestrator import continuing, control
 from zeroserver.orchestrator.continuing import Continuation
 from zeroserver.orchestrator.control import Submission
@@ -113,7 +113,7 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
         except ArchiveGoneError:  # it was there, and went with an experiment deleted meanwhile
             await run_in_threadpool(store_archive, archives, content)
         except Exception:
-            with suppress(StorageError):  # the next start removes it
+            with suppress(StoreError):  # the next start removes it
                 await services.write(
                     lambda world, transaction: control.let_archive_go(
                         world, transaction, submission.archive

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from zerolab.contract.spreadsheet import safe_cell
 from zeroserver.api.queries import metric_names
-from zeroserver.errors import BusyError, StorageError
+from zeroserver.errors import BusyError, StoreError
 from zeroserver.store.database import Database, raw_rows
 from zeroserver.store.points import json_number
 
@@ -109,7 +109,7 @@ def _pages(database: Database, trials: Sequence[int], group: str | None) -> Iter
         try:
             with database.read() as connection:
                 _fill(page, connection, place, group)
-        except StorageError as error:  # the answer has begun: only in its text can it be told
+        except StoreError as error:  # the answer has begun: only in its text can it be told
             page.append(place.skip(str(error)))
             if not error.damaged:
                 place.end()

@@ -12,7 +12,7 @@ from sqlalchemy import delete
 from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
 from zerolab.reports.file import FORMAT, MetricsHeader
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 from zeroserver.orchestrator.desk import World, touch
 from zeroserver.orchestrator.ingest.validations import best_of
 from zeroserver.orchestrator.ingest.values import check_times, read_points
@@ -104,7 +104,7 @@ async def import_run(write: Write, log: MetricsLog) -> int:
             await write(partial(_store, trial_id=trial_id, chunk=chunk))
         await write(partial(_publish, rows=made, ids=ids))
     except BaseException:
-        with suppress(StorageError):  # the next start of the server does it then
+        with suppress(StoreError):  # the next start of the server does it then
             await write(partial(_forget, trial_id=trial_id))
         raise
     return experiment_id

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 from zeroserver.store.database import Database
 from zeroserver.store.schema import experiments
 
@@ -36,14 +36,14 @@ def store_archive(directory: Path, content: bytes) -> str:
     """Keep an archive; return its SHA-256, which is its name.
 
     Raises:
-        StorageError: If its disk takes no more.
+        StoreError: If its disk takes no more.
     """
     digest = hashlib.sha256(content).hexdigest()
     if not has_archive(directory, digest):
         try:
             write_atomic(_path(directory, digest), content)
         except OSError as error:
-            raise StorageError.of_file(error, directory) from error
+            raise StoreError.of_file(error, directory) from error
     return digest
 
 

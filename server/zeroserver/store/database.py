@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from zerolab.errors import ConfigError
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 from zeroserver.store.engines import open_engine, with_driver
 
 __all__ = ["Change", "Database", "Job", "Transaction", "raw_rows"]
@@ -193,7 +193,7 @@ class Database:
         """A connection with one consistent view, for reading.
 
         Raises:
-            StorageError: If the database cannot be read now.
+            StoreError: If the database cannot be read now.
         """
         return self._reading(self._readers)
 
@@ -216,11 +216,11 @@ class Database:
         """Queue a job; the future is done after its commit.
 
         Raises:
-            StorageError: If the database is closed.
+            StoreError: If the database is closed.
         """
         if self._closed:
             msg = "the server is stopping; try again when it is back"
-            raise StorageError(msg)
+            raise StoreError(msg)
         future: Future[T] = Future()
         self._queue.put(_Pending(job, future))
         return future
@@ -229,7 +229,7 @@ class Database:
         """Run a job and wait for its commit, without blocking the event loop.
 
         Raises:
-            StorageError: If it could not begin soon; it has not run then, and will not.
+            StoreError: If it could not begin soon; it has not run then, and will not.
         """
         future = self.submit(job)
         loop = asyncio.get_running_loop()
@@ -328,13 +328,13 @@ class Database:
         told = error
         damaged = self._driver.DatabaseError  # itself, and none of its kinds: so SQLite says it
         if isinstance(found, PoolTimeoutError):
-            told = StorageError("too many ask at once; try again")
+            told = StoreError("too many ask at once; try again")
         elif isinstance(found, self._driver.OperationalError | self._driver.InterfaceError):
             logger.warning("the database failed: %s", found)
-            told = StorageError.of(str(found))
+            told = StoreError.of(str(found))
         elif isinstance(found, self._driver.InternalError) or type(found) is damaged:
             self._tell_damage(str(found))
-            told = StorageError.of_damage(str(found))
+            told = StoreError.of_damage(str(found))
         elif isinstance(found, self._driver.DataError | OverflowError):
             told = ConfigError("request", [f"a value cannot be stored: {found}"])
         if told is not error:
@@ -406,5 +406,5 @@ def _given_up(pending: _Pending) -> bool:
     return True
 
 
-def _busy() -> StorageError:
-    return StorageError(f"the database has been busy for {_PATIENCE_S:g} s; try again")
+def _busy() -> StoreError:
+    return StoreError(f"the database has been busy for {_PATIENCE_S:g} s; try again")

@@ -18,7 +18,7 @@ from sqlalchemy import delete, select
 
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ZerolabError
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 from zeroserver.store.database import Database, Transaction
 from zeroserver.store.schema import chores
 
@@ -95,7 +95,7 @@ class Janitor:
         gone = delete(chores).where(chores.c.id == number)
         try:
             self._database.write_now(lambda transaction: transaction.connection.execute(gone))
-        except StorageError as error:  # it is done again, which does no harm
+        except StoreError as error:  # it is done again, which does no harm
             logger.info("chore %d is done, and still written down: %s", number, error)
 
 

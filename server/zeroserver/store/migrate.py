@@ -6,7 +6,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, tex
 from sqlalchemy.exc import DBAPIError
 
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
-from zeroserver.errors import StorageError
+from zeroserver.errors import StoreError
 from zeroserver.store.database import Database
 from zeroserver.store.schema import HEAD, logs, metadata, points, rollups
 
@@ -25,7 +25,7 @@ def migrate(database: Database) -> None:
     Raises:
         ConflictError: If a newer version of the server, or another program, has written it.
         ConfigError: If the database cannot be opened.
-        StorageError: If it is damaged, or its disk is full.
+        StoreError: If it is damaged, or its disk is full.
     """
     try:
         with database.writer_engine.begin() as connection:
@@ -42,7 +42,7 @@ def migrate(database: Database) -> None:
 
 def _unopened(database: Database, error: DBAPIError) -> ZerolabError:
     told = database.told(error)
-    if isinstance(told, StorageError) and (told.damaged or told.disk_full):
+    if isinstance(told, StoreError) and (told.damaged or told.disk_full):
         return told
     return ConfigError(f"database {database.name}", [f"cannot be opened: {error.orig}"])
 
