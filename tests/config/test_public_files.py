@@ -96,6 +96,17 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"zero_optimization": {"stage": 2}},
         "zero_optimization.cpu_offload_use_pin_memory: true is the default of pin_memory",
     ),
+    (
+        {"tensor_parallel": {"autotp_size": 2}},
+        {"tensor_parallel": {"size": 2}},
+        "tensor_parallel.autotp_size: DeepSpeed's name; taken for tensor_parallel.size: 2",
+    ),
+    (
+        {"tensor_parallel": {"enabled": True, "tp": {"tp_size": 4}}},
+        {"tensor_parallel": {"size": 4, "tp": {}}},
+        "tensor_parallel.tp.tp_size: DeepSpeed's name; taken for tensor_parallel.size: 4",
+    ),
+    ({"data_parallel_size": 2}, {}, "data_parallel_size: 2 is left out; it follows from"),
     ({"bfloat16": {"enabled": True}}, {"bf16": {"enabled": True}}, "bfloat16: an old name of bf16"),
     (
         {"communication_data_type": "bfloat16"},

@@ -58,6 +58,10 @@ ACCEPTED: dict[str, list[str]] = {
         "zero_optimization.offload_param.device = nvme  (file)",
         "zero_optimization.offload_param.max_in_cpu = 1_000_000_000  (hint: the system keeps",
     ],
+    "factory_tensor_parallel": [
+        "changed: tensor_parallel.autotp_size: DeepSpeed's name; taken for tensor_parallel.size: 2",
+        "tensor_parallel.size = 2",
+    ],
     "profiled": ["wandb = null  (hint: does not exist here, and is off)"],
     "trainer_zero2_offload": [
         "scheduler.params.warmup_max_lr = 0.001  (auto: optimizer.params.lr)",
@@ -80,9 +84,6 @@ REFUSED: dict[str, list[str]] = {
         "optimizer.params.max_grad_norm: is not an optimizer's parameter; set gradient_clipping",
     ],
     "factory_fp8": ["fp8: is not supported; the engine computes in fp32, fp16 or bf16"],
-    "factory_tensor_parallel": [
-        "tensor_parallel.autotp_size: is not supported; set tensor_parallel.size to the number",
-    ],
     "one_bit_adam": ["optimizer.type: compressed communication is not supported; use 'Adam'"],
     "zero_plus_plus": [
         "zero_optimization.zero_quantized_weights: is not supported; communication is not",

@@ -192,6 +192,9 @@ def doubted() -> list[str]:
     logger.addHandler(heard)
     Mesh.of(mpu, dist.group.WORLD, part_of((2, 1, 2), place, None))
     logger.removeHandler(heard)
+    plain = nn.Linear(2, 2)  # nothing is marked: what the engine is to cut says which axis it is
+    meshes = [Mesh.of(mpu, dist.group.WORLD, plain, cut_over=size) for size in (1, 4)]
+    assert [(mesh.pipe.size, mesh.tensor.size) for mesh in meshes] == [(4, 1), (1, 4)]
     return [record.getMessage() for record in heard.buffer]
 
 

@@ -208,6 +208,7 @@ def everything(root: str) -> bool:
             assert_alike(mine, wanted, FP32)
             trainer.model_wrapped.close()
     in_sixteen_bits(root)
+    cut_in_two(root)
     # without any training before it
     trainer = make_trainer(folder("evaluated"), auto(3))
     assert trainer.evaluate()["eval_loss"] == pytest.approx(untrained, rel=FP32)
@@ -228,6 +229,33 @@ def in_sixteen_bits(root: str) -> None:
         assert norms(mine) == pytest.approx(exact, rel=5e-7)
         assert_alike(without_norms(mine), without_norms(wanted), 2e-3)
         assert norms(mine) == pytest.approx(norms(wanted), rel=2e-2)
+
+
+def cut_in_two(root: str) -> None:
+    """One model over both ranks, by DeepSpeed's key: as two replicas with half the batch each."""
+    unsaved = {"save_strategy": "no"}
+    halves, _ = train(
+        f"{root}/halves", None, model=make_llama(), per_device_train_batch_size=1, **unsaved
+    )
+    for stage in (1, 3):
+        file = auto(stage, tensor_parallel={"autotp_size": 2})
+        mine, trainer = train(f"{root}/cut", file, model=make_llama(), **unsaved)
+        assert_alike(mine, halves, 1e-5)
+        assert trainer.model_wrapped.mesh.tensor.size == 2
+        trainer.save_model(f"{root}/cut{stage}")
+        dist.barrier()
+        saved = type(trainer.model).from_pretrained(f"{root}/cut{stage}").state_dict()
+        for name, value in trainer.model_wrapped.full_state_dict().items():
+            torch.testing.assert_close(saved[name], value)
+        trainer.model_wrapped.close()
+
+
+def make_llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+    set_seed(1)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=16))
 
 
 def norms(history: Any) -> list[float]:

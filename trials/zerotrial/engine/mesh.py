@@ -215,16 +215,20 @@ class Mesh:
         return {axis: getattr(self, axis).size for axis in ("pipe", "data", "tensor")}
 
     @classmethod
-    def of(cls, mpu: Any, world: dist.ProcessGroup | None, module: nn.Module) -> Mesh:
+    def of(
+        cls, mpu: Any, world: dist.ProcessGroup | None, module: nn.Module, *, cut_over: int = 1
+    ) -> Mesh:
         """Ask an ``mpu`` for the axes. **Collective** over the ranks of a model replica.
 
         One that knows a model-parallel group only is taken at the word of its parameters: where
-        any is marked, the group is the tensor axis, and else the pipe axis.
+        any is marked, or the engine cuts over as many ranks, the group is the tensor axis, and
+        else the pipe axis.
 
         Args:
             mpu: Gives groups, under Megatron's or DeepSpeed's names; None is data parallel.
             world: All ranks; None for one process.
             module: This rank's part of the model, before a stage takes it over.
+            cut_over: How many ranks the engine itself cuts matrices over.
 
         Raises:
             ConfigError: If the groups do not fit together, or do not say who holds what.
@@ -240,7 +244,8 @@ class Mesh:
         if tensor is None and pipe is None:
             held = _held_by_each(model, module)
             if not any(one.marked for one in held):
-                return cls(model, data)
+                to_be_cut = model.size == cut_over
+                return cls(_ALONE, data, model) if to_be_cut else cls(model, data)
             _check_whole_everywhere(held)
             return cls(_ALONE, data, model)
         if tensor is None and pipe is not None and pipe.size == model.size:

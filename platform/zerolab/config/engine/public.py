@@ -295,6 +295,26 @@ def _read_cpu_offload(data: Block) -> Iterator[str]:
         yield f"zero_optimization.{pinned}: true is the default of pin_memory; left out"
 
 
+def _read_auto_tp(data: Block) -> Iterator[str]:
+    block = _inside(data, "tensor_parallel")
+    sizes = {"autotp_size": block, "tp.tp_size": _inside(block, "tp")}
+    for old, home in sizes.items():
+        size = home.get(old.rpartition(".")[2])
+        if type(size) is int and size > 1 and block.get("size") in (None, size):
+            block["size"] = size
+            del home[old.rpartition(".")[2]]
+            yield f"tensor_parallel.{old}: DeepSpeed's name; taken for tensor_parallel.size: {size}"
+    if block.get("enabled") is True and block.get("size") is not None:
+        del block["enabled"]
+        yield "tensor_parallel.enabled: true is what tensor_parallel.size says; left out"
+    if type(replicas := data.get("data_parallel_size")) is int:
+        del data["data_parallel_size"]
+        yield (
+            f"data_parallel_size: {replicas} is left out; it follows from the number of ranks and "
+            "tensor_parallel.size"
+        )
+
+
 _TYPES = {
     name: short
     for short, names in {
@@ -361,6 +381,7 @@ _STEPS: tuple[Step, ...] = (
     _round_buckets,
     _read_compile_disable,
     _read_cpu_offload,
+    _read_auto_tp,
     _respell,
     _drop_disable_allgather,
     _drop_unread_blocks,

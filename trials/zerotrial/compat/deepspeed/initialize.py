@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import LEAF, know
@@ -16,9 +17,12 @@ from zerotrial.engine.building.arguments import read_config, unusable
 from zerotrial.engine.building.ground import is_pipeline
 from zerotrial.engine.engine import Engine
 
-__all__ = ["initialize"]
+__all__ = ["CUT_OVER", "initialize"]
 
 logger = logging.getLogger(__name__)
+
+CUT_OVER = "_zerolab_cut_over"
+"""Where ``tp_model_init`` notes, on a model, over how many ranks it is to be cut."""
 
 DEFAULT_CLIPPING = 1.0
 """What DeepSpeed 0.19.8 clips at where the file does not say; our engine does not."""
@@ -70,6 +74,7 @@ def _read(
     config_params: Any = None,
     optimizer: Any = None,
     training_data: Any = None,
+    mpu: Any = None,
     **others: Any,
 ) -> dict[str, Any]:
     """Read the configuration as the engine would, with DeepSpeed's default and what is marked."""
@@ -78,8 +83,36 @@ def _read(
     given = config if config is not None else config_params
     read = read_config(args, model, given, problems)
     trains = optimizer is not None or read.optimizer is not None
-    read = _with_leaves(model, _clipped(read, trains=trains))
+    read = _with_leaves(model, _cut(model, _clipped(read, trains=trains), mpu))
     return {"args": None, "config": read, "config_params": None}
+
+
+def _cut(model: nn.Module, config: EngineConfig, mpu: Any) -> EngineConfig:
+    """Cut the model over as many ranks as ``tp_model_init`` was told, if it was."""
+    parallel = config.tensor_parallel
+    size = vars(model).get(CUT_OVER, parallel.size)
+    if parallel.size not in (1, size):
+        told = f"got {parallel.size} and {size}"
+        problem = f"tensor_parallel.size: must be what tp_model_init() was told, {told}"
+        raise ConfigError(config.source, [problem])
+    parallel = parallel.model_copy(update={"size": size})
+    config = config.model_copy(update={"tensor_parallel": parallel})
+    return _counted_by_replica(config) if size > 1 and mpu is None else config
+
+
+def _counted_by_replica(config: EngineConfig) -> EngineConfig:
+    """Leave a batch size out that counts every rank, as DeepSpeed does where it cuts by itself."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    micro, steps = config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps or 1
+    if micro is None or config.train_batch_size != micro * steps * ranks:
+        return config
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            "%s: train_batch_size: %d counts each rank of a cut model, as DeepSpeed does; left out",
+            config.source,
+            config.train_batch_size,
+        )
+    return config.model_copy(update={"train_batch_size": None})
 
 
 def _with_leaves(model: nn.Module, config: EngineConfig) -> EngineConfig:

@@ -129,7 +129,7 @@ def _make_mesh(
     if is_pipeline(model):
         problem = "mpu: is not needed for a PipelineModule, which says how ranks are laid out"
         raise ConfigError("initialize()", [problem])
-    mesh = Mesh.of(mpu, world, model)
+    mesh = Mesh.of(mpu, world, model, cut_over=tensor)
     if tensor not in (1, mesh.tensor.size):
         found = f"got {tensor} with {mesh.tensor.size} tensor-parallel ranks"
         problem = f"tensor_parallel.size: must be what mpu says, or be left out, {found}"

@@ -2,11 +2,13 @@
 
 from typing import Any, NoReturn
 
+from torch import nn
+
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import OnDevice
-from zerotrial.compat.deepspeed.initialize import initialize
+from zerotrial.compat.deepspeed.initialize import CUT_OVER, initialize
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.compat.deepspeed.names.comm import init_distributed
 from zerotrial.compat.deepspeed.names.utils import log_dist
@@ -42,12 +44,21 @@ def init_inference(*unused: Any, **options: Any) -> NoReturn:
     raise ConfigError("init_inference()", [f"{msg}a file without an optimizer to have it sharded"])
 
 
-def tp_model_init(*unused: Any, **options: Any) -> NoReturn:
-    """Refuse: models are cut by the engine file.
+def tp_model_init(model: nn.Module, tp_size: int, *unused: Any, **options: Any) -> nn.Module:
+    """Remember that a model is to be cut, which ``initialize()`` does, and return it as it is.
+
+    Args:
+        model: To be given to ``initialize()``.
+        tp_size: Ranks that have one model between them.
+        unused: ``dtype`` and ``config``: those of ``initialize()`` hold.
+        options: ``tp_group`` is refused: pass ``mpu`` to ``initialize()``.
 
     Raises:
-        ConfigError: Always.
+        ConfigError: If a group is given.
     """
-    del unused, options
-    msg = "models are not cut before initialize(); set tensor_parallel.size in the engine file"
-    raise ConfigError("tp_model_init()", [msg])
+    del unused
+    if options.get("tp_group") is not None:
+        msg = "tp_group: is not supported; the ranks of a model are neighbours; for others pass "
+        raise ConfigError("tp_model_init()", [f"{msg}mpu= to initialize()"])
+    vars(model)[CUT_OVER] = tp_size
+    return model
