@@ -21,6 +21,12 @@ _MISSING = (
     "call accelerator.get_state_dict(model) on every rank, and give it here"
 )
 
+_SHARDS = (
+    "state_dict: must have whole weights, got this rank's shards, such as model.state_dict() has "
+    "at stage 3; call trainer.save_model(folder) or accelerator.get_state_dict(model) on every rank, "
+    "with stage3_gather_16bit_weights_on_model_save: true in the engine file"
+)
+
 
 def patch_when_imported() -> None:
     """Change the modules now, where they are there already, or as they are imported."""
@@ -49,9 +55,17 @@ def _patch(module: ModuleType) -> None:
             if is_main_process:
                 raise ConfigError("save_pretrained()", [_MISSING])
             state_dict = {}
+        elif is_main_process and _has_shards(state_dict):
+            raise ConfigError("save_pretrained()", [_SHARDS])
         return original(self, save_directory, is_main_process, state_dict, *args, **kwargs)
 
     module.PreTrainedModel.save_pretrained = save_pretrained
+
+
+def _has_shards(state_dict: dict[str, Any] | None) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(value, DTensor) for value in (state_dict or {}).values())
 
 
 def is_sharded(model: Any) -> bool:
