@@ -23,8 +23,8 @@ _MISSING = (
 
 _SHARDS = (
     "state_dict: must have whole weights, got this rank's shards, such as model.state_dict() has "
-    "at stage 3; call trainer.save_model(folder) or accelerator.get_state_dict(model) on every rank, "
-    "with stage3_gather_16bit_weights_on_model_save: true in the engine file"
+    "at stage 3; call trainer.save_model(folder) or accelerator.get_state_dict(model) on every "
+    "rank, with stage3_gather_16bit_weights_on_model_save: true in the engine file"
 )
 
 
