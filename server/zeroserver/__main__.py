@@ -15,7 +15,7 @@ def start() -> int:
     """
     gc.disable()
     # FastAPI asks of each parameter whether it is a model of pydantic 1, and would load all of that
-    # for a no: a fifteenth of a start, and memory for good. Where it cannot be had, it takes a no.
+    # for a no: a fifteenth of a start, and memory for good. Since 0.129 it takes that for a no.
     sys.modules["pydantic.v1"] = None  # type: ignore[assignment]
     from zeroserver.process import main
 
