@@ -298,6 +298,16 @@ def test_a_mistake_in_an_option_is_told_in_plain_words(installation: Installatio
     assert "Usage: " in installation.quick("run", expect=2).stderr
 
 
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    file = Path(__file__).parents[2] / "examples" / "digits" / "smoke.yaml"
+    words = [sys.executable, "-m", "zerolab", "plan", str(file)]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.stderr, done.returncode) == ("", 141)
+
+
 def test_what_does_not_exist_is_one_message(installation: Installation, tmp_path: Path) -> None:
     for words in (
         ("experiment", "describe", "999"),

@@ -95,6 +95,16 @@ MOVED: dict[str, tuple[int, int, dict[str, Any]]] = {
 """Of 8 ranks: pipeline stages, ZeRO stage, and what the file says more."""
 
 
+def hop(source: str, target: str, stages: int, stage: int, more: dict[str, Any]) -> float:
+    """Load on these ranks, train one step and save."""
+    engine = engine_of(stages, stage, **more)
+    engine.load_checkpoint(source)
+    loss = float(engine.train_batch(batches(engine.global_steps, engine)))
+    engine.save_checkpoint(target)
+    engine.close()
+    return loss
+
+
 def moved(directory: str) -> dict[str, float]:
     """Load the checkpoint in each layout, save it there, and load it in the first again."""
     found = {}
@@ -135,8 +145,13 @@ def check(runs: list[Trained]) -> None:
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run_on_ranks(everything, 4, str(tmp_path_factory.mktemp("saved")))
+def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def four(directory: str) -> list[Any]:
+    return run_on_ranks(everything, 4, directory)
 
 
 @pytest.mark.processes
@@ -152,6 +167,18 @@ def test_2_stages_of_2_cut_ranks_train_as_one_process(four: list[Any], schedule:
 def test_their_checkpoint_goes_on_as_4_replicas_at_stage_3(four: list[Any]) -> None:
     losses, *_ = reference(STEPS)
     assert all(loss == pytest.approx(losses[-1], abs=1e-5) for _, loss, _ in four)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("four")
+def test_their_checkpoint_goes_on_on_2_ranks_on_one_and_on_4_again(directory: str) -> None:
+    ways = (("1f1b", "two", 1, 3, CUT), ("two", "one", 1, 0, {}), ("one", "last", 2, 2, CUT))
+    (losses, *_), found = reference(STEPS + 2), []
+    for ranks, (source, target, *layout) in zip((2, 1, 4), ways, strict=True):
+        paths = f"{directory}/{source}", f"{directory}/{target}"
+        found.append(run_on_ranks(hop, ranks, *paths, *layout))
+    for each, wanted in zip(found, losses[STEPS - 1 :], strict=True):
+        assert each == pytest.approx([wanted] * len(each), abs=1e-5)
 
 
 @pytest.mark.processes

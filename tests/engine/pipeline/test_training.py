@@ -34,6 +34,7 @@ from zerotrial.engine.pipeline import (
     ProcessTopology,
     TiedLayerSpec,
 )
+from zerotrial.engine.pipeline.stage import ZeroStage
 from zerotrial.engine.pipeline.transfer import parts_of
 
 pytestmark = pytest.mark.processes
@@ -186,10 +187,33 @@ def other_models() -> dict[str, Any]:
 
 
 def measured() -> list[dict[str, Any]]:
-    """Of the benchmark, with layers that take a millisecond."""
+    """Of the benchmark, with layers that take a millisecond; and what comes before a backward."""
     options = Namespace(stages=RANKS, wait_ms=1.0, steps=1)
-    schedules = benchmark.SCHEDULES.items()
-    return [benchmark._measure(name, chunks, ACCUMULATION, options) for name, chunks in schedules]
+    forward, backward = ZeroStage.forward_one_chunk, ZeroStage.backward_one_chunk
+    order = ""
+
+    def to(stage: ZeroStage, *args: Any, **kwargs: Any) -> Any:
+        nonlocal order
+        order += "F"
+        return forward(stage, *args, **kwargs)
+
+    def fro(stage: ZeroStage, *args: Any, **kwargs: Any) -> None:
+        nonlocal order
+        order += "B"
+        backward(stage, *args, **kwargs)
+
+    ZeroStage.forward_one_chunk = to  # type: ignore[method-assign]
+    ZeroStage.backward_one_chunk = fro  # type: ignore[method-assign]
+    found = []
+    try:
+        for name, chunks in benchmark.SCHEDULES.items():
+            order = ""
+            one = benchmark._measure(name, chunks, ACCUMULATION, options)
+            found.append({**one, "ahead": order.index("B")})
+    finally:
+        ZeroStage.forward_one_chunk = forward  # type: ignore[method-assign]
+        ZeroStage.backward_one_chunk = backward  # type: ignore[method-assign]
+    return found
 
 
 def everything() -> dict[str, Any]:
@@ -328,6 +352,17 @@ def test_the_benchmark_has_formulas_beside_what_it_measures(answers: list[dict[s
     }
     assert all(each["sent"] == each["sent_formula"] > 0 for each in found)
     assert all(each["waits"] > 0 for each in found)
+
+
+def test_schedules_run_micro_batches_ahead_so_that_stages_work_at_once(
+    answers: list[dict[str, Any]],
+) -> None:
+    """One after the other, each would be through before the next begins: 1 ahead on all ranks."""
+    ahead = [{each["schedule"]: each["ahead"] for each in answer["measured"]} for answer in answers]
+    assert [each["gpipe"] for each in ahead] == [ACCUMULATION] * RANKS
+    assert [each["1f1b"] for each in ahead] == [4, 3, 2, 1]
+    assert [each["zero-bubble"] for each in ahead] == [4, 3, 2, 1]
+    assert [each["interleaved"] for each in ahead] == [8, 8, 7, 5]  # 2 chunks of 4 micro-batches
 
 
 def test_activations_may_be_computed_again(answers: list[dict[str, Any]]) -> None:
