@@ -96,6 +96,8 @@ class _FunctionReducer(MetricReducer):
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
+        self.written = getattr(function, "__name__", type(function).__name__)
+        """The function's name, for messages."""
         self._values: list[Any] = []
 
     def update(self, value: Any) -> None:
@@ -147,7 +149,14 @@ class _Wrapped:
     @property
     def who(self) -> str:
         """As messages call it."""
-        return f"reducer {self.name or type(self.reducer).__name__!r}"
+        return f"reducer {self.name or self._written!r}"
+
+    @property
+    def _written(self) -> str:
+        """As the user's code calls it."""
+        if isinstance(self.reducer, _FunctionReducer):
+            return self.reducer.written
+        return type(self.reducer).__name__
 
     def reset(self) -> None:
         """Forget what this rank has seen."""

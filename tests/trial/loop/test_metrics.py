@@ -294,7 +294,8 @@ def test_mistakes_with_reducers_are_told(tmp_path: Path) -> None:
 
     with pytest.raises(TrialError, match="reducer 'x': has a name and must give one value"):
         fit(make_spec(tmp_path / "1"), reduce_to({}, "x"), make_settings(1))
-    with pytest.raises(TrialError, match="must give a dict of metrics, got int"):
+    unnamed = "reducer '<lambda>': has no name and must give a dict of metrics, got int"
+    with pytest.raises(TrialError, match=unnamed):
         fit(make_spec(tmp_path / "2"), reduce_to(1, None), make_settings(1))
 
     class Twice(LineTrial):
@@ -304,6 +305,14 @@ def test_mistakes_with_reducers_are_told(tmp_path: Path) -> None:
 
     with pytest.raises(TrialError, match="wrapped already"):
         fit(make_spec(tmp_path / "3"), Twice, make_settings(1))
+
+    class Wrong(LineTrial):
+        def evaluation_reducer(self):
+            return {"validation_loss": 3}
+
+    named = "evaluation_reducer: of metric 'validation_loss': must give a zerotrial.Reducer or"
+    with pytest.raises(TrialError, match=named):
+        fit(make_spec(tmp_path / "4"), Wrong, make_settings(1))
 
 
 def test_the_engines_numbers_and_the_speed_are_recorded_without_asking(tmp_path: Path) -> None:

@@ -356,7 +356,8 @@ def _reduce_one(name: str, values: list[float], how: Any) -> float:
         with naming(f"evaluation_reducer of metric {name!r}"):
             return float(how(values))
     raise TrialError(
-        f"evaluation_reducer: must give zerotrial.Reducer values or functions, got {how!r}"
+        f"evaluation_reducer: of metric {name!r}: must give a zerotrial.Reducer or a function, "
+        f"got {how!r}"
     )
 
 

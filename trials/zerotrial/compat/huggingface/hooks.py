@@ -112,6 +112,21 @@ def _name_the_tracker(module: ModuleType) -> None:
 
     module.LOGGER_TYPE_TO_CLASS["zerolab"] = ZerolabTracker
 
+    def around(filtered: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        @functools.wraps(filtered)
+        def filtered_by_us(log_with: Any, *args: Any, **kwargs: Any) -> list[Any]:
+            """Versions before 1.13 refuse names that are not their own."""
+            named = log_with if isinstance(log_with, list | tuple) else [log_with]
+            ours = [name for name in named if name == "zerolab"]
+            if not ours:
+                return filtered(log_with, *args, **kwargs)
+            others = [name for name in named if name != "zerolab"]
+            return [*filtered(others, *args, **kwargs), *ours[:1]]
+
+        return filtered_by_us
+
+    _wrap(module, "filter_trackers", around)
+
 
 def _follow_accelerators(module: ModuleType) -> None:
     from zerotrial.compat.huggingface.accelerator import around_init, around_save_state, around_step
