@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from zerolab.config.engine.reading import load_engine_config
+from zerolab.sizes import size_text
 from zerotrial.engine.memory import block_activations
 from zerotrial.plan.layouts import (
     bubble,
@@ -22,7 +23,7 @@ from zerotrial.plan.layouts import (
     tensor_traffic,
 )
 from zerotrial.plan.noting import Noted, _note
-from zerotrial.plan.plan import main
+from zerotrial.plan.plan import find_devices, main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stdlib_gpt" / "smoke.yaml"
 
@@ -192,6 +193,10 @@ def test_ranks_that_cannot_all_be_replicas_get_the_layouts_whose_replicas_share_
     (head,) = (line for line in lines if line.startswith("bytes of each"))
     assert "8 rank(s), with replicas alone (of 16, the most that can share the batch)" in head
     assert any(line.startswith("as configured, 1 pipeline stage(s)") for line in lines)
+    assert main([str(EXAMPLE), "--world-size", "16"]) == 0  # on this machine, which ranks share
+    here = find_devices(8, EXAMPLE)
+    told = f"share the batch; by themselves each may use {size_text(here.device_bytes)})"
+    assert (told in capsys.readouterr().out) == (here.kind == "cpu")
     assert main([*asked, "16", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["batch_problem"] == why

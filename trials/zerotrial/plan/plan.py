@@ -106,6 +106,9 @@ class Plan:
     batch_problem: str | None = None
     """Why all ranks as replicas, or the ranks as configured, cannot share the batch."""
 
+    alone: Devices | None = None
+    """What one rank of the choices may use; None: as one of all ranks. Fewer have more."""
+
     @property
     def replicas(self) -> int:
         """Ranks that the choices are for: all, or the most of a layout that share the batch."""
@@ -194,7 +197,8 @@ def make_plan(
         engines, on_meta = note_engines(lambda: _build_trial(experiment, directory, scratch))
     zero = engines[0].config.zero_optimization
     nvme = zero.offload_optimizer.nvme_path or zero.offload_param.nvme_path
-    devices = find_devices(ranks, Path(nvme) if nvme else directory)
+    files = Path(nvme) if nvme else directory
+    devices = find_devices(ranks, files)
     if gpu_gb is not None:
         host = int(1e9 * (gpu_gb if host_gb is None else host_gb))
         devices = Devices(
@@ -210,9 +214,11 @@ def make_plan(
         layouts = [one for one in possible if _has_room(one, devices)]
         replicas = max((one.data for one in possible), default=ranks)
         problem = _batch_problem(config, ranks, unshared)
+    fewer = replicas != ranks and gpu_gb is None
+    alone = find_devices(replicas, files) if fewer else devices
     found = _estimates(engines, replicas, devices.kind)
-    choices = [Choice(each, fits(each, devices)) for each in found]
-    return Plan(ranks, engines, devices, choices, on_meta, layouts, tokens, problem)
+    choices = [Choice(each, fits(each, alone)) for each in found]
+    return Plan(ranks, engines, devices, choices, on_meta, layouts, tokens, problem, alone)
 
 
 def _read(file: Path, world_size: int | None) -> tuple[ExperimentConfig, ConfigError | None]:
@@ -436,7 +442,10 @@ def to_text(plan: Plan) -> str:
         lines.append(plan.batch_problem)
     ranks = f"{plan.replicas} rank(s){_alone(plan)}"
     if plan.replicas != plan.world_size:
-        ranks += f" (of {plan.world_size}, the most that can share the batch)"
+        ranks += f" (of {plan.world_size}, the most that can share the batch"
+        if plan.alone is not None and plan.alone.device_bytes != place.device_bytes:
+            ranks += f"; by themselves each may use {size_text(plan.alone.device_bytes)}"
+        ranks += ")"
     lines += [f"bytes of each of {ranks}, activations not counted:", ""]
     titles = ("on device", "of it sums", "working set", "on host", "in files")
     rows = [("stage", "offload", *titles, "fits", "")]
