@@ -121,6 +121,9 @@ class DeepSpeedEngine(Engine):
             self._syncing = False
             self.progress.boundary_by_hand = by_hand
 
+    def empty_partition_cache(self) -> None:
+        """Do nothing: gathered weights are freed as soon as they have been used."""
+
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         """Whether whole weights may be gathered at stage 3."""
         return bool(self.config.zero_optimization.stage3_gather_16bit_weights_on_model_save)
