@@ -97,7 +97,7 @@ def test_inputs_on_a_device_wait_in_host_memory() -> None:
     waiting = _Waiting([here, 5], keep)
     assert waiting.take()[0] is here
     assert waiting.take() == [here, 5]
-    copy = _Away(here, keep)
+    copy = _Away(here, None, on_host=True)
     assert copy.values.device.type == "cpu"
     back = copy.bring()
     assert back.requires_grad
