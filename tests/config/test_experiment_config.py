@@ -87,6 +87,36 @@ workspace: ""
     assert load_experiment(config.to_dict()).to_dict() == config.to_dict()
 
 
+ADAPTIVE = {"name": "adaptive_asha", "metric": "m", "max_length": 100, "max_trials": 9}
+HALVING = ADAPTIVE | {"name": "async_halving"}
+PBT = {"name": "pbt", "metric": "m", "population_size": 4, "num_rounds": 3}
+RANDOM = {"name": "random", "metric": "m", "max_length": 1, "max_concurrent_trials": 0}
+AT_ONCE = "max_concurrent_trials: must be 1 to 10,000 for this search, got 0, with which"
+AT_MOST = "input should be less than or equal to"
+TOO_MUCH: list[tuple[dict[str, Any], str]] = [
+    (PBT | {"length_per_round": 0}, "length_per_round: must be 1 to 3002399751580330 batches or"),
+    (PBT | {"length_per_round": {"epochs": 2**52}}, "length_per_round: must be 1 to 30023997515"),
+    (PBT | {"num_rounds": 10**12}, f"num_rounds: {AT_MOST} 10000, got"),
+    (PBT | {"population_size": 10**5, "max_concurrent_trials": 0}, f"{AT_ONCE} 100,000 trials"),
+    (RANDOM | {"max_trials": 10_001}, f"{AT_ONCE} 10,001 trials would begin at once"),
+    (ADAPTIVE | {"divisor": 1e300}, f"divisor: {AT_MOST} 1000, got 1e+300"),
+    (ADAPTIVE | {"max_rungs": 10**6}, f"max_rungs: {AT_MOST} 100, got"),
+    (ADAPTIVE | {"bracket_rungs": [3, 1000]}, f"bracket_rungs[1]: {AT_MOST} 100, got 1000"),
+    (ADAPTIVE | {"bracket_rungs": [1] * 101}, "bracket_rungs: list should have at most 100 items"),
+    (HALVING | {"num_rungs": 1000}, f"num_rungs: {AT_MOST} 100, got 1000"),
+    (
+        HALVING | {"num_rungs": 50, "max_trials": 20_000, "max_concurrent_trials": 0},
+        f"{AT_ONCE} 20,000 trials",
+    ),
+    (ADAPTIVE | {"max_time": 10}, "max_time: must not stand beside max_length without time_metr"),
+    (
+        ADAPTIVE | {"max_length": None, "max_time": 1e16, "time_metric": "epochs"},
+        f"max_time: {AT_MOST} 9007199254740992, got 1e+16",
+    ),
+    (ADAPTIVE | {"max_length": 1e16}, f"max_length.batches: {AT_MOST} 9007199254740992, got"),
+    (ADAPTIVE | {"max_concurrent_trials": 1e9}, f"max_concurrent_trials: {AT_MOST} 10000, got"),
+    (ADAPTIVE | {"source_trial_id": 1e30}, f"source_trial_id: {AT_MOST} 9223372036854775807, got"),
+]
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"max_restart": 3}, "max_restart: unknown key; did you mean 'max_restarts'?"),
     ({"max_restarts": -1}, "max_restarts: input should be greater than or equal to 0, got -1"),
@@ -175,8 +205,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"hyperparameters": {"net": [{"lr": {"type": "double", "minval": 0, "maxval": 1}}]}},
-        "searcher.name: must be random or grid where hyperparameters are searched, "
-        "got 'single' with net[0].lr",
+        "searcher.name: must be tpe_asha (the recommended one), adaptive_asha, async_halving, pbt, "
+        "random or grid where hyperparameters are searched, got 'single' with net[0].lr",
     ),
     (
         {"hyperparameters": {"lr": {"type": "int", "minval": 3, "maxval": 1}}},
@@ -280,6 +310,22 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"profiling": {"begin_on_batch": 5, "end_after_batch": 3}},
         "profiling.end_after_batch: must not be less than begin_on_batch = 5, got 3",
     ),
+    (
+        {"resources": {"slots_per_trial": 1e6}},
+        "resources.slots_per_trial: input should be less than or equal to 100000, got 1000000",
+    ),
+    *(
+        (
+            {"resources": {key: 2**31}},
+            f"resources.{key}: input should be less than or equal to 2147483647, got 2147483648",
+        )
+        for key in ("max_slots", "queue_time", "max_nodes")
+    ),
+    (
+        {"preemption_timeout": 1e30},
+        "preemption_timeout: input should be less than or equal to 2147483647, got 1e+30",
+    ),
+    *(({"searcher": searcher}, f"searcher.{problem}") for searcher, problem in TOO_MUCH),
 ]
 
 

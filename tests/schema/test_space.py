@@ -181,6 +181,8 @@ def test_a_grid_is_measured_by_the_points_that_it_has() -> None:
     space["y"] = {**many, "count": 1000}
     (problem,) = space_problems(space, grid=True)
     assert "at most 100,000 points, got more" in problem
+    (problem,) = space_problems({f"x{i}": {"type": "const", "val": i} for i in range(501)})
+    assert problem == "hyperparameters: must hold at most 500 specs, got 501"
 
 
 def test_extremes_reach_the_ends_of_conditional_leaves_too() -> None:

@@ -8,6 +8,7 @@ import pytest
 from zerolab.errors import ConfigError
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop, make_searcher
 from zerolab.searcher.asha import Bracket, make_brackets, make_rungs, simulate
+from zerolab.searcher.make import read_section
 from zerolab.searcher.view import HasView
 
 SPACE: dict[str, Any] = {"lr": {"type": "log", "minval": -4, "maxval": -1}}
@@ -288,3 +289,21 @@ def test_a_mistaken_block_is_refused(changes: dict[str, Any], problem: str) -> N
     with pytest.raises(ConfigError) as caught:
         make_searcher(block, SPACE, 0)
     assert any(line.startswith(problem) for line in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize("divisor", [1.0001, 1000])
+@pytest.mark.parametrize("max_time", [1, 2**53])
+def test_the_most_that_a_section_may_say_is_worked_out(divisor: float, max_time: int) -> None:
+    shared = {
+        "metric": "loss", "divisor": divisor, "max_time": max_time, "time_metric": "batches",
+        "max_trials": 100_000,
+    }  # fmt: skip
+    blocks: list[dict[str, Any]] = [
+        {"name": "async_halving", "num_rungs": 100},
+        {"name": "adaptive_asha", "max_rungs": 100, "mode": "conservative"},
+        {"name": "adaptive_asha", "bracket_rungs": [100] * 100},
+    ]
+    for block in blocks:
+        section = read_section(shared | block)
+        assert sum(section.forecast({}).values()) >= 100_000
+        assert section.make(SPACE, 0).initial_operations()

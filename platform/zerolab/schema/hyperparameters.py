@@ -17,6 +17,7 @@ __all__ = [
     "SPECS",
     "extremes",
     "grid_points",
+    "grid_size",
     "is_spec",
     "needs_search",
     "sample_hyperparameters",
@@ -56,6 +57,15 @@ def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
     if problems:
         raise ConfigError("hyperparameters", problems)
     return list(Space(space).grid())
+
+
+def grid_size(space: Mapping[str, Any]) -> int:
+    """How many points a grid has.
+
+    Args:
+        space: Hyperparameters as a file has them, without mistakes; every range has a ``count``.
+    """
+    return Space(space).grid_size()
 
 
 def extremes(space: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,22 +1,26 @@
 """Lengths of training: a number of batches or of epochs."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from zerolab.schema.section import NonNegativeInt, Section
 
-__all__ = ["Length"]
+__all__ = ["LONGEST", "Length"]
+
+LONGEST = 2**53
+"""Most batches or epochs: a floating-point number holds each one up to here, as arithmetic and
+JavaScript need."""
 
 
 class Length(Section):
     """So many batches (optimizer steps) or epochs; a bare number means batches."""
 
-    batches: NonNegativeInt | None = None
+    batches: Annotated[NonNegativeInt, Field(le=LONGEST)] | None = None
     """Optimizer steps."""
 
-    epochs: NonNegativeInt | None = None
+    epochs: Annotated[NonNegativeInt, Field(le=LONGEST)] | None = None
     """Passes over the training data."""
 
     @model_validator(mode="before")

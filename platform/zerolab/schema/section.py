@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 __all__ = [
+    "Count",
     "Fraction",
     "Int",
     "NonNegativeFloat",
@@ -83,9 +84,15 @@ def _whole(value: object) -> object:
     return value
 
 
-Int = Annotated[int, BeforeValidator(_whole)]
-PositiveInt = Annotated[int, BeforeValidator(_whole), Field(gt=0)]
-NonNegativeInt = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+_LARGEST = 2**63 - 1
+"""What a database holds: a larger number would fail there, far from its key."""
+_LARGEST_COUNT = 2**31 - 1
+"""The same for what is counted: slots, machines, trials at a time, seconds of waiting."""
+
+Int = Annotated[int, BeforeValidator(_whole), Field(ge=-_LARGEST, le=_LARGEST)]
+PositiveInt = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=_LARGEST)]
+NonNegativeInt = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=_LARGEST)]
+Count = Annotated[int, BeforeValidator(_whole), Field(gt=0, le=_LARGEST_COUNT)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

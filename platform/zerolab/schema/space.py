@@ -8,6 +8,8 @@ on it. Every one is drawn whether it exists or not, so that a seed gives the sam
 the file is ordered.
 """
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -27,6 +29,8 @@ Conditions = tuple[tuple[int, frozenset[int]], ...]
 
 MAX_TRIALS = 100_000
 """Most trials that one search may have."""
+_MAX_DIMENSIONS = 500
+"""Most specs of one space."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,22 @@ class Space:
 
     def grid(self) -> Iterator[dict[str, Any]]:
         """Every combination of the points of all leaves that exist; the last one varies fastest."""
-        yield from self._combine([], [])
+        axes = [dimension.spec.points() for dimension in self.dimensions]
+        for point in self._combine(axes, []):
+            chosen = zip(axes, point, strict=True)
+            yield self._fill([_ABSENT if at is None else axis[at] for axis, at in chosen], point)
+
+    def grid_size(self, most: int | None = None) -> int:
+        """How many combinations there are.
+
+        Args:
+            most: Where to stop counting, if they must be counted; then the size is greater.
+        """
+        if not any(dimension.when for dimension in self.dimensions):
+            return math.prod(dimension.spec.grid_size for dimension in self.dimensions)
+        axes = [range(dimension.spec.grid_size) for dimension in self.dimensions]
+        stop = None if most is None else most + 1
+        return sum(1 for _ in itertools.islice(self._combine(axes, []), stop))
 
     def extremes(self, most: int = 1000) -> Iterator[dict[str, Any]]:
         """Samples that reach the ends of every leaf and every value of a choice (the first ones).
@@ -208,17 +227,18 @@ class Space:
             point.append(dimension.spec.coordinate(value) if exists else None)
         return self._fill(values, point)
 
-    def _combine(self, values: list[Any], point: list[float | None]) -> Iterator[dict[str, Any]]:
-        if len(values) == len(self.dimensions):
-            yield self._fill(values, point)
-            return
-        dimension = self.dimensions[len(values)]
-        if not _holds(dimension.when, point):
-            yield from self._combine([*values, _ABSENT], [*point, None])
-            return
-        for number, value in enumerate(dimension.spec.points()):
-            # Only a category's coordinate is asked for, and that is its index.
-            yield from self._combine([*values, value], [*point, float(number)])
+    def _combine(
+        self, axes: Sequence[Sequence[Any]], point: list[int | None]
+    ) -> Iterator[list[int | None]]:
+        """Every combination, as the number of a point on each axis; None where no leaf exists."""
+        if len(point) == len(axes):
+            yield point
+        elif not _holds(self.dimensions[len(point)].when, point):
+            yield from self._combine(axes, [*point, None])
+        else:
+            for number in range(len(axes[len(point)])):
+                # Only a category's coordinate is asked for, and that is its index.
+                yield from self._combine(axes, [*point, number])
 
     def _fill(self, values: Sequence[Any], point: Sequence[float | None]) -> dict[str, Any]:
         filled: dict[str, Any] = _filled(self._template, values, point)
@@ -264,8 +284,7 @@ def _size_problems(hyperparameters: Mapping[str, Any], leaves: "list[_Leaf]") ->
         return []
     shown = f"{size:,}"
     if any(leaf.wanted for leaf in leaves):  # then there are fewer points than combinations
-        points = Space(hyperparameters).grid()
-        if sum(1 for _ in zip(points, range(MAX_TRIALS + 1), strict=False)) <= MAX_TRIALS:
+        if Space(hyperparameters).grid_size(MAX_TRIALS) <= MAX_TRIALS:
             return []
         shown = "more"
     return [
@@ -304,6 +323,10 @@ def _read(hyperparameters: Mapping[str, Any]) -> tuple[list[_Leaf], list[str]]:
             problems += [f"hyperparameters.{dotted(path)}.{problem}" for problem in spec]
         else:
             leaves.append(_Leaf(path, spec))
+    if len(leaves) > _MAX_DIMENSIONS:
+        problems.append(
+            f"hyperparameters: must hold at most {_MAX_DIMENSIONS} specs, got {len(leaves):,}"
+        )
     if not problems:  # else a name that is missing may be one of those that could not be read
         problems = _resolve(leaves)
     return leaves, problems

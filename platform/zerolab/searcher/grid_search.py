@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any, ClassVar, Literal
 
-from zerolab.schema.hyperparameters import grid_points, space_problems
+from zerolab.schema.hyperparameters import grid_size, space_problems
+from zerolab.schema.space import Space
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.listed import ListedSearcher
 from zerolab.searcher.section import SearcherConfig
@@ -23,24 +24,28 @@ class GridConfig(SearcherConfig):
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """Every range needs its number of points."""
-        yield from space_problems(space, grid=True)
+        told = space_problems(space, grid=True)
+        yield from told
+        if not told:
+            yield from self.begin_problems(grid_size(space))
 
     def outline(self, space: Mapping[str, Any]) -> str:
         """As many as there are combinations."""
-        return f"a grid of {len(grid_points(space))} trials"
+        return f"a grid of {grid_size(space)} trials"
 
     def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
         """Every combination goes all the way."""
-        return {self.length: len(grid_points(space))}
+        return {self.length: grid_size(space)}
 
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
         """A list of the points, in the order of the space's names."""
-        points = grid_points(space)
+        dimensions = Space(space)
+        points = dimensions.grid()  # filled in one by one: all of them may be large
 
-        def point(trial_id: int, _rng: Random) -> dict[str, Any]:
-            return points[trial_id - 1]
+        def point(_trial_id: int, _rng: Random) -> dict[str, Any]:
+            return next(points)
 
         concurrent = self.max_concurrent_trials
         return ListedSearcher(
-            point, len(points), concurrent, seed, self.length, replaces_invalid=False
+            point, dimensions.grid_size(), concurrent, seed, self.length, replaces_invalid=False
         )

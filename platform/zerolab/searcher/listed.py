@@ -27,7 +27,8 @@ class ListedSearcher(FillingSearcher):
     """Runs a fixed number of trials, so many at a time.
 
     Args:
-        propose: Gives a trial's hyperparameters by its number, from 1, and its randomness.
+        propose: Gives a trial's hyperparameters by its number, from 1, and its randomness; asked
+            once for each, in their order.
         total: How many trials there are.
         concurrent: How many exist at a time; 0 means all.
         seed: Of the experiment.

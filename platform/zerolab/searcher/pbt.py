@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from zerolab.schema.lengths import Length
+from zerolab.schema.lengths import LONGEST, Length
 from zerolab.schema.section import PositiveInt, Section
 from zerolab.schema.space import MAX_TRIALS, Point, Space
 from zerolab.searcher.filling import FillingSearcher
@@ -22,6 +22,9 @@ from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shu
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["PbtConfig", "PbtSearcher"]
+
+_MAX_ROUNDS = 10_000
+"""Each run is told the end of every round."""
 
 
 class ReplaceConfig(Section):
@@ -51,7 +54,7 @@ class PbtConfig(SearcherConfig):
     population_size: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
     """How many trials train in a round."""
 
-    num_rounds: PositiveInt
+    num_rounds: Annotated[PositiveInt, Field(le=_MAX_ROUNDS)]
     """How many rounds there are."""
 
     length_per_round: Length | None = None
@@ -104,12 +107,15 @@ class PbtConfig(SearcherConfig):
         """Of all rounds together."""
         if self.length_per_round is None:
             return self.max_length
-        unit, count = self.length_per_round.unit, self.length_per_round.count
-        return Length.model_validate({unit: count * self.num_rounds})
+        whole: dict[str, Any] = {
+            self.length_per_round.unit: self.length_per_round.count * self.num_rounds
+        }
+        return Length.model_construct(**whole)  # unchecked: `problems` says what is wrong with it
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """The length of a round must be said, once, and be a whole one."""
         yield from super().problems(space)
+        yield from self.begin_problems(self.population_size)
         if self.length_per_round is None and self.max_length is None:
             yield (
                 "searcher.length_per_round: is required by the pbt searcher, got nothing; "
@@ -119,6 +125,11 @@ class PbtConfig(SearcherConfig):
             yield (
                 "searcher.max_length: must not stand beside length_per_round, got both; "
                 "remove one of them"
+            )
+        elif self.length_per_round is not None and not 0 < self.length <= LONGEST:
+            yield (
+                f"searcher.length_per_round: must be 1 to {LONGEST // self.num_rounds} batches or "
+                f"epochs with num_rounds = {self.num_rounds}, got {self.length_per_round.count}"
             )
         elif self.length % self.num_rounds:
             yield (

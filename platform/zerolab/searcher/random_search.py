@@ -1,6 +1,6 @@
 """``random``: as many samples of the space as the file says."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,6 +26,11 @@ class RandomConfig(SearcherConfig):
 
     may_grow: ClassVar[frozenset[str]] = frozenset({"max_length", "max_trials"})
     continues_ended: ClassVar[bool] = True
+
+    def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
+        """All of them may begin at once, if they are not too many."""
+        yield from super().problems(space)
+        yield from self.begin_problems(self.max_trials)
 
     def outline(self, space: Mapping[str, Any]) -> str:
         """As many as the file says."""

@@ -15,6 +15,9 @@ from zerolab.searcher.operations import Operation
 
 __all__ = ["SearcherConfig"]
 
+_MAX_AT_ONCE = 10_000
+"""Most trials that exist at a time: the server makes the first ones in one step, within seconds."""
+
 
 def _uuid(value: str) -> str:
     try:
@@ -43,7 +46,7 @@ class SearcherConfig(Section):
     """How far each trial trains: ``{batches: n}``, ``{epochs: n}`` or a number of batches.
     Required unless the entrypoint is a command."""
 
-    max_concurrent_trials: NonNegativeInt = 16
+    max_concurrent_trials: Annotated[NonNegativeInt, Field(le=_MAX_AT_ONCE)] = 16
     """How many trials exist at a time; 0 means all."""
 
     source_trial_id: PositiveInt | None = None
@@ -126,6 +129,18 @@ class SearcherConfig(Section):
             yield (
                 "searcher.source_checkpoint_uuid: must not stand beside source_trial_id = "
                 f"{self.source_trial_id}, got {self.source_checkpoint_uuid!r}; remove one of them"
+            )
+
+    def begin_problems(self, trials: int) -> Iterator[str]:
+        """Say that too many trials would begin at once where their number is not bounded.
+
+        Args:
+            trials: How many would.
+        """
+        if not self.max_concurrent_trials and trials > _MAX_AT_ONCE:
+            yield (
+                f"searcher.max_concurrent_trials: must be 1 to {_MAX_AT_ONCE:,} for this search, "
+                f"got 0, with which {trials:,} trials would begin at once"
             )
 
     @abstractmethod

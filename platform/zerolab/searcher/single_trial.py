@@ -11,6 +11,8 @@ from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["SingleConfig"]
 
+_SEARCHING = "tpe_asha (the recommended one), adaptive_asha, async_halving, pbt, random or grid"
+
 
 class SingleConfig(SearcherConfig):
     """One trial."""
@@ -28,7 +30,7 @@ class SingleConfig(SearcherConfig):
         searched = needs_search(space)
         if searched:
             yield (
-                "searcher.name: must be random or grid where hyperparameters are searched, "
+                f"searcher.name: must be {_SEARCHING} where hyperparameters are searched, "
                 f"got 'single' with {', '.join(searched)}"
             )
 

@@ -232,7 +232,10 @@ def _settled(wish: Continuation, before: "ExperimentConfig") -> Continuation:
     section = wish.config.searcher
     if section.name != before.searcher.name:
         return wish
-    settled = section.settled(before.searcher)
+    from zerolab.searcher.make import read_section  # loaded when the first experiment comes
+
+    # Read again: what follows may be more than a section can hold.
+    settled = read_section(section.settled(before.searcher).model_dump(mode="json"))
     followed = {
         field: value
         for field, value in settled.model_dump(mode="json").items()

@@ -134,3 +134,15 @@ def test_a_copy_begins_with_the_weights_of_the_best_at_the_end_of_the_round(
     finish(server)
     assert server.experiment()["state"] == "COMPLETED"
     assert [trial["steps_completed"] for trial in server.trials()] == [5, 10, 10, 5]
+
+
+def test_a_population_cannot_grow_to_more_rounds_than_there_may_be(sqlite_server: Server) -> None:
+    population = {key: value for key, value in PBT.items() if key != "length_per_round"}
+    whole = population | {"max_length": 10}
+    sqlite_server.submit(activate=False, hyperparameters=SPACE, searcher=whole)
+    sqlite_server.act("kill")
+    body = {"config": {"searcher": {"max_length": 50_010}}}
+    answer = sqlite_server.http.post("/api/v1/experiments/1/continue", json=body)
+    assert answer.status_code == 422
+    (told,) = answer.json()["error"]["problems"]
+    assert told == "searcher.num_rounds: input should be less than or equal to 10000, got 10002"

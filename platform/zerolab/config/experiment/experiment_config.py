@@ -28,6 +28,7 @@ from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import (
+    Count,
     NonNegativeInt,
     OneOf,
     PositiveInt,
@@ -129,7 +130,7 @@ class ExperimentConfig(Section):
     log_policies: list[LogPolicy] = Field(default_factory=list)
     """What to do when a line of a trial's log matches a pattern."""
 
-    preemption_timeout: PositiveInt = 3600
+    preemption_timeout: Count = 3600
     """Seconds that a run may take to checkpoint and exit when it is asked to."""
 
     retention_policy: RetentionPolicyConfig = RetentionPolicyConfig()

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.schema.hints import hint
-from zerolab.schema.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from zerolab.schema.section import Count, NonNegativeInt, PositiveFloat, Section
 
 __all__ = [
     "ElasticConfig",
@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 
+_MAX_SLOTS = 100_000
+"""Of one trial: each is a process, and an elastic trial's numbers of slots are gone through."""
+
+
 def _pool(value: Any) -> Any:
     return DEFAULT_POOL if value == "" else value  # as Determined's files name the default
 
@@ -26,21 +30,21 @@ def _pool(value: Any) -> Any:
 class ElasticConfig(Section):
     """With how many slots a trial goes on where it cannot have all of them."""
 
-    min_slots: PositiveInt
+    min_slots: Count
     """The fewest. The batch stays the same: each rank takes more micro-batches, so that only
     numbers of ranks that divide it will do."""
 
-    counts: list[PositiveInt] | None = None
+    counts: list[Count] | None = None
     """The numbers of slots that will do; found from the engine file when left out."""
 
 
 class ResourcesConfig(Section):
     """What each trial runs on."""
 
-    slots_per_trial: PositiveInt = 1
+    slots_per_trial: Annotated[Count, Field(le=_MAX_SLOTS)] = 1
     """Ranks of a trial, one for each slot: a GPU, or a CPU slot where there is none."""
 
-    max_slots: PositiveInt | None = None
+    max_slots: Count | None = None
     """Most slots that all trials of the experiment hold at a time."""
 
     weight: Annotated[PositiveFloat, Field(le=1_000_000)] = 1.0
@@ -53,15 +57,15 @@ class ResourcesConfig(Section):
     """The agents among which its trials run: those that were started with ``--pool`` and this
     name."""
 
-    queue_time: PositiveInt | None = None
+    queue_time: Count | None = None
     """Seconds: an experiment that waits longer for slots, with no trial running, ends with an
     error that says what it waited for."""
 
-    max_nodes: PositiveInt = 1
+    max_nodes: Count = 1
     """Machines (agents) over which the slots of a trial may lie; as few as possible are taken. All
     of them must see the storage of checkpoints at the same place."""
 
-    slots_per_rank: PositiveInt = 1
+    slots_per_rank: Count = 1
     """Slots of each process of a command, all on one machine: one process for so many GPUs."""
 
     elastic: ElasticConfig | None = None

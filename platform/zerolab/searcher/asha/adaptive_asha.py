@@ -1,11 +1,11 @@
 """``adaptive_asha``: several brackets, some of which stop trials early and some late."""
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from zerolab.schema.section import PositiveInt
-from zerolab.searcher.asha.arithmetic import Bracket, Mode, make_brackets
+from zerolab.searcher.asha.arithmetic import MAX_RUNGS, Bracket, Mode, make_brackets
 from zerolab.searcher.asha.section import HalvingConfig
 
 __all__ = ["AdaptiveAshaConfig"]
@@ -21,10 +21,12 @@ class AdaptiveAshaConfig(HalvingConfig):
     """How early trials are stopped: ``aggressive`` is one bracket with all rungs; ``standard`` adds
     brackets with at least half of them; ``conservative`` adds those down to one rung."""
 
-    max_rungs: PositiveInt = 5
+    max_rungs: Annotated[PositiveInt, Field(le=MAX_RUNGS)] = 5
     """Most rungs of a bracket."""
 
-    bracket_rungs: list[PositiveInt] = Field(default_factory=list)
+    bracket_rungs: Annotated[
+        list[Annotated[PositiveInt, Field(le=MAX_RUNGS)]], Field(max_length=MAX_RUNGS)
+    ] = Field(default_factory=list)
     """Rungs of each bracket, in place of what ``mode`` says."""
 
     follows_growth: ClassVar[frozenset[str]] = frozenset({"bracket_rungs"})

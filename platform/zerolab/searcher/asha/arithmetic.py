@@ -4,7 +4,20 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["Bracket", "Mode", "make_brackets", "make_rungs", "simulate"]
+__all__ = [
+    "MAX_DIVISOR",
+    "MAX_RUNGS",
+    "Bracket",
+    "Mode",
+    "make_brackets",
+    "make_rungs",
+    "simulate",
+]
+
+MAX_RUNGS = 100
+"""Most rungs of a bracket, and most brackets."""
+MAX_DIVISOR = 1000
+"""To the power of that many rungs it is still a floating-point number."""
 
 Mode = Literal["aggressive", "standard", "conservative"]
 

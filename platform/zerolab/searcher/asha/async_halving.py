@@ -1,9 +1,11 @@
 """``async_halving``: one bracket of rungs."""
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from zerolab.schema.section import PositiveInt
-from zerolab.searcher.asha.arithmetic import Bracket
+from zerolab.searcher.asha.arithmetic import MAX_RUNGS, Bracket
 from zerolab.searcher.asha.section import HalvingConfig
 
 __all__ = ["AsyncHalvingConfig"]
@@ -15,7 +17,7 @@ class AsyncHalvingConfig(HalvingConfig):
     name: Literal["async_halving"]
     """ASHA: samples, of which the best at each of ``num_rungs`` rungs go on."""
 
-    num_rungs: PositiveInt
+    num_rungs: Annotated[PositiveInt, Field(le=MAX_RUNGS)]
     """How often a trial is compared with others, the end of its training included."""
 
     follows_growth: ClassVar[frozenset[str]] = frozenset({"num_rungs"})

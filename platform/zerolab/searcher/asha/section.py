@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from zerolab.schema.lengths import Length
+from zerolab.schema.lengths import LONGEST, Length
 from zerolab.schema.section import PositiveInt
 from zerolab.schema.space import MAX_TRIALS, Space
-from zerolab.searcher.asha.arithmetic import Bracket, make_rungs, simulate
+from zerolab.searcher.asha.arithmetic import MAX_DIVISOR, Bracket, make_rungs, simulate
 from zerolab.searcher.asha.promoting import PromotingRungs
 from zerolab.searcher.asha.stopping import StoppingRungs
 from zerolab.searcher.asha.tournament import Tournament
@@ -27,14 +27,14 @@ class HalvingConfig(SearcherConfig):
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
     """How many trials there are."""
 
-    max_time: PositiveInt | None = None
+    max_time: Annotated[PositiveInt, Field(le=LONGEST)] | None = None
     """How far each trial trains at most, in the unit that ``time_metric`` names; in place of
     ``max_length``."""
 
     time_metric: Literal["batches", "epochs"] | None = None
     """The unit of ``max_time``."""
 
-    divisor: Annotated[float, Field(gt=1)] = 4.0
+    divisor: Annotated[float, Field(gt=1, le=MAX_DIVISOR)] = 4.0
     """Of the trials of a rung, one in so many goes on; each rung is so many times as long as the
     one below it."""
 
@@ -59,7 +59,12 @@ class HalvingConfig(SearcherConfig):
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
         """The length must be said, and once."""
         yield from super().problems(space)
-        if (self.max_time is None) != (self.time_metric is None):
+        if self.max_time is not None and self.max_length is not None and not self.time_metric:
+            yield (
+                f"searcher.max_time: must not stand beside max_length without time_metric, got "
+                f"{self.max_time} and {self.max_length.model_dump()}; remove one of the two"
+            )
+        elif (self.max_time is None) != (self.time_metric is None):
             given, other = ("max_time", "time_metric")
             if self.max_time is None:
                 given, other = other, given
@@ -74,6 +79,9 @@ class HalvingConfig(SearcherConfig):
                 "searcher.max_length: must not be another length than max_time "
                 f"({self.max_time} {self.time_metric}), got {self.max_length.model_dump()}"
             )
+        if self.length:
+            brackets = self.brackets()
+            yield from self.begin_problems(sum(each.max_concurrent_trials for each in brackets))
 
     @abstractmethod
     def brackets(self) -> list[Bracket]:
