@@ -1,10 +1,13 @@
 """A script written for DeepSpeed's pipelines, unchanged, beside plain torch."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.engine.ranks import run_on_ranks
@@ -124,6 +127,14 @@ def test_it_trains_as_plain_torch_and_its_checkpoints_are_read_as_there(tmp_path
         assert rank["norm"] == pytest.approx(norm, abs=1e-6)
         assert rank["own"] == pytest.approx(first["own"])
         torch.testing.assert_close(rank["end"], end, rtol=0, atol=1e-6)
+    out = tmp_path / "whole"
+    asked = [sys.executable, tmp_path / "zero_to_fp32.py", tmp_path]
+    told = subprocess.run(
+        [*asked, out, "-t", "nothing"], check=False, capture_output=True, text=True
+    )
+    assert (told.returncode, "nothing" in told.stderr, told.stdout) == (2, True, "")
+    subprocess.run([*asked, out, "--safe_serialization"], check=True)
+    torch.testing.assert_close(load_file(out / "model.safetensors"), first["end"], rtol=0, atol=0)
     assert (first["place"], last["place"]) == ((True, False), (False, True))
     layers = [end[f"layers.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias")]
     outputs = [

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,15 @@ __all__ = ["DeepSpeedEngine"]
 logger = logging.getLogger(__name__)
 
 _SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
+
+_ZERO_TO_FP32 = '''\
+#!/usr/bin/env python3
+"""Writes whole weights: python zero_to_fp32.py CHECKPOINT_FOLDER OUTPUT_FOLDER."""
+
+from zerotrial.compat.deepspeed.names.zero_to_fp32 import main
+
+main()
+'''
 
 
 class _Config(dict[str, Any]):
@@ -82,6 +92,18 @@ class DeepSpeedEngine(Engine):
     def loss_scale(self) -> float:
         """What losses are multiplied by; called, ``fp16.loss_scale`` of the file: 0 is dynamic."""
         return _LossScale(self.scaler.scale, self.config.fp16.loss_scale)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> str:
+        """See :meth:`~zerotrial.engine.engine.Engine.save_checkpoint`. **Collective**.
+
+        The folder gets ``zero_to_fp32.py`` beside the checkpoints, as from DeepSpeed.
+        """
+        saved = super().save_checkpoint(*args, **kwargs)
+        script = Path(saved).parent / "zero_to_fp32.py"
+        if self.global_rank == 0 and not script.exists():
+            script.parent.mkdir(parents=True, exist_ok=True)
+            script.write_text(_ZERO_TO_FP32, encoding="utf-8")
+        return saved
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """See :meth:`~zerotrial.engine.engine.Engine.load_checkpoint`. **Collective**.

@@ -1,5 +1,7 @@
 """``deepspeed.utils.zero_to_fp32``: whole weights out of the engine's checkpoints."""
 
+import argparse
+import sys
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.checkpoint.export import read_weights
 
 __all__ = [
@@ -82,3 +84,33 @@ def convert_zero_checkpoint_to_fp32_state_dict(  # noqa: PLR0917 - DeepSpeed's o
         save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
     else:
         torch.save(found, folder / "pytorch_model.bin")
+
+
+def main() -> None:
+    """Do what DeepSpeed's script of this name does, which lies beside each checkpoint."""
+    parser = argparse.ArgumentParser(
+        description="Write the whole weights of a checkpoint into one file, in fp32."
+    )
+    parser.add_argument("checkpoint_dir", help="folder that was given to save_checkpoint()")
+    parser.add_argument("output_dir", help="gets pytorch_model.bin, or model.safetensors")
+    parser.add_argument("--max_shard_size", default="5GB", help="not used: there is one file")
+    parser.add_argument("--safe_serialization", action="store_true", help="write safetensors")
+    parser.add_argument("-t", "--tag", help="of the checkpoint; by default the newest")
+    parser.add_argument(
+        "--exclude_frozen_parameters",
+        action="store_true",
+        help="refused: give it to save_checkpoint()",
+    )
+    parser.add_argument("-d", "--debug", action="store_true", help="not used")
+    given = vars(parser.parse_args())
+    del given["debug"]
+    try:
+        convert_zero_checkpoint_to_fp32_state_dict(**given)
+    except (ZerolabError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from error
+    sys.stdout.write(f"the weights are in {given['output_dir']}\n")
+
+
+if __name__ == "__main__":
+    main()
