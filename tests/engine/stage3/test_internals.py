@@ -21,8 +21,11 @@ OF_MODULES = {
 OF_STATES = {
     "_fsdp_param_group",
     "_lazy_init",
+    "_post_forward",
     "_post_forward_hook_handle",
+    "_pre_forward",
     "_pre_forward_hook_handle",
+    "_training_state",
 }
 OF_GROUPS = {
     "_all_gather_result",

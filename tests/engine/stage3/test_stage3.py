@@ -366,6 +366,93 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+class Towers(nn.Module):
+    """Two encoders and a head, which scripts call by methods beside forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Tower(nn.Embedding(13, 8))
+        self.sights = Tower(nn.Linear(3, 8))
+        self.value = nn.Linear(8, 1)
+        self.scale = nn.Parameter(torch.full((1,), 0.5))
+
+    def read(self, tokens: Tensor) -> Tensor:
+        return self.words(tokens) * self.scale
+
+    def see(self, sight: Tensor) -> Tensor:
+        seen: Tensor = self.sights(sight)
+        return seen
+
+    def forward(self, tokens: Tensor, sight: Tensor) -> Tensor:
+        return (self.read(tokens) - self.see(sight)).square().mean()
+
+
+class Tower(nn.Module):
+    def __init__(self, enter: nn.Module) -> None:
+        super().__init__()
+        self.enter = enter
+        self.blocks = nn.ModuleList(Block(8) for _ in range(2))
+        self.leave = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x).mean(1)  # type: ignore[no-any-return]
+
+
+def methods() -> Iterator[tuple[str, list[str]]]:
+    """Losses of methods alone, of a part alone, and of both beside forward; two micro-batches."""
+    rank, ranks = world()
+    batches = make_batches(4, 2, ranks)
+
+    def loss_of(model: Any, inner: Any, step: int, tokens: Tensor, other: Tensor) -> Tensor:
+        sight = functional.one_hot(other % 3, 3).float()
+        with torch.no_grad():
+            aim = model.see(sight)  # gathers, and frees
+        if step == 0:
+            return inner.value(inner.see(sight).detach()).square().mean()
+        loss = (model.read(tokens) @ inner.see(sight).T - 1).square().mean()
+        if step == 1:
+            with pytest.raises(IndexError):
+                model.read(tokens + 100)
+            return loss + (model.value(model.read(other)) - aim.mean()).square().mean()
+        return loss + model(other, sight) if step == 2 else model(tokens, sight)
+
+    def half(parameters: Any) -> None:
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.data.mul_(0.5)
+
+    for stage in range(4):
+        plain = seeded(Towers)
+        stepper = sgd(plain.parameters())
+        config = {"zero_optimization": {"stage": stage}, "gradient_accumulation_steps": 2}
+        engine = make_engine(seeded(Towers), config, optimizer=sgd)
+        problems = []
+        for number, step in enumerate(batches):
+            plain.zero_grad()
+            for micro in step:
+                for batch in micro:
+                    (loss_of(plain, plain, number, *batch) / ranks / 2).backward()
+                engine.backward(loss_of(engine, engine.module, number, *micro[rank]))
+                engine.step()
+            stepper.step()
+            if stage == 3:  # what is written by hand is seen by a part, too
+                half(plain.parameters())
+                half(engine.module.parameters())
+        for name, weight in engine.stage.full_weights():
+            far = (weight - plain.get_parameter(name)).abs().max().item()
+            if not far <= 1e-6:
+                problems.append(f"{name} is {far} off")
+        engine.close()
+        sums = engine.module.value(engine.module.see(torch.ones(2, 3, 3))).sum()
+        sums.backward()  # plain again
+        if engine.module.value.weight.grad is None:
+            problems.append("a closed engine's part is not as it was")
+        yield f"methods beside forward train at stage {stage}", problems
+
+
 def cost() -> Iterator[tuple[str, list[str]]]:
     """Traffic and memory, on a model that is large beside its root."""
     rank, ranks = world()
@@ -398,7 +485,7 @@ def every_case() -> Problems:
     found: Problems = {}
     cases = [precisions, cost]
     if world()[1] < 4:  # what the number of ranks does not change
-        cases += [optimizers_and_modules, behaviours, two_engines, offloads]
+        cases += [optimizers_and_modules, behaviours, methods, two_engines, offloads]
     for case in cases:
         found.update(case())
     return {name: problems for name, problems in found.items() if problems}
@@ -556,14 +643,14 @@ def test_ranks_that_take_different_ways_never_mix_their_gradients() -> None:
 
 
 class Encoder(Ways):
-    """Has another method that computes, with a weight of the model itself."""
+    """Has another method that begins with a weight of the model itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.leave = nn.Linear(4, 1)
+        self.shift = nn.Parameter(torch.ones(4))
 
     def encode(self, x: Tensor) -> Tensor:
-        out: Tensor = self.leave(self.blocks[1](self.blocks[0](x)))
+        out: Tensor = self.blocks[1](self.blocks[0](x + self.shift)).sum()
         return out
 
 

@@ -35,9 +35,12 @@ __all__ = [
     "UnitParameters",
     "also_whole",
     "cut_into_shards",
+    "enter_forward",
     "keep_class_name",
+    "leave_forward",
     "local_part",
     "make_root",
+    "outside_of_passes",
     "parameters_of",
     "undo",
 ]
@@ -64,6 +67,31 @@ def make_root(module: nn.Module) -> None:
         AssertionError: As ``fully_shard`` words it, if the units do not go together.
     """
     _state_of(module)._lazy_init()
+
+
+def outside_of_passes(unit: FSDPModule) -> bool:
+    """Whether neither a forward of the unit's module is under way nor a backward."""
+    return bool(_state_of(cast("nn.Module", unit))._training_state == TrainingState.IDLE)
+
+
+def enter_forward(unit: FSDPModule) -> None:
+    """Gather a unit as though its module's forward began."""
+    module = cast("nn.Module", unit)
+    _state_of(module)._pre_forward(module, (), {})
+
+
+def leave_forward(unit: FSDPModule, output: Any) -> Any:
+    """End what :func:`enter_forward` began; a backward from the output reduces the unit.
+
+    Args:
+        unit: As there.
+        output: What was computed.
+
+    Returns:
+        The output, to be used in its place.
+    """
+    module = cast("nn.Module", unit)
+    return _state_of(module)._post_forward(module, (), output)
 
 
 def parameters_of(unit: FSDPModule) -> UnitParameters | None:

@@ -29,6 +29,7 @@ from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
+from zerotrial.engine.stage3.alone import gather_when_alone
 from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
 from zerotrial.engine.stage3.internals import local_part, parameters_of
@@ -385,6 +386,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         layout = lay_out(inputs, units, files)
         start(inputs.module)
         plugged = _plug_in(inputs, units, comm)
+        gather_when_alone(units, None if plugged is None else plugged.refresh)
         kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
         update = kind(inputs, layout, comm, _updater_factory(inputs))
     except ConfigError:  # the user's mistake, found on every rank: the model is to be of use still

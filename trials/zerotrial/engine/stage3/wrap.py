@@ -29,7 +29,6 @@ from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.module.swapped import become
 from zerotrial.engine.module.units import Unit, asked_units, plan_units
 from zerotrial.engine.stage3.absent import Absent, WeightFiles
-from zerotrial.engine.stage3.alone import gather_when_alone
 from zerotrial.engine.stage3.gather import set_gathering
 from zerotrial.engine.stage3.internals import keep_class_name, make_root, parameters_of
 from zerotrial.engine.stage3.paged import to_files
@@ -102,9 +101,7 @@ def shard_module(
             _let_go(set(wholes) - ignored)
     set_gathering(module, units, inputs.config.zero_optimization)
     _guard_forward(module)
-    sharded = [cast("FSDPModule", unit.module) for unit in units]
-    gather_when_alone(sharded)
-    return sharded
+    return [cast("FSDPModule", unit.module) for unit in units]
 
 
 def _what_is_absent(inputs: StageInputs, comm: Communicator) -> Absent | None:
