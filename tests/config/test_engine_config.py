@@ -117,6 +117,16 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "zero_optimization.offload_param.device: must be 'none' at stage 2, got 'cpu'; "
         "set zero_optimization.stage to 3",
     ),
+    ({"reduce_scatter": True}, "reduce_scatter: unknown key; it belongs in zero_optimization"),
+    (
+        {"zero_optimization": {"zero_allow_untested_optimizer": True}},
+        "zero_optimization.zero_allow_untested_optimizer: unknown key; it belongs at the top of",
+    ),
+    (
+        {"optimizer": {"type": "Adam", "eps": 1e-8}},
+        "optimizer.eps: unknown key; arguments go in 'params'",
+    ),
+    ({"max_grad_norm": 0.5}, "max_grad_norm: is not supported; set gradient_clipping"),
     (
         {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}},
         "zero_optimization.offload_optimizer.nvme_path: is required for device 'nvme'",

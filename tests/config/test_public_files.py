@@ -56,6 +56,16 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "optimizer.params.lr: the text '1e-4' is read as 0.0001",
     ),
     (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        {"zero_optimization": {"stage": 2}},
+        "zero_optimization.offload_param: device 'cpu' is left out; it has an effect at stage 3",
+    ),
+    (
+        {"fp16": {"enabled": "true"}},
+        {"fp16": {"enabled": True}},
+        "fp16.enabled: the text 'true' is read as true",
+    ),
+    (
         {"zero_optimization": True},
         {"zero_optimization": {"stage": 1}},
         "zero_optimization: True is taken for stage 1, as in DeepSpeed",

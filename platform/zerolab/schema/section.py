@@ -173,6 +173,9 @@ def _as_written(section: type[Section], path: Path) -> Path:
 
 def _meant(section: type[Section], path: Path) -> list[Path]:
     """The known key that an unknown one stands for: its value is in doubt as well."""
+    belongs = _misplaced(section, path)
+    if belongs is not None:
+        return [(*belongs, path[-1])]
     home = _section_at(section, path[:-1])
     close = closest(str(path[-1]), keys_of(home)) if home else None
     return [(*_as_written(section, path[:-1]), close)] if close else []
@@ -203,15 +206,32 @@ def _show(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _unknown_hint(home: type[Section] | None, name: str) -> str:
+def _misplaced(section: type[Section], path: Path) -> Path | None:
+    """The block that knows an unknown key, if the top of the file and its blocks have one such."""
+    name = str(path[-1])
+    blocks: dict[Path, type[Section]] = {(): section}
+    for key, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        if inner is not None:
+            blocks[field.alias or key,] = inner
+    homes = [where for where, block in blocks.items() if name in keys_of(block)]
+    return homes[0] if len(homes) == 1 else None
+
+
+def _unknown_hint(section: type[Section], path: Path) -> str:
     """What an unknown key was meant to be: a known one, or a path that must be nested."""
+    home, name = _section_at(section, path[:-1]), str(path[-1])
     if home is None:
         return ""
+    belongs = _misplaced(section, path)
+    if belongs is not None:
+        return f"; it belongs {f'in {dotted(belongs)}' if belongs else 'at the top of the file'}"
     first, _, rest = name.partition(".")
     if rest and first in keys_of(home):
         inside = ": {".join(name.split("."))
         return f"; a dot does not nest; write {inside}: ...{'}' * name.count('.')}"
-    return suggest(name, keys_of(home))
+    told = suggest(name, keys_of(home))
+    return told if told or "params" not in home.model_fields else "; arguments go in 'params'"
 
 
 def _unknown_choice(key: str, error: Mapping[str, Any]) -> str:
@@ -225,8 +245,7 @@ def _unknown_key(section: type[Section], key: str, error: Mapping[str, Any]) -> 
     stranger = _stranger(section, path, error["input"])
     if stranger is not None:
         return stranger
-    home = _section_at(section, path[:-1])
-    return f"{key}: unknown key{_unknown_hint(home, str(path[-1]))}"
+    return f"{key}: unknown key{_unknown_hint(section, path)}"
 
 
 _ABSENT = {"missing": "", "union_tag_not_found": ".name"}

@@ -284,5 +284,3 @@ def test_what_files_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> None
         make_engine(3, zero=in_files(tmp_path), optimizer={"type": "LAMB"})
     with pytest.raises(ConfigError, match="copies all that is saved to memory"):
         make_engine(3, zero=in_files(tmp_path), checkpoint={"writer": {"decoupled": True}})
-    with pytest.raises(ConfigError, match="must be 'none' at stage 2"):
-        make_engine(2, zero={"offload_param": in_files(tmp_path)["offload_param"]})

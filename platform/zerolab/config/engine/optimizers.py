@@ -54,6 +54,7 @@ class AdamWParams(_Params):
     bias_correction: bool = True
     torch_adam: bool = hint(default=False, reason="it is always torch's, fused where it can be")
     fp32_optimizer_states: bool = hint(default=True, reason="optimizer states are fp32")
+    adam_w_mode: bool = hint(default=True, reason="AdamW always decouples weight decay")
 
 
 class AdamParams(AdamWParams):

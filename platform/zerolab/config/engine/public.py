@@ -22,7 +22,7 @@ from zerolab.config.plain import plain_problems
 from zerolab.errors import ConfigError
 from zerolab.schema.section import Section, dotted, keys_of, section_of
 
-__all__ = ["log_changes", "read_engine_text", "read_source", "tolerate"]
+__all__ = ["drop_whole_parameters", "log_changes", "read_engine_text", "read_source", "tolerate"]
 
 logger = logging.getLogger("zerolab.config")
 
@@ -92,6 +92,29 @@ def tolerate(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]]
         raise ConfigError(source, unfit)
     data = _copied(data)
     return data, changes + [line for step in _STEPS for line in step(data)]
+
+
+def drop_whole_parameters(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Leave ``offload_param`` out where parameters are not sharded, as DeepSpeed does.
+
+    Args:
+        content: A file, with its overrides and without ``"auto"``.
+
+    Returns:
+        The content, and one line where something was left out.
+    """
+    zero = content.get("zero_optimization")
+    if not isinstance(zero, Mapping) or not isinstance(zero.get("offload_param"), Mapping):
+        return content, []
+    stage, device = zero.get("stage", 0), zero["offload_param"].get("device", "none")
+    if stage not in (0, 1, 2) or device not in ("cpu", "nvme"):
+        return content, []
+    kept = {key: value for key, value in zero.items() if key != "offload_param"}
+    line = (
+        f"zero_optimization.offload_param: device {device!r} is left out; it has an effect at "
+        f"stage 3 only, and the stage is {stage}"
+    )
+    return {**content, "zero_optimization": kept}, [line]
 
 
 def log_changes(source: str, changes: list[str]) -> None:
@@ -178,6 +201,7 @@ def _rename_bfloat16(data: Block) -> Iterator[str]:
         yield "bfloat16: an old name of bf16; taken for it"
 
 
+_SWITCHES = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _ARGUMENTS = (("optimizer", "params"), ("scheduler", "params"))
 """Blocks without a section of their own, in which no text looks like a number."""
@@ -190,7 +214,7 @@ def _read_numbers(data: Block) -> Iterator[str]:
 
 
 def _numbers_of(block: Block, section: type[Section], path: tuple[str, ...]) -> Iterator[str]:
-    """Read the numbers of a section where a key takes a number, and no text."""
+    """Read the numbers and switches of a section where a key takes one, and no text."""
     for name, field in section.model_fields.items():
         key = field.alias or name
         value, inner = block.get(key), section_of(field.annotation)
@@ -198,6 +222,9 @@ def _numbers_of(block: Block, section: type[Section], path: tuple[str, ...]) -> 
             yield from _numbers_of(value, inner, (*path, key))
         elif isinstance(value, str) and _takes_numbers(field.annotation):
             yield from _numbers_in(block, path, [key])
+        elif isinstance(value, str) and field.annotation is bool and value.lower() in _SWITCHES:
+            block[key] = _SWITCHES[value.lower()]
+            yield f"{dotted((*path, key))}: the text {value!r} is read as {value.lower()}"
 
 
 def _takes_numbers(annotation: Any) -> bool:

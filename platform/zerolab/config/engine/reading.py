@@ -1,7 +1,7 @@
 """Reading an engine file: as it is in public, then strictly, with every problem at once."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
@@ -9,7 +9,12 @@ from zerolab.config.engine import optimizers, schedules
 from zerolab.config.engine.auto import Filled, fill_auto
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.merge import merge
-from zerolab.config.engine.public import log_changes, read_source, tolerate
+from zerolab.config.engine.public import (
+    drop_whole_parameters,
+    log_changes,
+    read_source,
+    tolerate,
+)
 from zerolab.config.engine.refused import REFUSED, without_aliases
 from zerolab.config.plain import plain_problems
 from zerolab.config.refusing import take_refused
@@ -103,6 +108,9 @@ def parse_engine_config(
         changes += more
     renamed, twice = without_aliases(merge(*parts))
     filled = fill_auto(renamed, hyperparameters, batches, hints_of(EngineConfig))
+    if not strict:
+        whole, dropped = drop_whole_parameters(filled.content)
+        filled, changes = replace(filled, content=dict(whole)), changes + dropped
     return _check(filled, source, parts[1], changes, twice)
 
 

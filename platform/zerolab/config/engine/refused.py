@@ -54,8 +54,8 @@ REFUSED: dict[str, Refused] = {
         "search spaces",
         BLOCK,
     ),
-    "comet": Refused("log to it from a trial callback", BLOCK),
-    "wandb": Refused("log to it from a trial callback", BLOCK),
+    "comet": Refused("set comet.enabled to false, and log to it from your own code", BLOCK),
+    "wandb": Refused("set wandb.enabled to false, and log to it from your own code", BLOCK),
     "comms_config": Refused("set comms_logger, which is the key that DeepSpeed reads", NOTHING),
     "compression_training": Refused(_TRIM, _NOWHERE_ENABLED),
     "curriculum_learning": Refused(_SAMPLER, BLOCK),
@@ -90,7 +90,12 @@ REFUSED: dict[str, Refused] = {
     ),
     "disable_allgather": Refused("remove it; updated weights must reach every rank", SWITCH),
     "disable_python_gc": Refused("call gc.disable() in the trial's __init__", SWITCH),
+    "enable_cuda_graph": Refused(
+        "set compile.enabled, and compile.mode to reduce-overhead", SWITCH
+    ),
     "graph_harvesting": Refused(_COMPILED, SWITCH),
+    "max_grad_norm": Refused("set gradient_clipping", values([0, 0.0])),
+    "pipeline_parallel_size": Refused("set pipeline.stages", values([1])),
     "seq_parallel_communication_data_type": Refused(
         "sequence parallelism is not supported; remove it", values(["fp32"])
     ),
@@ -130,6 +135,9 @@ REFUSED: dict[str, Refused] = {
         'set zero_optimization.offload_optimizer: {"device": "cpu"}', SWITCH
     ),
     "zero_optimization.cpu_offload_param": Refused(
+        'set zero_optimization.offload_param: {"device": "cpu"}', SWITCH
+    ),
+    "zero_optimization.offload_parameters": Refused(
         'set zero_optimization.offload_param: {"device": "cpu"}', SWITCH
     ),
     "zero_optimization.cpu_offload_use_pin_memory": Refused(
