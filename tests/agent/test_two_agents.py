@@ -18,6 +18,7 @@ from zerolab.client import archive
 from zerolab.client.http import Client
 from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.linux import kill_all
+from zerolab.paths import Home
 
 pytestmark = pytest.mark.processes
 
@@ -58,10 +59,13 @@ class Farm:
         self.client: Client = self.server.client()
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
-    def spawn(self, name: str, *options: str, home: str = "") -> "subprocess.Popen[bytes]":
+    def spawn(
+        self, name: str, *options: str, home: str = "", token: str = ""
+    ) -> "subprocess.Popen[bytes]":
         kept = {k: v for k, v in os.environ.items() if k not in {ENV_MASTER, ENV_TOKEN}}
         environment = kept | {ENV_HOME: str(self.path / (home or name)), "CUDA_VISIBLE_DEVICES": ""}
-        words = ["agent", "start", "--server", self.server.url, "--token", self.server.token]
+        words = ["agent", "start", "--server", self.server.url]
+        words += ["--token", token or self.server.token]
         words += [] if "--resource-manager" in options else ["--cpu"]
         with self.log(home or name).open("ab") as log:
             return subprocess.Popen(
@@ -236,14 +240,36 @@ def test_agents_of_two_pools_take_the_runs_of_their_own(farm: Farm) -> None:
     farm.finish(1)
 
 
-def test_a_second_agent_of_the_same_name_is_told_to_take_another(farm: Farm) -> None:
+def test_an_agent_that_gets_no_work_says_why_once_and_one_that_is_refused_ends(
+    farm: Farm,
+) -> None:
     farm.join("a", "--slots", "1")
     second = farm.spawn("a", home="elsewhere")
-    assert second.wait(DEADLINE_S) == 2
-    told = farm.log("elsewhere").read_text()
-    assert "another agent with the name a is there" in told
-    assert "Traceback" not in told
+    stranger = farm.spawn("stranger", token="wrong")
+    assert second.wait(DEADLINE_S) == stranger.wait(DEADLINE_S) == 2
+    assert "another agent with the name a is there" in farm.log("elsewhere").read_text()
+    (line,) = farm.log("stranger").read_text().splitlines()
+    assert "a valid token is needed" in line
+    assert line.endswith("; `zerolab token` prints it there, and --token takes it")
     assert farm.state("a") == "ready"
+    farm.server.stop()
+    Home(farm.server.home).replace_token()
+    farm.agents["early"] = farm.spawn("early")
+    nobody = "asking goes on: no Zerolab server answers"
+    for name in ("a", "early"):
+        until(f"{name} finds nobody", farm.log(name).read_text, lambda told: nobody in told)
+    farm.server.start()
+    farm.client = farm.server.client()
+    again, void = "the server gives work again", "asking goes on: http"
+    until("one gets work", farm.log("early").read_text, lambda told: again in told)
+    until("one has an old token", farm.log("a").read_text, lambda told: void in told)
+    farm.signal("a", signal.SIGTERM)
+    assert farm.agents["a"].wait(DEADLINE_S) == 0
+    for name in ("a", "early"):
+        told = farm.log(name).read_text()
+        assert "Traceback" not in told
+        for stretch in told.split(again):  # in each, once for each reason
+            assert max(stretch.count(nobody), stretch.count(void)) <= 1, told
 
 
 def test_a_trial_whose_checkpoint_this_machine_does_not_see_waits_and_says_where_it_lies(

@@ -19,6 +19,7 @@ EXPERIMENT: dict[str, Any] = {
     "searcher": {"name": "single", "metric": "loss", "max_length": 10},
     "resources": {"slots_per_trial": 2},
 }
+SLOPE = {"type": "double", "minval": 0, "maxval": 1}
 ENGINE: dict[str, Any] = {"train_batch_size": 32, "optimizer": {"type": "AdamW"}}
 
 
@@ -71,6 +72,12 @@ def test_problems_of_both_files_come_together() -> None:
         (
             {"overwrite_deepspeed_args": {"train_batch_size": "auto"}},
             "conf/ds.json: train_batch_size: must be a value, got 'auto'",
+        ),
+        (
+            {"net": {"act": {"type": "categorical", "vals": ["relu", {"slope": [SLOPE]}]}}},
+            "hyperparameters.net.act.vals[1].slope[0]: must be a value, for nothing is drawn "
+            "inside vals, got a spec of type 'double'; give it a key of its own beside "
+            "'net.act', with when: {net.act: ...}",
         ),
     ],
 )

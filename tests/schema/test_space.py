@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zerolab.config import grid_points, sample_hyperparameters
 from zerolab.errors import ConfigError
-from zerolab.schema.hyperparameters import extremes, space_problems
+from zerolab.schema.hyperparameters import extremes, grid_size, space_problems
 from zerolab.schema.space import Space
 
 CONDITIONAL: dict[str, Any] = {
@@ -172,14 +172,32 @@ def test_a_grid_has_each_combination_of_leaves_that_exist_once() -> None:
     assert all(("slope" in point) == (point["act"] == "slope") for point in points)
 
 
+@given(st.data())
+def test_a_grid_has_as_many_points_as_are_counted(data: st.DataObject) -> None:
+    space: dict[str, Any] = {}
+    for index in range(data.draw(st.integers(1, 6))):
+        vals = list(range(data.draw(st.integers(1, 3))))
+        above = data.draw(
+            st.lists(st.sampled_from(sorted(space)), max_size=2) if space else st.just([])
+        )
+        when = {name: data.draw(st.sampled_from(space[name]["vals"])) for name in above}
+        space[f"{9 - index}"] = {"type": "categorical", "vals": vals, "when": when}
+    points = {str(sorted(point.items())) for point in grid_points(space)}
+    assert len(points) == len(grid_points(space)) == grid_size(space)
+
+
 def test_a_grid_is_measured_by_the_points_that_it_has() -> None:
     many = {"type": "double", "minval": 0, "maxval": 1, "count": 60}
     space: dict[str, Any] = {"kind": {"type": "categorical", "vals": ["a", "b", "c"]}}
     space |= {f"x{kind}": {**many, "when": {"kind": kind}} for kind in "abc"}
     assert space_problems(space, grid=True) == []
-    assert len(grid_points(space)) == 180
+    assert len(grid_points(space)) == grid_size(space) == 180
     space["y"] = {**many, "count": 1000}
     (problem,) = space_problems(space, grid=True)
+    assert "at most 100,000 points, got more" in problem
+    deep = {f"c{i:02}": {"type": "categorical", "vals": [1, 2]} for i in range(17)}
+    deep |= {f"x{i}": {**many, "when": {"c00": 2, "c16": 2}} for i in range(480)}
+    (problem,) = space_problems(deep, grid=True)  # one by one they would take minutes
     assert "at most 100,000 points, got more" in problem
     (problem,) = space_problems({f"x{i}": {"type": "const", "val": i} for i in range(501)})
     assert problem == "hyperparameters: must hold at most 500 specs, got 501"

@@ -18,7 +18,13 @@ from zerolab.client.http import Client
 from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.wire import AgentRegistration, AgentWork, WorkItem
-from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
+from zerolab.errors import (
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    ZerolabError,
+)
 from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.paths import Home
@@ -39,6 +45,8 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _ALIVE_POLL_S = 1.0
 _SLOTS_POLL_S = 5.0
+_REFUSALS = (ConfigError, ConflictError, ForbiddenError, NotFoundError)
+"""What an agent that is not known yet is told for good: waiting would change nothing."""
 
 
 class Agent:
@@ -74,6 +82,7 @@ class Agent:
         self._identity = home.identity()
         self._agent_id: int | None = None
         self._refused: ZerolabError | None = None
+        self._trouble: tuple[type[Exception], float] | None = None  # told last, and since when
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._changing = threading.Lock()
@@ -87,6 +96,8 @@ class Agent:
 
         Raises:
             ConflictError: If another agent has this data directory, or this name.
+            ZerolabError: If the server refuses it: as it first introduces itself, or, later, for
+                another agent that has its name.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._stopping.set())
@@ -115,7 +126,8 @@ class Agent:
         while not self._stopping.is_set():
             self._launcher.keep_ready()
             self._stopping.wait(_ALIVE_POLL_S)
-        logger.info("stopping")
+        if self._refused is None:
+            logger.info("stopping")
         answered = self._tell_leaving(done=False)
         self._stop_runs()
         if answered:
@@ -183,31 +195,46 @@ class Agent:
 
     def _poll(self) -> None:
         """Ask for work until the agent stops; also what keeps it alive for the server."""
-        version, backoff = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        version, backoff, known = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), False
         while not self._stopping.is_set():
             try:
                 if self._agent_id is None:
                     self._agent_id = self._register()
-                    version = 0
+                    version, known = 0, True
                 asked = time.monotonic()
                 work = self._client.work(self._agent_id, version, _WAIT_S, self._identity)
                 version = work.version
                 backoff.reset()
                 self._apply(work, asked)
+                self._note_return()
                 continue
-            except NotFoundError:
-                self._agent_id = None  # it does not know us: introduce ourselves again
-            except ConflictError as error:  # another agent has our name: we would get its runs
-                logger.error("%s", error)  # noqa: TRY400 - the user's mistake, and told as one
-                self._refused = error
-                self._stopping.set()
-            except UnreachableError as error:
-                logger.warning("%s", error)
-            except ZerolabError:
-                logger.exception("the server does not give work")
-            except Exception:  # the thread's boundary: without it the agent would be deaf
-                logger.exception("asking for work failed")
+            except Exception as error:  # noqa: BLE001 - the thread's boundary; else it would be deaf
+                version = 0  # it is answered at once when the server is back
+                if isinstance(error, NotFoundError) and self._agent_id is not None:
+                    self._agent_id = None  # it does not know us: introduce ourselves again
+                elif isinstance(error, ConflictError if known else _REFUSALS):
+                    self._refused = error  # with a conflict, we would get another agent's runs
+                    self._stopping.set()
+                else:
+                    self._note_trouble(error)
             self._stopping.wait(backoff.pause_s())
+
+    def _note_trouble(self, error: Exception) -> None:
+        """Tell why no work is given, once for each kind of reason in a row."""
+        before, since = self._trouble or (None, time.monotonic())
+        if before is type(error):
+            return
+        self._trouble = type(error), since
+        if isinstance(error, ZerolabError):
+            logger.warning("no work, and asking goes on: %s", error)
+        else:
+            logger.error("asking for work failed, and goes on", exc_info=error)
+
+    def _note_return(self) -> None:
+        if self._trouble is not None:
+            away_s = time.monotonic() - self._trouble[1]
+            logger.info("the server gives work again, after %.0f s", away_s)
+            self._trouble = None
 
     def _register(self) -> int:
         registration = AgentRegistration(

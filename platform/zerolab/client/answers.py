@@ -67,7 +67,8 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
         problems = [str(problem) for problem in body.get("problems") or ()]
     except (ValueError, KeyError, TypeError, AttributeError):
         kind, problems = "", []
-        message = f"{response.request.method} {response.request.url.path}: {response.text[:500]}"
+        text = " ".join(response.text.split())[:500]  # one line of the page of another server
+        message = f"{response.request.method} {response.request.url.path}: {text}"
     error: ZerolabError
     if status in {401, 403}:
         error = ForbiddenError(

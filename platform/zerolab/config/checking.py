@@ -27,6 +27,7 @@ from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.hyperparameters import extremes, space_problems
 from zerolab.schema.section import keys_of
+from zerolab.schema.space import misplaced_specs
 
 __all__ = ["check_experiment", "check_file", "engine_files"]
 
@@ -77,6 +78,7 @@ def check_experiment(
     if theirs and parsed.config is not None:
         problems += missing_deepspeed(parsed.config.environment)
     if isinstance(space, Mapping) and not space_problems(space):
+        problems += misplaced_specs(space)
         batches = _batches(parsed.config)
         for _, found in engine_files(space, model, batches, strict=strict, theirs=theirs):
             problems += found.problems

@@ -8,8 +8,7 @@ on it. Every one is drawn whether it exists or not, so that a seed gives the sam
 the file is ordered.
 """
 
-import itertools
-import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -19,7 +18,15 @@ from zerolab.errors import ConfigError
 from zerolab.schema.section import Path, dotted, suggest
 from zerolab.schema.specs import ConstSpec, RangeSpec, Spec, is_spec, read_spec, same
 
-__all__ = ["MAX_TRIALS", "Dimension", "Point", "Space", "needs_search", "space_problems"]
+__all__ = [
+    "MAX_TRIALS",
+    "Dimension",
+    "Point",
+    "Space",
+    "misplaced_specs",
+    "needs_search",
+    "space_problems",
+]
 
 Point = tuple[float | None, ...]
 """A coordinate for each dimension; None where the leaf does not exist."""
@@ -179,21 +186,35 @@ class Space:
     def grid(self) -> Iterator[dict[str, Any]]:
         """Every combination of the points of all leaves that exist; the last one varies fastest."""
         axes = [dimension.spec.points() for dimension in self.dimensions]
-        for point in self._combine(axes, []):
+        for point in self._combine([len(axis) for axis in axes]):
             chosen = zip(axes, point, strict=True)
             yield self._fill([_ABSENT if at is None else axis[at] for axis, at in chosen], point)
 
     def grid_size(self, most: int | None = None) -> int:
-        """How many combinations there are.
+        """How many combinations there are: counted by what later dimensions depend on.
 
         Args:
-            most: Where to stop counting, if they must be counted; then the size is greater.
+            most: Where to stop counting; then the size is greater.
         """
-        if not any(dimension.when for dimension in self.dimensions):
-            return math.prod(dimension.spec.grid_size for dimension in self.dimensions)
-        axes = [range(dimension.spec.grid_size) for dimension in self.dimensions]
-        stop = None if most is None else most + 1
-        return sum(1 for _ in itertools.islice(self._combine(axes, []), stop))
+        needed = {
+            parent: index
+            for index, dimension in enumerate(self.dimensions)
+            for parent, _ in dimension.when
+        }  # a categorical to the last dimension that depends on it
+        found: Counter[tuple[tuple[int, int | None], ...]] = Counter({(): 1})
+        for index, dimension in enumerate(self.dimensions):
+            size, before, found = dimension.spec.grid_size, found, Counter()
+            for known, number in before.items():
+                exists = _holds(dimension.when, dict(known))
+                kept = tuple(each for each in known if needed[each[0]] > index)
+                if index not in needed:
+                    found[kept] += number * size if exists else number
+                    continue
+                for category in range(size) if exists else [None]:
+                    found[*kept, (index, category)] += number
+            if most is not None and found.total() > most:
+                break
+        return found.total()
 
     def extremes(self, most: int = 1000) -> Iterator[dict[str, Any]]:
         """Samples that reach the ends of every leaf and every value of a choice (the first ones).
@@ -227,18 +248,26 @@ class Space:
             point.append(dimension.spec.coordinate(value) if exists else None)
         return self._fill(values, point)
 
-    def _combine(
-        self, axes: Sequence[Sequence[Any]], point: list[int | None]
-    ) -> Iterator[list[int | None]]:
-        """Every combination, as the number of a point on each axis; None where no leaf exists."""
-        if len(point) == len(axes):
-            yield point
-        elif not _holds(self.dimensions[len(point)].when, point):
-            yield from self._combine(axes, [*point, None])
-        else:
-            for number in range(len(axes[len(point)])):
+    def _combine(self, sizes: Sequence[int]) -> Iterator[list[int | None]]:
+        """Every combination, as the number of a point on each axis; None where no leaf exists.
+
+        It is one list, in which the next combination stands when it is asked for.
+        """
+        whens = [dimension.when for dimension in self.dimensions]
+        point: list[int | None] = [None] * len(sizes)
+        changed = -1
+        while True:
+            for index in range(changed + 1, len(sizes)):
                 # Only a category's coordinate is asked for, and that is its index.
-                yield from self._combine(axes, [*point, number])
+                point[index] = 0 if not whens[index] or _holds(whens[index], point) else None
+            yield point
+            for changed in reversed(range(len(sizes))):
+                number = point[changed]
+                if number is not None and number + 1 < sizes[changed]:
+                    point[changed] = number + 1
+                    break
+            else:
+                return
 
     def _fill(self, values: Sequence[Any], point: Sequence[float | None]) -> dict[str, Any]:
         filled: dict[str, Any] = _filled(self._template, values, point)
@@ -263,6 +292,26 @@ def space_problems(hyperparameters: Mapping[str, Any], *, grid: bool = False) ->
             )
     if not problems:
         problems += _size_problems(hyperparameters, leaves)
+    return problems
+
+
+def misplaced_specs(hyperparameters: Mapping[str, Any]) -> list[str]:
+    """Name the specs inside a categorical's ``vals``, which a trial would get as they stand.
+
+    Args:
+        hyperparameters: As a file has them.
+    """
+    problems = []
+    for path, value in _specs(hyperparameters, ()):
+        if value["type"] != "categorical":
+            continue
+        for place, spec in _specs(value.get("vals"), (*path, "vals")):
+            if isinstance(read_spec(spec), Spec):
+                problems.append(
+                    f"hyperparameters.{dotted(place)}: must be a value, for nothing is drawn "
+                    f"inside vals, got a spec of type {spec['type']!r}; give it a key of its own "
+                    f"beside {dotted(path)!r}, with when: {{{dotted(path)}: ...}}"
+                )
     return problems
 
 
@@ -394,7 +443,7 @@ def _parents_first(leaves: list[_Leaf]) -> list[_Leaf]:
     return list(placed.values())
 
 
-def _holds(when: Conditions, point: Sequence[float | None]) -> bool:
+def _holds(when: Conditions, point: Sequence[float | None] | Mapping[int, float | None]) -> bool:
     """Whether a leaf exists, where ``point`` has at least the coordinates that it depends on."""
     return all(point[index] in wanted for index, wanted in when)
 

@@ -65,6 +65,7 @@ def start(
     from zerolab.agent.slots import find_slots
     from zerolab.cli.connection import connect, token_of
     from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
+    from zerolab.errors import ForbiddenError
     from zerolab.launcher.registered import LAUNCHERS, launcher_of_file
     from zerolab.paths import Home
 
@@ -86,7 +87,12 @@ def start(
         if launcher == "local":
             over_ssh = LAUNCHERS["ssh"](place, starts.offers())
     with connect(home) as client:
-        Agent(place, client, token_of(home), starts, over_ssh, name=name or "", pool=pool).run()
+        made = Agent(place, client, token_of(home), starts, over_ssh, name=name or "", pool=pool)
+        try:
+            made.run()
+        except ForbiddenError as error:
+            msg = f"{error}; `zerolab token` prints it there, and --token takes it"
+            raise ForbiddenError(msg) from error
 
 
 def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> None:
