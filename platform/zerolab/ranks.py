@@ -8,8 +8,9 @@ and engines. What is built on it stands here once.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from zerolab.determined.names import DISTRIBUTED, missing
 from zerolab.errors import (
     InvalidHyperparametersError,
     PeerFailedError,
@@ -133,6 +134,12 @@ class Located:
     def get_num_agents(self) -> int:
         """Machines, each with as many processes as this one."""
         return self.size // self.local_size
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what takes the place of what Determined has here."""
+            raise missing("distributed", self, name, DISTRIBUTED)
 
 
 class OneRank(Ranks):

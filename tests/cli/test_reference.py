@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from zerolab.cli.main import app
+from zerolab.determined.commands import COMMANDS as COMMANDS_OF_DETERMINED
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -81,6 +83,30 @@ def test_every_example_in_a_help_text_is_a_command_that_exists() -> None:
         for words in re.findall(r"zerolab ((?:[a-z][a-z-]* ?)+)", command.help):
             name = f"zerolab {words.strip()}"
             assert any(name == path or name.startswith(f"{path} ") for path in COMMANDS), name
+
+
+def test_what_stands_for_a_command_of_determined_exists() -> None:
+    for theirs, text in COMMANDS_OF_DETERMINED.items():
+        assert f"zerolab {theirs}" not in COMMANDS
+        for words in re.findall(r"`zerolab ((?:[a-z][a-z-]*\b ?)+)", text):
+            name = f"zerolab {words.strip()}"
+            assert any(name == path or path.startswith(f"{name} ") for path in COMMANDS), name
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("e create config.yaml . -f", "What `det experiment create` did: `zerolab submit CONFIG"),
+        ("user login admin", "What `det user` did: there are no users"),
+        ("rp list", "What `det rp` did: `zerolab pool list`"),
+        ("expriment list", "Did you mean 'experiment'?"),
+        ("t ls", "Missing argument"),
+    ],
+)
+def test_a_command_of_determined_is_told_what_it_is_here(words: str, told: str) -> None:
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 2
+    assert told in " ".join(done.output.replace("│", " ").split())
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from zerolab.cli.task import count_slots, given_workers
+from zerolab.cli.cluster.task import count_slots, given_workers
 from zerolab.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from zerolab.schema.hints import HINT
 from zerolab.schema.section import Section, choices_of, section_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("ds_config.md", "experiment_config.md")
+PAGES = ("ds_config.md", "experiment_config.md", "from_determined.md")
 
 
 @pytest.mark.parametrize("name", PAGES)

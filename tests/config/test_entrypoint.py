@@ -10,6 +10,7 @@ from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.contract.spec import Command, TrialClass
+from zerolab.determined.names import MODULES
 from zerolab.errors import ConfigError
 
 MODEL = """
@@ -146,6 +147,75 @@ def test_a_module_that_another_folder_of_the_path_gives_is_left_to_the_run() -> 
     del content["environment"]
     with pytest.raises(ConfigError, match="there is no module 'shared_models'"):
         check_experiment(content, MemoryFiles({"model_def.py": b""}))
+
+
+OF_DETERMINED = b"""
+import determined as det
+from determined.pytorch import DataLoader, deepspeed as det_ds
+from determined.experimental import client
+import steps
+
+with det.core.init(distributed=det.core.DistributedContext.from_torch_distributed()) as context:
+    info = det.get_cluster_info()
+    det_ds.Trainer(None, context).fit(det.util.nothing)
+"""
+
+
+def test_what_a_script_asks_of_determined_is_told_with_what_takes_its_place() -> None:
+    steps = b"from determined import core, keras\nimport train\ncore.init()"
+    launched = "python3 -m determined.launch.torch_distributed python3 train.py --epochs 3"
+    problems = wrong(launched, {"train.py": OF_DETERMINED, "steps.py": steps})
+    assert problems[0].startswith("entrypoint: ranks are started without Determined's launchers")
+    told = [line.removeprefix("entrypoint: ").partition("; instead: ") for line in problems[1:]]
+    assert {place: instead for place, _, instead in told} == {
+        "train.py:3: determined.pytorch.DataLoader is of Determined": "`zerotrial.DataLoader`",
+        "train.py:4: determined.experimental.client is of Determined": (
+            "`zerolab.client.Client(url, token)`"
+        ),
+        "train.py:7: determined.core.init is of Determined": "`zerolab.core.init()`",
+        "train.py:7: determined.core.DistributedContext is of Determined": (
+            "leave it out: `zerolab.core.init()` finds the ranks from torchrun's variables"
+        ),
+        "train.py:8: determined.get_cluster_info is of Determined": (
+            MODULES["determined.get_cluster_info"]
+        ),
+        "train.py:9: determined.pytorch.deepspeed.Trainer is of Determined": "`zerotrial.Trainer`",
+        "train.py:9: determined.util.nothing is of Determined": (
+            "nothing takes its place; see docs/from_determined.md"
+        ),
+        "steps.py:1: determined.core is of Determined": "`zerolab.core`",
+        "steps.py:1: determined.keras is of Determined": MODULES["determined.keras"],
+    }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"try:\n    import determined as det\nexcept ImportError:\n    det = None",
+        b"def main():\n    import determined as det\n    det.core.init()",
+        b"from determined.experimental import client\nclient.get_checkpoint('x').download()",
+        b"import determined as det\nprint(det.LOG_FORMAT)",
+        b"import undetermined.core\nundetermined.core.init()",
+        b"from .determined import core",
+        b"not Python",
+    ],
+)
+def test_a_script_that_runs_anywhere_is_let_alone(source: bytes) -> None:
+    assert wrong("python train.py", {"train.py": source}) == []
+
+
+def test_a_module_of_ones_own_may_be_called_determined() -> None:
+    files = {"train.py": OF_DETERMINED, "determined.py": b""}
+    assert wrong("python train.py", files) == []
+
+
+def wrong(entrypoint: str, files: dict[str, bytes]) -> list[str]:
+    searcher = {"name": "single", "metric": "loss", "max_length": 10}
+    try:
+        check_experiment({"entrypoint": entrypoint, "searcher": searcher}, MemoryFiles(files))
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
 def test_the_model_is_read_and_never_imported() -> None:

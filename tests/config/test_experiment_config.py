@@ -351,7 +351,7 @@ def test_a_searcher_that_does_not_exist_here_is_refused_by_one_line(name: str) -
     searcher = {"name": name, "metric": "m", "max_trials": 3, "max_length": 10}
     searcher |= {"max_time": 100, "time_metric": "batches", "divisor": 4, "max_rungs": 3}
     (line,) = problems(with_values(searcher=searcher))
-    assert line.startswith(f"searcher.name: must be one of {', '.join(SEARCHERS)}, got ")
+    assert line.startswith(f"searcher.name: must be one of {', '.join(SEARCHERS)}; {name} is a")
 
 
 def test_variables_may_differ_by_kind_of_slot() -> None:

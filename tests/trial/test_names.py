@@ -1,6 +1,7 @@
 """Names that scripts and trials of DeepSpeed and Determined call: they answer, or say what does."""
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,9 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import zerolab.client
+import zerolab.core
+import zerolab.searcher
 import zerotrial
+import zerotrial.data.samplers
 from tests.trial.helpers import make_spec
+from zerolab.core.context import Context, TrainContext
 from zerolab.core.socket_ranks import SocketRanks
+from zerolab.determined.names import CONTEXT, DISTRIBUTED, MODULES, TRAIN, TRIAL_CONTEXT
 from zerolab.errors import TrialError
 
 
@@ -105,5 +112,26 @@ def test_names_of_determined_say_what_they_are_called_here() -> None:
     batch: zerotrial.TorchData = {"x": torch.ones(2)}
     assert isinstance(batch, dict)
     assert "TorchData" in dir(zerotrial)
-    with pytest.raises(AttributeError, match=r"it is called zerotrial\.ZeroTrial here"):
-        zerotrial.DeepSpeedTrial  # noqa: B018
+    told = "zerotrial has no 'DeepSpeedTrial'; instead: `zerotrial.ZeroTrial`"
+    with pytest.raises(ImportError, match=told):
+        from zerotrial import DeepSpeedTrial  # noqa: F401
+    with pytest.raises(AttributeError, match="has no attribute 'DeepSpedTrial'"):
+        zerotrial.DeepSpedTrial  # noqa: B018
+    with pytest.raises(ImportError, match="no 'DistributedContext'; instead: leave it out"):
+        zerolab.core.DistributedContext  # noqa: B018
+    with pytest.raises(TypeError, match=r"no argument 'distributed': leave it out.* 'nonsense'$"):
+        zerolab.core.init(distributed=None, nonsense=1)
+    with pytest.raises(AttributeError, match=r"'gather'; use allgather\(value\)"):
+        SocketRanks().gather(1)  # type: ignore[attr-defined]
+
+
+def test_what_takes_the_place_of_a_name_of_determined_is_there() -> None:
+    modules = {"zerotrial": zerotrial, "zerolab": zerolab}
+    for instead in MODULES.values():
+        for top, name in re.findall(r"`(zero\w+)\.([\w.]+)", instead):
+            found: object = modules[top]
+            for part in name.split("."):
+                found = getattr(found, part)
+    kinds = ((CONTEXT, Context), (TRAIN, TrainContext), (DISTRIBUTED, SocketRanks))
+    for table, kind in (*kinds, (TRIAL_CONTEXT, zerotrial.ZeroTrialContext)):
+        assert not set(table) & set(dir(kind))

@@ -53,15 +53,6 @@ _EXPORTS = {
 }
 """Public name -> module that defines it."""
 
-_OTHER_NAMES = {
-    "DeepSpeedTrial": "ZeroTrial",
-    "DeepSpeedTrialContext": "ZeroTrialContext",
-    "PyTorchCallback": "Callback",
-    "PyTorchTrial": "ZeroTrial",
-    "PyTorchTrialContext": "ZeroTrialContext",
-}
-"""Names of Determined that are others here."""
-
 __all__ = [
     "Batch",
     "Callback",
@@ -93,14 +84,26 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
-        msg = f"module 'zerotrial' has no attribute {name!r}"
-        if name in _OTHER_NAMES:
-            msg += f"; it is called zerotrial.{_OTHER_NAMES[name]} here"
-        raise AttributeError(msg)
+        raise _absent(name)
     module = importlib.import_module(_EXPORTS[name])
     value = module if module.__name__.endswith(f".{name}") else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def _absent(name: str) -> Exception:
+    """Make the error for a name that is not there.
+
+    One of Determined's gives an ImportError, of which ``from zerotrial import`` keeps the text; it
+    replaces that of an AttributeError by its own.
+    """
+    from zerolab.determined.names import short_names
+
+    for module in ("determined.pytorch.deepspeed", "determined.pytorch", "determined"):
+        instead = short_names(module).get(name)
+        if instead is not None:
+            return ImportError(f"zerotrial has no {name!r}; instead: {instead}", name="zerotrial")
+    return AttributeError(f"module 'zerotrial' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

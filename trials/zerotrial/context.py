@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from zerolab.contract.spec import CheckpointRef, RunSpec
+from zerolab.determined.names import TRIAL_CONTEXT, missing
 from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
 from zerotrial.compat.engine_view import EngineView, view_of
@@ -23,20 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["ZeroTrialContext"]
 
 logger = logging.getLogger(__name__)
-
-_ENGINE = "pass it to zerotrial.initialize, and the engine to wrap_model_engine"
-_INSTEAD = {
-    "wrap_mpu": "call set_mpu",
-    "wrap_model": _ENGINE,
-    "wrap_optimizer": _ENGINE,
-    "wrap_lr_scheduler": _ENGINE,
-    "wrap_scaler": "set fp16.enabled in the engine file",
-    "configure_apex_amp": "set fp16.enabled or bf16.enabled in the engine file",
-    "backward": "call engine.backward(loss)",
-    "step_optimizer": "call engine.step()",
-    "train_batch_size": "call get_global_batch_size()",
-}
-"""Attributes of Determined's contexts to what took their place."""
 
 
 class ZeroTrialContext:
@@ -349,9 +336,8 @@ class ZeroTrialContext:
 
     def __getattr__(self, name: str) -> Any:
         """Name what took the place of what is not there."""
-        hint = f"; {_INSTEAD[name]}" if name in _INSTEAD else suggest(name, _public(type(self)))
-        msg = f"the trial context has no attribute {name!r}{hint}"
-        raise AttributeError(msg, name=name, obj=self)
+        close = suggest(name, _public(type(self)))
+        raise missing("the trial context", self, name, TRIAL_CONTEXT, close)
 
     # For the controller
 

@@ -3,44 +3,22 @@
 import os
 import re
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from zerolab.cli import (
-    checkpoint,
-    config,
-    experiment,
-    launch,
-    task,
-    tools,
-    trial,
-)
-from zerolab.cli.cluster import agent, job, pool
+from zerolab.cli import checkpoint, config, experiment, launch, tools, trial
+from zerolab.cli.cluster import agent, job, pool, task
 from zerolab.cli.connection import shown_by
+from zerolab.cli.groups import Group, Root
 from zerolab.cli.local import installation, running
 from zerolab.contract.spec import ENV_MASTER
 from zerolab.errors import ZerolabError
 
 __all__ = ["app", "main"]
 
-_ALIASES = {"e": "experiment", "exp": "experiment", "experiments": "experiment"} | {
-    f"{noun}s": noun
-    for noun in ("trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota")
-}
-
-
-class _Root(TyperGroup):
-    """The root of the command: plurals of its groups, and two short words, mean the group."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name or by another word for it."""
-        return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
-
-
 app = typer.Typer(
-    cls=_Root,
+    cls=Root,
     name="zerolab",
     help="Train deep-learning models with ZeRO: experiments, from a laptop to a few GPU nodes.",
     epilog="Begin with: zerolab run examples/digits/experiment.yaml",
@@ -70,16 +48,19 @@ def options(
 running.add_to(app)
 launch.add_to(app)
 installation.add_to(app)
-app.add_typer(experiment.group, name="experiment")
-app.add_typer(trial.group, name="trial")
-app.add_typer(task.group, name="task")
-app.add_typer(checkpoint.group, name="checkpoint")
-app.add_typer(checkpoint.models, name="model")
-app.add_typer(agent.group, name="agent")
-app.add_typer(job.group, name="job")
-app.add_typer(pool.pools, name="pool")
-app.add_typer(pool.quotas, name="quota")
-app.add_typer(config.group, name="config")
+for _name, _group in {
+    "experiment": experiment.group,
+    "trial": trial.group,
+    "task": task.group,
+    "checkpoint": checkpoint.group,
+    "model": checkpoint.models,
+    "agent": agent.group,
+    "job": job.group,
+    "pool": pool.pools,
+    "quota": pool.quotas,
+    "config": config.group,
+}.items():
+    app.add_typer(_group, name=_name, cls=Group)
 tools.add_to(app)
 
 

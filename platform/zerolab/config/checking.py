@@ -17,7 +17,12 @@ from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
 from zerolab.config.experiment.hosts import with_hosts, with_ranks
-from zerolab.config.experiment.model_source import FolderFiles, ModelFiles, entrypoint_problem
+from zerolab.config.experiment.model_source import (
+    FolderFiles,
+    ModelFiles,
+    determined_problems,
+    entrypoint_problem,
+)
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_with
 from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
@@ -87,6 +92,7 @@ def check_experiment(
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
     if parsed.config is not None and "entrypoint" not in parsed.bad:
         problems += _entrypoint_problems(parsed.config, model)
+    problems += determined_problems(content.get("entrypoint"), model)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)

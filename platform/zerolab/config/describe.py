@@ -1,7 +1,7 @@
 """Tables of every key for the documents, from the sections themselves.
 
 ``python -m zerolab.config.describe docs`` writes them between the markers of
-``docs/ds_config.md`` and ``docs/experiment_config.md``.
+``docs/ds_config.md``, ``docs/experiment_config.md`` and ``docs/from_determined.md``.
 """
 
 import ast
@@ -24,6 +24,8 @@ from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.config.experiment.sections import StageConfig
 from zerolab.config.refusing import Refused
+from zerolab.determined.commands import COMMANDS
+from zerolab.determined.names import MODULES
 from zerolab.schema.hints import HINT
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import Section, choices_of, section_of
@@ -195,6 +197,10 @@ TABLES = {
         ("value", "what the message says"),
         {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()},
     ),
+    "determined names": lambda: _pairs(("in Python", "here"), MODULES),
+    "determined commands": lambda: _pairs(
+        ("Determined", "here"), {f"det {words}": text for words, text in COMMANDS.items()}
+    ),
 }
 """Name of a marker to what stands between it and its end."""
 
@@ -210,7 +216,7 @@ def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> 
 
 def main(folder: Path) -> None:
     """Write the tables into the documents of a folder."""
-    for name in ("ds_config.md", "experiment_config.md"):
+    for name in ("ds_config.md", "experiment_config.md", "from_determined.md"):
         page = folder / name
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 

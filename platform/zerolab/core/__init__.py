@@ -53,6 +53,7 @@ def init(
     directory: Path | str | None = None,
     checkpoint_storage: Mapping[str, Any] | str | None = None,
     timeout_s: float = 1800.0,
+    **of_determined: Any,
 ) -> Context:
     """Join the run that this process belongs to, or begin one without a server.
 
@@ -67,14 +68,18 @@ def init(
             URL such as ``s3://bucket/prefix``, or a block ``checkpoint_storage`` as experiment
             files have it. What lies there already is continued. Ignored under a server.
         timeout_s: Longest wait for the other ranks in a collective, in seconds.
+        of_determined: Arguments that Determined's has, and this one has not.
 
     Raises:
+        TypeError: If there are such arguments; it says what takes the place of each.
         ConfigError: If ``checkpoint_storage`` cannot be read or its package is missing, torchrun's
             variables are incomplete, or the run spec cannot be read.
         StorageError: If checkpoints cannot be written where they would go.
         SystemExit: The same under a server, with the code that has the run wait for its storage.
         ZerolabError: If the ranks do not find each other in time.
     """
+    if of_determined:
+        raise TypeError("; ".join(f"init() has no {_argument(name)}" for name in of_determined))
     spec_path = os.environ.get(ENV_RUN_SPEC)
     if spec_path:
         info = _read(Path(spec_path))
@@ -117,6 +122,28 @@ def init(
         latest_checkpoint=CheckpointRef(*found) if found else None,
     )
     return Context(info, distributed, store, platform=False)
+
+
+def _argument(name: str) -> str:
+    from zerolab.determined.names import INIT_ARGUMENTS
+
+    hint = f": {INIT_ARGUMENTS[name]}" if name in INIT_ARGUMENTS else ""
+    return f"argument {name!r}{hint}"
+
+
+def __getattr__(name: str) -> Any:
+    """Say what takes the place of a name of Determined's.
+
+    Raises:
+        ImportError: If it is one; ``from zerolab.core import`` keeps the text of that alone.
+        AttributeError: If it is none.
+    """
+    from zerolab.determined.names import short_names
+
+    instead = short_names("determined.core").get(name)
+    if instead is not None:
+        raise ImportError(f"zerolab.core has no {name!r}; instead: {instead}", name=__name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _try_storage(store: CheckpointStore, ranks: SocketRanks) -> None:

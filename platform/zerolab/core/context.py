@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.contract.outcome import write_reason
@@ -25,6 +25,7 @@ from zerolab.core.machines import Machines, Sample
 from zerolab.core.preempt import DirectivePoller, SigtermFlag
 from zerolab.core.saving import CheckpointSaver
 from zerolab.core.socket_ranks import SocketRanks
+from zerolab.determined.names import CHECKPOINT, CONTEXT, PREEMPT, TRAIN, missing
 from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,
@@ -38,6 +39,9 @@ from zerolab.storage.store import CheckpointStore, Selector, list_files
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
 
 logger = logging.getLogger(__name__)
+
+Which = str | CheckpointRef
+"""A checkpoint: its uuid, or :attr:`TrainContext.latest_checkpoint` itself."""
 
 
 class TrainContext:
@@ -152,6 +156,12 @@ class TrainContext:
         if self._reporter is not None:
             self._reporter.report_progress(progress)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what takes the place of what Determined has here."""
+            raise missing("context.train", self, name, TRAIN)
+
 
 class CheckpointContext:
     """Checkpoints that are complete or not there, and that the server knows of."""
@@ -241,12 +251,12 @@ class CheckpointContext:
         return uuid
 
     def download(
-        self, uuid: str, directory: str | Path, *, selector: Selector | None = None
+        self, uuid: Which, directory: str | Path, *, selector: Selector | None = None
     ) -> None:
         """Copy a checkpoint's files into a directory; any rank may call it, at any time.
 
         Args:
-            uuid: Of the checkpoint.
+            uuid: Of the checkpoint, or what ``latest_checkpoint`` gives.
             directory: Where to; made if it is missing.
             selector: Says of a file, by its path inside the checkpoint, whether it is wanted.
 
@@ -254,19 +264,21 @@ class CheckpointContext:
             NotFoundError: If there is no such checkpoint, or a file of it is missing or damaged.
             StorageError: If the storage cannot be read.
         """
-        self._store_of(uuid).download(uuid, Path(directory), selector)
+        name = _uuid(uuid)
+        self._store_of(name).download(name, Path(directory), selector)
 
-    def get_metadata(self, uuid: str) -> dict[str, Any]:
+    def get_metadata(self, uuid: Which) -> dict[str, Any]:
         """Return what was stored with a checkpoint, ``steps_completed`` among it.
 
         Raises:
             NotFoundError: If there is no such checkpoint.
             StorageError: If the storage cannot be read.
         """
-        return dict(self._store_of(uuid).describe(uuid).metadata)
+        name = _uuid(uuid)
+        return dict(self._store_of(name).describe(name).metadata)
 
     def restore_path(
-        self, uuid: str, *, selector: Selector | None = None
+        self, uuid: Which, *, selector: Selector | None = None
     ) -> contextlib.AbstractContextManager[Path]:
         """Give a directory with a checkpoint's files, for reading, until the block ends.
 
@@ -275,7 +287,7 @@ class CheckpointContext:
         of a machine, and kept there for a while.
 
         Args:
-            uuid: Of the checkpoint.
+            uuid: Of the checkpoint, or what ``latest_checkpoint`` gives.
             selector: Says of a file, by its path inside the checkpoint, whether it is wanted; an
                 object store sends only those.
 
@@ -283,7 +295,8 @@ class CheckpointContext:
             NotFoundError: If there is no such checkpoint, or a file of it is missing or damaged.
             StorageError: If the storage cannot be read.
         """
-        return self._store_of(uuid).restore_path(uuid, selector)
+        name = _uuid(uuid)
+        return self._store_of(name).restore_path(name, selector)
 
     def _store_of(self, uuid: str) -> CheckpointStore:
         elsewhere = self._begins_with if self._begins_with and self._begins_with.root else None
@@ -294,6 +307,12 @@ class CheckpointContext:
     @property
     def _rank(self) -> int:
         return self._distributed.rank
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what takes the place of what Determined has here."""
+            raise missing("context.checkpoint", self, name, CHECKPOINT)
 
 
 class PreemptContext:
@@ -332,6 +351,12 @@ class PreemptContext:
     def wanted_here(self) -> bool:
         """Whether this rank has been asked; others may not have been, and nothing is decided."""
         return bool(self._sigterm) or (self._poller is not None and self._poller.should_preempt)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what takes the place of what Determined has here."""
+            raise missing("context.preempt", self, name, PREEMPT)
 
 
 class Context:
@@ -429,10 +454,20 @@ class Context:
         self._sigterm.restore()
         self.distributed.close()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what takes the place of what Determined has here."""
+            raise missing("the context", self, name, CONTEXT)
+
     def _leave(self, exit_code: int, reason: str) -> None:
         write_reason(self.info.run_dir, exit_code, reason)
         logger.info("leaving: %s", reason)
         sys.exit(exit_code)
+
+
+def _uuid(which: Which) -> str:
+    return which.uuid if isinstance(which, CheckpointRef) else which
 
 
 def _steps_of(metadata: Mapping[str, Any]) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.helpers import PLAYED, Server, checkpoint, serve
 from zerolab.cli.cluster.agent import row_of
-from zerolab.cli.task import all_slots
+from zerolab.cli.cluster.task import all_slots
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 from zeroserver.orchestrator.cluster.reading import down_slots
 

@@ -1,4 +1,4 @@
-"""Commands about the machines and the queue: ``agent``, ``job``, ``pool``, ``quota``."""
+"""Commands about the machines and the queue: ``agent``, ``job``, ``pool``, ``quota``, ``task``."""
 
 from typing import Any
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from zerolab.contract.spec import Command, TrialClass
+from zerolab.determined.source import problems_of
 from zerolab.schema.section import suggest
 
-__all__ = ["FolderFiles", "ModelFiles", "entrypoint_problem"]
+__all__ = ["FolderFiles", "ModelFiles", "determined_problems", "entrypoint_problem"]
 
 
 class ModelFiles(Protocol):
@@ -70,6 +71,25 @@ def entrypoint_problem(
     except (SyntaxError, ValueError, RecursionError):
         return None  # another Python may run it; this one is told when it does
     return _class_problem(entrypoint, path, tree)
+
+
+def determined_problems(entrypoint: object, model: ModelFiles) -> list[str]:
+    """Name what the entrypoint's source asks of Determined, and what takes the place of each.
+
+    Args:
+        entrypoint: As the experiment file says it, refused or not.
+        model: The model directory.
+    """
+    words = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
+    before = ""
+    for word in words.split():
+        module = word.partition(":")[0] if ":" in word or before == "-m" else ""
+        source = _source_of(module, model) if module else None
+        path = source[0] if source else word
+        if path.endswith(".py") and model.read(path) is not None:
+            return [f"entrypoint: {problem}" for problem in problems_of(path, model.read)]
+        before = word
+    return []
 
 
 def _command_problem(command: Command, model: ModelFiles) -> str | None:

@@ -35,6 +35,13 @@ _INSTEAD: dict[str, str] = {
     "environment.pod_spec": _NO_CONTAINERS,
     "environment.proxy_ports": _NO_CONTAINERS,
     "environment.ports": _NO_CONTAINERS,
+    "template": "write what it holds into the file",
+    "batches_per_step": "set scheduling_unit",
+    "searcher.unit": "say it with max_length, e.g. {batches: 1000}",
+    "searcher.max_steps": "set max_length",
+    "searcher.target_trial_steps": "set max_length",
+    "searcher.step_budget": "set max_trials",
+    "searcher.train_stragglers": "remove it; set stop_once: false for trials that wait at rungs",
     "checkpoint_storage.propagation": _NO_CONTAINERS,
     "checkpoint_storage.checkpoint_path": "set host_path and storage_path",
     "checkpoint_storage.tensorboard_path": "remove it; TensorBoard files are kept with the trial",
@@ -44,20 +51,14 @@ _INSTEAD: dict[str, str] = {
 REFUSED_FIELDS = {field: Refused(instead, EMPTY) for field, instead in _INSTEAD.items()}
 """By dotted field."""
 
-_DETERMINED_SEARCHERS = (
-    "adaptive_asha",
-    "async_halving",
-    "pbt",
-    "custom",
-    "sync_halving",
-    "adaptive",
-    "adaptive_simple",
-)
-
-OTHER_SEARCHERS: dict[str, str] = dict.fromkeys(
-    (name for name in _DETERMINED_SEARCHERS if name not in SEARCHERS),
-    f"must be one of {', '.join(SEARCHERS)}",
-)
+OTHER_SEARCHERS: dict[str, str] = {
+    name: f"must be one of {', '.join(SEARCHERS)}; {name} is {instead} here"
+    for name, instead in {
+        "sync_halving": "async_halving",
+        "adaptive": "adaptive_asha",
+        "adaptive_simple": "adaptive_asha",
+    }.items()
+}
 """Searchers that do not exist here."""
 
 STRANGERS: dict[str, tuple[str, dict[str, str], frozenset[str], dict[str, Any]]] = {

@@ -1,0 +1,49 @@
+"""Groups of commands: other words for their names, and what Determined's commands are here."""
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from zerolab.determined.commands import instead_of_command
+
+__all__ = ["Group", "Root"]
+
+_GROUPS = {"e": "experiment", "exp": "experiment", "t": "trial", "c": "checkpoint", "m": "model"}
+_GROUPS |= {"a": "agent", "j": "job"}
+_GROUPS |= {
+    f"{noun}s": noun
+    for noun in (
+        "experiment", "trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota"
+    )
+}  # fmt: skip
+
+
+class Group(TyperGroup):
+    """A group of commands that knows what Determined calls otherwise."""
+
+    aliases = {"ls": "list"}  # noqa: RUF012 - of the class
+    """Other words for its commands."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command by its name or by another word for it."""
+        return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that is meant; say what one of Determined's is here."""
+        if args and self.get_command(ctx, args[0]) is None:
+            words, parent = [args[0]], ctx
+            while parent.parent is not None:
+                words.insert(0, parent.command.name)
+                parent = parent.parent
+            instead = instead_of_command(*words)
+            if instead is not None:
+                ctx.fail(
+                    f"No such command {args[0]!r}. What `det {' '.join(words)}` did: {instead}"
+                )
+        return super().resolve_command(ctx, args)
+
+
+class Root(Group):
+    """The root of the command: plurals of its groups, and short words, mean the group."""
+
+    aliases = _GROUPS

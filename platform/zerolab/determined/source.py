@@ -1,0 +1,102 @@
+"""Looking for Determined's names in a script's source: read as text, never imported."""
+
+import ast
+from collections.abc import Callable, Iterator
+
+from zerolab.determined.names import MODULES, RUNS_THERE, name_of
+
+__all__ = ["problems_of"]
+
+Read = Callable[[str], bytes | None]
+"""A file of the model directory by its path; None when there is none."""
+
+_MOST_FILES = 50
+
+
+def problems_of(entry: str, read: Read) -> list[str]:
+    """Say what a script asks of Determined, and what takes the place of each name.
+
+    Only imports at the top of a file count: one inside ``try``, ``if`` or a function may be meant
+    for another platform. A file is read with those of the model directory that it imports so.
+
+    Args:
+        entry: The script, or the module of the trial class: its path in the model directory.
+        read: Reads such files.
+
+    Returns:
+        One line for each name, with the place where it is used first; none where the script does
+        not ask Determined to run it.
+    """
+    if read("determined.py") is not None or read("determined/__init__.py") is not None:
+        return []
+    found: dict[str, str] = {}
+    for path, tree in _files(entry, read):
+        for line, name in _uses(tree):
+            found.setdefault(name_of(name) or name, f"{path}:{line}")
+    if not any(f"{name}.".startswith(f"{those}.") for name in found for those in RUNS_THERE):
+        return []
+    return [
+        f"{place}: {name} is of Determined; instead: "
+        f"{MODULES.get(name, 'nothing takes its place; see docs/from_determined.md')}"
+        for name, place in found.items()
+    ]
+
+
+def _files(entry: str, read: Read) -> Iterator[tuple[str, ast.Module]]:
+    waiting, seen = [entry], {entry}
+    while waiting and len(seen) <= _MOST_FILES:
+        path = waiting.pop(0)
+        text = read(path)
+        if text is None:
+            continue
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError):
+            continue
+        yield path, tree
+        for module in _modules(tree):
+            base = module.replace(".", "/")
+            for name in (f"{base}.py", f"{base}/__init__.py"):
+                if name not in seen:
+                    seen.add(name)
+                    waiting.append(name)
+
+
+def _modules(tree: ast.Module) -> Iterator[str]:
+    """Modules that a file imports at its top, and names from modules, which may be modules too."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each thing of Determined's that a file uses."""
+    known: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                if top == "determined":
+                    known[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            above = node.module or ""
+            if above.partition(".")[0] == "determined":
+                for alias in node.names:
+                    name = f"{above}.{alias.name}"
+                    known[alias.asname or alias.name] = name
+                    if name_of(name) is not None:
+                        yield node.lineno, name
+    inner: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node not in inner:
+            inner.add(node.value)
+            parts, at = [node.attr], node.value
+            while isinstance(at, ast.Attribute):
+                inner.add(at.value)
+                parts.insert(0, at.attr)
+                at = at.value
+            if isinstance(at, ast.Name) and at.id in known:
+                yield node.lineno, ".".join([known[at.id], *parts])
