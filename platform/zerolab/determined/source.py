@@ -90,13 +90,13 @@ def _uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     if name_of(name) is not None:
                         yield node.lineno, name
     inner: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node not in inner:
-            inner.add(node.value)
-            parts, at = [node.attr], node.value
+    for found in ast.walk(tree):
+        if isinstance(found, ast.Attribute) and found not in inner:
+            inner.add(found.value)
+            parts, at = [found.attr], found.value
             while isinstance(at, ast.Attribute):
                 inner.add(at.value)
                 parts.insert(0, at.attr)
                 at = at.value
             if isinstance(at, ast.Name) and at.id in known:
-                yield node.lineno, ".".join([known[at.id], *parts])
+                yield found.lineno, ".".join([known[at.id], *parts])
