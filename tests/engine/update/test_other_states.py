@@ -180,6 +180,62 @@ class FlatLater(Later):
     elementwise = True
 
 
+class Slow(torch.optim.Optimizer):
+    """Pulls weights to what they were in its second step, and keeps of all together what it needs.
+
+    Which parameters have such a copy depends on their size; another has numbers for its rows.
+    """
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        shared = self.state["shared"]
+        shared["steps"] = shared.get("steps", 0) + 1
+        shared.setdefault("path", [torch.zeros(2)])[0].add_(1 / shared["steps"])
+        self.look_at(shared)
+        rate = float(shared["path"][0].sum()) / 40
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.5)
+            parameter.sub_(state["mean"], alpha=rate)
+            if shared["steps"] == 2 and parameter.numel() % 2 == 0:
+                state["slow"] = parameter.double()
+            if shared["steps"] == 3 and parameter.dim() == 2:
+                state["rows"] = parameter.mean(1, keepdim=True)
+            if "slow" in state:
+                parameter.lerp_(state["slow"].to(parameter), 0.3)
+            if "rows" in state:
+                parameter.add_(state["rows"].expand(-1, parameter.shape[1]), alpha=0.1)
+
+    def look_at(self, shared: dict[str, Any]) -> None:
+        """Nothing more."""
+
+
+class FlatSlow(Slow):
+    elementwise = True
+
+
+class Owned(Slow):
+    def look_at(self, shared: dict[str, Any]) -> None:
+        self.state["owner"] = object()  # type: ignore[assignment]
+
+
+class Keyed(Slow):
+    def look_at(self, shared: dict[str, Any]) -> None:
+        self.state[(1, 2)] = {}
+
+
+class Apart(Slow):
+    """Keeps of all together what each rank has of its own."""
+
+    def look_at(self, shared: dict[str, Any]) -> None:
+        shared["rank"] = dist.get_rank() if dist.is_initialized() else 0
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1))
@@ -230,7 +286,7 @@ def resumed(
 PAIRS = [(0, 0), (1, 2), (2, 3), (3, 0), (3, 3)]
 
 
-@pytest.mark.parametrize("kind", [Factored, Numbered, Flagged])
+@pytest.mark.parametrize("kind", [Factored, Numbered, Flagged, Slow])
 @pytest.mark.parametrize(("saving", "loading"), PAIRS)
 def test_one_process_goes_on_from_states_of_any_shape(
     tmp_path: Path, saving: int, loading: int, kind: type[torch.optim.Optimizer]
@@ -242,24 +298,30 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
     for saving, loading in PAIRS:
         resumed(f"{directory}/{saving}{loading}", saving, loading)
     resumed(f"{directory}/numbered", 1, 3, Numbered)
+    resumed(f"{directory}/slow", 1, 3, Slow)
     engine = engine_of(1)
     train(engine, range(STEPS))
     engine.save_checkpoint(f"{directory}/one")
     engine.close()
-    uneven = engine_of(1, Uneven)
-    train(uneven, range(5))
-    with pytest.raises(ZerolabError) as caught:
-        uneven.save_checkpoint(f"{directory}/uneven")
-    uneven.close()
+    refused = []
+    for kind in (Uneven, Apart):
+        uneven = engine_of(1, kind)
+        train(uneven, range(5))
+        with pytest.raises(ZerolabError) as caught:
+            uneven.save_checkpoint(f"{directory}/uneven")
+        uneven.close()
+        refused.append(str(caught.value))
     files = sorted(p.name for p in Path(f"{directory}/one").rglob("states-*.pt"))
-    return {"files": files, "refused": str(caught.value)}
+    return {"files": files, "refused": refused}
 
 
 @pytest.mark.processes
 def test_two_ranks_go_on_and_one_takes_their_checkpoint_up(tmp_path: Path) -> None:
     for found in run_on_ranks(on_two_ranks, 2, str(tmp_path)):
         assert found["files"] == ["states-00000.pt", "states-00001.pt"]
-        assert "got 'peak' 0.0 and 1.0" in found["refused"]
+        assert "got 'peak' 0.0 and 1.0" in found["refused"][0]
+        assert "Apart must keep the same on all ranks under keys that are no" in found["refused"][1]
+        assert "none, on some of 2 ranks for 'shared'" in found["refused"][1]
     engine, other = engine_of(0), engine_of(3)
     train(engine, range(STEPS))
     other.load_checkpoint(tmp_path / "one")
@@ -382,6 +444,50 @@ def test_a_state_of_old_that_turns_into_what_no_checkpoint_holds_is_never_saved(
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (FlatSlow, r"elementwise(?s:.*)got the key 'shared'; without the attribute"),
+        (Owned, r"got 'owner' of object"),
+        (Keyed, r"under texts and numbers, got the key \(1, 2\)"),
+    ],
+)
+def test_keys_that_are_no_parameters_are_refused_where_no_checkpoint_could_hold_them(
+    kind: type[torch.optim.Optimizer], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"initialize.*(?s:.*){kind.__name__} .*{told}"):
+        engine_of(1, kind)
+
+
+def test_a_flat_part_that_gets_a_tensor_of_its_shape_later_is_refused() -> None:
+    class Growing(FlatLater):
+        @torch.no_grad()
+        def step(self) -> None:  # type: ignore[override]
+            self.late = torch.zeros_like(self.param_groups[0]["params"][0])
+            super().step()
+
+    with pytest.raises(ConfigError, match=r"initialize(?s:.*)as a load does, got 'late'"):
+        wide_engine_of(1, Growing, None, 2, 0)
+    engine = wide_engine_of(1, Growing, None, 5, 0)
+    train(engine, range(4))
+    with pytest.raises(ConfigError, match=r"optimizer\.step(?s:.*)got 'late' later"):
+        train(engine, range(1))
+    engine.close()
+
+
+def test_another_optimizer_does_not_take_what_one_kept_later(tmp_path: Path) -> None:
+    engine = engine_of(1, Slow)
+    train(engine, range(STEPS))
+    engine.save_checkpoint(tmp_path)
+    engine.close()
+    other = engine_of(1, Numbered)
+    with pytest.raises(CheckpointError, match="keeps no states, the checkpoint has mean"):
+        other.load_checkpoint(tmp_path)
+    other.load_checkpoint(tmp_path, load_optimizer_states=False)
+    assert "shared" not in other.optimizer.state
+    other.close()
+
+
 @pytest.mark.parametrize("kind", [Odd, Configured])
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_model_whose_optimizer_was_refused_is_as_it_was(
@@ -403,6 +509,10 @@ def test_files_refuse_other_shapes(tmp_path: Path, stage: int) -> None:
     offload = {"device": "nvme", "nvme_path": str(tmp_path)}
     with pytest.raises(ConfigError, match="must be cpu or none for Factored"):
         engine_of(stage, offload_optimizer=offload)
+    engine = engine_of(stage, Slow, offload_optimizer=offload)
+    with pytest.raises(ConfigError, match="none for Slow, which keeps 'shared' under keys that"):
+        train(engine, range(1))
+    engine.close()
 
 
 def test_a_users_class_on_flat_parts_is_asked_without_being_stepped() -> None:

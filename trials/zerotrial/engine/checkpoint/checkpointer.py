@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from zerotrial.engine.checkpoint.beside import saved_common_states
 from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
 from zerotrial.engine.checkpoint.gradients import gradient_ranges
 from zerotrial.engine.checkpoint.load import Loader, Selection, find
@@ -257,6 +258,7 @@ class Checkpointer:
             digest = CheckpointRanks(axis.group).broadcast(digest)
         scalars = _merged(self._ranks.allgather(dict(state.stage.scalars())))
         extra = _merged(self._ranks.allgather(module_extra_state(state.module)))
+        common = saved_common_states(state.stage.optimizer, self._ranks)
         objects: dict[str, bytes] = {}
         with self._ranks.together():
             own = {
@@ -273,6 +275,7 @@ class Checkpointer:
                     "optimizer": {
                         "type": type(state.stage.optimizer).__name__,
                         "scalars": scalars,
+                        "common": common,
                         "groups": [_options(group) for group in state.stage.optimizer.param_groups],
                     },
                     "module": extra,

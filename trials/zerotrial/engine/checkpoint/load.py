@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from zerolab.sizes import first_few
+from zerotrial.engine.checkpoint.beside import set_saved_common_states
 from zerotrial.engine.checkpoint.files import (
     LATEST,
     MANIFEST,
@@ -38,6 +39,7 @@ from zerotrial.engine.checkpoint.state import (
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.lr_schedules import LRSchedule
 from zerotrial.engine.tensor.cut import Span
+from zerotrial.engine.update.states import takes_any_states
 
 __all__ = ["Loader", "Selection", "find"]
 
@@ -161,14 +163,16 @@ class Loader:
             kinds = set().union(*self._ranks.allgather({k for wish in plan for k in wish.kinds}))
             model = set().union(*self._ranks.allgather(self._state.model_names()))
             keeps_others = any(self._ranks.allgather(bool(self._state.stage.other_states({}))))
+            keeps_others |= self._makes_later_what_it_kept(engine_state)
             with self._ranks.together():
                 problems = self._misfits(manifest, reader, whole, engine_state, model)
                 problems += self._unreadable(plan, kinds, manifest, reader)
-                if others and not keeps_others:
-                    names = _listed({name for states in others.values() for name in states})
+                beside = {name for states in others.values() for name in states}
+                beside |= {str(key) for key in self._common(engine_state)}
+                if beside and not keeps_others:
                     problems.append(
-                        f"optimizer: must keep {names} of whole parameters, as the checkpoint has "
-                        "them; load_optimizer_states=False starts it afresh"
+                        f"optimizer: must keep {_listed(beside)} of whole parameters, as the "
+                        "checkpoint has them; load_optimizer_states=False starts it afresh"
                     )
                 self._complain(problems)
                 self._check_window(gradients, manifest)
@@ -236,6 +240,17 @@ class Loader:
             if name.startswith("states-"):
                 found |= from_file(self._path / name)
         return found
+
+    def _common(self, engine_state: Mapping[str, Any]) -> Mapping[Any, Any]:
+        """What the optimizer kept under keys that are no parameters, if it is wanted."""
+        wanted = self._selection.with_states
+        return engine_state["optimizer"].get("common", {}).get("values", {}) if wanted else {}
+
+    def _makes_later_what_it_kept(self, engine_state: Mapping[str, Any]) -> bool:
+        """Whether the optimizer is a class of the user's, the one that was saved, and whole."""
+        optimizer = self._state.stage.optimizer
+        same = engine_state["optimizer"].get("type") == type(optimizer).__name__
+        return same and takes_any_states(optimizer)
 
     def _prepare(self, reader: ShardReader, others: Mapping[str, Any]) -> None:
         """Give optimizer states somewhere to go, or drop those that the checkpoint is without."""
@@ -379,6 +394,7 @@ class Loader:
         if self._selection.with_states:
             self._state.stage.set_scalars(engine_state["optimizer"]["scalars"])
             self._state.stage.set_other_states(others)
+            set_saved_common_states(optimizer, engine_state["optimizer"].get("common", {}))
             for group, saved in zip(
                 optimizer.param_groups, engine_state["optimizer"]["groups"], strict=True
             ):

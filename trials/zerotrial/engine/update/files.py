@@ -21,6 +21,8 @@ from zerotrial.engine.update.in_memory import step_scaled
 from zerotrial.engine.update.paged_file import OffloadError, PagedFile
 from zerotrial.engine.update.states import (
     SavableStates,
+    common_states,
+    is_known,
     is_scalar,
     make_states,
     other_states,
@@ -66,6 +68,9 @@ class _Bucket:
     shapes: list[torch.Size]
     records: dict[str, _Record] = field(default_factory=dict)
     """By kind; ``master`` first."""
+
+    complete: bool = False
+    """Whether there is a record of all that the first step makes."""
 
 
 class NvmeUpdater:
@@ -214,21 +219,29 @@ class NvmeUpdater:
             for member in bucket.members:
                 self.optimizer.state.pop(member, None)
             self._drop_states(bucket)
+        bucket.complete = True
 
     def _refuse_other_shapes(self, bucket: _Bucket) -> None:
+        known = is_known(self.optimizer)
         for member in bucket.members:
             by_element = tensor_states(self.optimizer, member)
             for kind, value in self.optimizer.state.get(member, {}).items():
                 if is_scalar(value, member):
                     continue
                 if kind not in by_element or value.numel() != member.numel():
-                    name = type(self.optimizer).__name__
-                    problem = (
-                        "zero_optimization.offload_optimizer.device: must be cpu or none for "
-                        f"{name}, which keeps {kind!r} in another shape than the parameter's, as "
-                        "files do not hold it, got nvme"
-                    )
-                    raise ConfigError("engine config", [problem])
+                    self._refuse(f"keeps {kind!r} in another shape than the parameter's")
+                if bucket.complete and kind not in bucket.records and not known:
+                    self._refuse(f"makes {kind!r} later than in its first step")
+        if common := common_states(self.optimizer):
+            keys = ", ".join(map(repr, common))
+            self._refuse(f"keeps {keys} under keys that are no parameters")
+
+    def _refuse(self, what: str) -> None:
+        problem = (
+            "zero_optimization.offload_optimizer.device: must be cpu or none for "
+            f"{type(self.optimizer).__name__}, which {what}, as files do not hold it, got nvme"
+        )
+        raise ConfigError("engine config", [problem])
 
     def _never_stepped(self, bucket: _Bucket) -> bool:
         return not any(self.optimizer.state.get(member) for member in bucket.members)

@@ -14,7 +14,6 @@ from zerotrial.engine.update.states import (
     other_states,
     read_scalars,
     set_other_states,
-    tensor_states,
     tensors_within,
     write_scalars,
 )
@@ -71,7 +70,7 @@ class _InMemory:
         copies: list[tuple[Tensor, Tensor]] = []
         spans, members = self._spans[index], self._parameters[index]
         for parameter, span in zip(members, spans, strict=True):
-            for name, state in tensor_states(self.optimizer, parameter).items():
+            for name, state in self._savable.by_element(parameter).items():
                 if len(members) == 1 and state.numel() == self._masters[index].numel():
                     lent[name] = state.view(-1)
                     continue
@@ -87,7 +86,12 @@ class _InMemory:
     def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         self._savable.check("save_checkpoint()", scalars)
-        found = iter([other_states(self.optimizer, member, scalars) for member in self._members])
+        found = iter(
+            [
+                {**other_states(self.optimizer, member, scalars), **self._savable.late(member[1])}
+                for member in self._members
+            ]
+        )
         return [[next(found) for _ in members] for members in self._parameters]
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
@@ -97,6 +101,7 @@ class _InMemory:
     def prepare_states(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         make_states(self.optimizer, [member for _, member in self._members])
+        self._savable.note()
         self._savable.check("optimizer.step()")
 
     def scalars(self) -> dict[str, float]:

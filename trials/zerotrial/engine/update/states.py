@@ -4,7 +4,11 @@ An optimizer keeps, for each parameter, tensors of the parameter's shape (Adam's
 numbers (``step``). A checkpoint stores the former by element and the latter once for each group.
 Whatever else there is (SOAP's and Shampoo's factors, the scales of an 8-bit Adam, a counter in a
 tensor of shape (1,), a number that is the parameter's own) has no elements to go by. It is stored
-as it is, with its parameter, which is possible where the optimizer sees whole parameters.
+as it is, with its parameter, which is possible where the optimizer sees whole parameters. So is a
+tensor of the parameter's shape that the parameter's first step did not make: what a checkpoint has
+by element must be there before a load, which takes that step.
+
+Under keys that are no parameters an optimizer may keep what is the same on all ranks.
 """
 
 import copy
@@ -22,12 +26,17 @@ from zerolab.errors import ConfigError
 __all__ = [
     "SavableStates",
     "check_savable",
+    "common_states",
+    "is_known",
     "is_plain",
     "is_scalar",
     "make_states",
+    "on_device",
     "other_states",
     "read_scalars",
+    "set_common_states",
     "set_other_states",
+    "takes_any_states",
     "tensor_states",
     "tensors_within",
     "write_scalars",
@@ -88,22 +97,31 @@ def other_states(
     return found
 
 
+def common_states(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return what an optimizer keeps under keys that are none of its parameters."""
+    members = {p for group in optimizer.param_groups for p in group["params"]}
+    if is_known(optimizer) or len(optimizer.state) == sum(p in optimizer.state for p in members):
+        return {}
+    return {key: value for key, value in optimizer.state.items() if key not in members}
+
+
 def set_other_states(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]
 ) -> None:
     """Restore what :func:`other_states` gave, where the parameter is now."""
     optimizer.state[parameter].update(
-        {name: _on_device(value, parameter.device) for name, value in values.items()}
+        {name: on_device(value, parameter.device) for name, value in values.items()}
     )
 
 
-def _on_device(value: Any, device: torch.device) -> Any:
+def on_device(value: Any, device: torch.device) -> Any:
+    """Copy a state to a device."""
     if isinstance(value, Tensor):
         return value.to(device, copy=True)
     if isinstance(value, dict):
-        return {key: _on_device(item, device) for key, item in value.items()}
+        return {key: on_device(item, device) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_on_device(item, device) for item in value)
+        return type(value)(on_device(item, device) for item in value)
     return value
 
 
@@ -135,16 +153,19 @@ def check_savable(optimizer: torch.optim.Optimizer, *, whole: bool) -> None:
         ConfigError: If it keeps what can be stored neither by element nor with its parameter.
     """
     members = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if _is_known(optimizer) or not members:
+    if is_known(optimizer) or not members:
         return
     numbers: dict[str, Any] = {}
     for place, (model, shape) in enumerate(_probes(members, whole=whole)):
         probe = nn.Parameter(torch.zeros(shape, dtype=model.dtype))
         slope = torch.linspace(0, place + 1, 0 if whole else probe.numel(), dtype=model.dtype)
         gradient = torch.zeros_like(probe) if whole else slope
-        state = _states_after_steps(optimizer, model, probe, gradient)
+        early, states = _states_after_steps(optimizer, model, probe, gradient)
+        state = states.pop(probe, {})
+        _refuse_common(optimizer, states, whole=whole, where="initialize()")
         _refuse(optimizer, state, probe, whole=whole, where="initialize()")
         if not whole:
+            _refuse_late(optimizer, early, state, probe, where="initialize()")
             _refuse_uneven(optimizer, numbers, state, probe, where="initialize()")
 
 
@@ -168,11 +189,13 @@ class SavableStates:
         whole: bool,
     ) -> None:
         self._optimizer = optimizer
-        self._members = () if _is_known(optimizer) else members
+        self._members = () if is_known(optimizer) else members
         self._whole = whole
         self._steps = 0
         self._count = 0
         """How many states there were when all were looked at."""
+        self._first: dict[nn.Parameter, frozenset[str]] = {}
+        """Which states the first step of a parameter has made."""
 
     def after_step(self) -> None:
         """Look whether the step has made anything.
@@ -183,9 +206,29 @@ class SavableStates:
         self._steps += 1
         state = self._optimizer.state
         count = sum(len(state.get(parameter, ())) for _, parameter in self._members)
+        count += len(state) if self._members else 0
         if count != self._count or self._steps & (self._steps - 1) == 0:
+            self.note()
             self.check("optimizer.step()")
             self._count = count
+
+    def note(self) -> None:
+        """Take note of what the first step of each parameter has made."""
+        for _, parameter in self._members:
+            if parameter not in self._first and self._optimizer.state.get(parameter):
+                self._first[parameter] = frozenset(self._optimizer.state[parameter])
+
+    def by_element(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the states that a checkpoint has by element; see :func:`tensor_states`."""
+        found = tensor_states(self._optimizer, parameter)
+        first = self._first.get(parameter)
+        return found if first is None else {n: v for n, v in found.items() if n in first}
+
+    def late(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return those of the parameter's shape that it has not had from its first step on."""
+        now = self.by_element(parameter)
+        found = tensor_states(self._optimizer, parameter)
+        return {name: value for name, value in found.items() if name not in now}
 
     def check(self, where: str, scalars: Mapping[str, float] = MappingProxyType({})) -> None:
         """Look at all states.
@@ -197,9 +240,14 @@ class SavableStates:
         Raises:
             ConfigError: If there is one that no checkpoint could hold.
         """
+        common = common_states(self._optimizer)
+        _refuse_common(self._optimizer, common, whole=self._whole, where=where)
         for _, parameter in self._members:
             state = self._optimizer.state.get(parameter, {})
             _refuse(self._optimizer, state, parameter, whole=self._whole, where=where)
+            if not self._whole:
+                first = self._first.get(parameter, frozenset(state))
+                _refuse_late(self._optimizer, first, state, parameter, where=where)
         self.check_numbers(where, scalars)
 
     def check_numbers(self, where: str, scalars: Mapping[str, float]) -> None:
@@ -212,7 +260,61 @@ class SavableStates:
             _refuse_uneven(self._optimizer, numbers[group], state, parameter, where=where)
 
 
-def _is_known(optimizer: torch.optim.Optimizer) -> bool:
+def _refuse_common(
+    optimizer: torch.optim.Optimizer, states: Mapping[Any, Any], *, whole: bool, where: str
+) -> None:
+    """Refuse what is kept under keys that are no parameters, where no checkpoint can hold it."""
+    kind = type(optimizer).__name__
+    for key, value in states.items():
+        if not whole:
+            problem = (
+                f"optimizer: {kind} has the attribute elementwise, so that it steps flat parts of "
+                f"parameters one after the other, and must keep all its states under them, got the "
+                f"key {key!r}; without the attribute it gets whole parameters, all in one step"
+            )
+            raise ConfigError(where, [problem])
+        told = f"tensor of shape {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
+        if not isinstance(key, str | int):
+            problem = (
+                f"optimizer: {kind} must keep its states under its parameters, which are those of "
+                f"its param_groups, or under texts and numbers, got the key {told}"
+            )
+            raise ConfigError(where, [problem])
+        if not is_plain(value):
+            problem = (
+                f"optimizer: {kind} must keep tensors, numbers, texts and containers of them, "
+                f"which a checkpoint can hold, got {told} of {type(value).__name__}"
+            )
+            raise ConfigError(where, [problem])
+
+
+def _refuse_late(
+    optimizer: torch.optim.Optimizer,
+    first: frozenset[str],
+    state: Mapping[str, Any],
+    parameter: nn.Parameter,
+    *,
+    where: str,
+) -> None:
+    """Refuse a tensor that a flat part has not had from its first step on."""
+    for name, value in state.items():
+        if name not in first and _is_by_element(value, parameter):
+            problem = (
+                f"optimizer: {type(optimizer).__name__} has the attribute elementwise, so that it "
+                "gets flat parts of parameters, and must make all tensors of their shape in its "
+                f"first step, as a load does, got {name!r} later; without the attribute it gets "
+                "whole parameters"
+            )
+            raise ConfigError(where, [problem])
+
+
+def takes_any_states(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it may keep whatever a checkpoint has: a class of the user's, on whole parameters."""
+    return not is_known(optimizer) and not getattr(type(optimizer), "elementwise", False)
+
+
+def is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is torch's or ours, and its states need not be looked at."""
     return f"{type(optimizer).__module__}.".startswith(("torch.optim.", "zerotrial."))
 
 
@@ -295,14 +397,19 @@ def _refuse(
 
 def _states_after_steps(
     optimizer: torch.optim.Optimizer, model: nn.Parameter, probe: nn.Parameter, gradient: Tensor
-) -> dict[str, Any]:
-    """Step a twin, on ``probe`` in the place of ``model``; the optimizer itself is not touched."""
+) -> tuple[frozenset[str], dict[Any, Any]]:
+    """Step a twin, on ``probe`` in the place of ``model``; the optimizer itself is not touched.
+
+    Returns:
+        The names of what ``probe`` has after one step, and the twin's whole state after all.
+    """
     twin = copy.copy(optimizer)  # torch's: without the attributes of a user's class, and its hooks
     probes = {id(p): probe for group in optimizer.param_groups for p in group["params"]}
     known = {id(optimizer): twin, **probes}
     group = next(g for g in optimizer.param_groups if any(p is model for p in g["params"]))
     twin.param_groups = [{**copy.deepcopy({**group, "params": []}), "params": [probe]}]
     twin.state = defaultdict(dict)
+    first: frozenset[str] | None = None
     try:
         for name, value in vars(optimizer).items():
             if name not in vars(twin):
@@ -310,9 +417,11 @@ def _states_after_steps(
         for _ in range(_PROBE_STEPS):
             probe.grad = gradient.clone()
             type(optimizer).step(twin)
+            first = frozenset(twin.state.get(probe, {})) if first is None else first
     except Exception:  # noqa: BLE001, S110 - whatever it does not like; training will show
         pass  # what it has made so far is told all the same
-    return dict(twin.state.get(probe, {}))
+    found = dict(twin.state)
+    return frozenset(found.get(probe, {})) if first is None else first, found
 
 
 def is_plain(value: Any) -> bool:
@@ -354,12 +463,13 @@ def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parame
     """Make the states of parameters that have none, as they are before the first step.
 
     The optimizer makes them in a step of its own, one parameter at a time, taken on zeros with a
-    gradient of zero; parameters keep their values, and other parameters are not touched.
+    gradient of zero; parameters keep their values, and other parameters are not touched. Nor is
+    what :func:`common_states` gives.
     """
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
-    for parameter in parameters:
-        if optimizer.state.get(parameter):
-            continue
+    missing = [parameter for parameter in parameters if not optimizer.state.get(parameter)]
+    before = copy.deepcopy(common_states(optimizer))
+    for parameter in missing:
         value, gradient = parameter.data, parameter.grad
         parameter.data = torch.zeros_like(value)
         parameter.grad = torch.zeros_like(value)
@@ -368,6 +478,14 @@ def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parame
         finally:
             parameter.data, parameter.grad = value, gradient
         _rewind(optimizer, parameter, group_of[parameter])
+        set_common_states(optimizer, copy.deepcopy(before))
+
+
+def set_common_states(optimizer: torch.optim.Optimizer, states: Mapping[Any, Any]) -> None:
+    """Put states in the place of what :func:`common_states` gives."""
+    for key in common_states(optimizer):
+        del optimizer.state[key]
+    optimizer.state.update(states)
 
 
 def _rewind(
