@@ -137,6 +137,7 @@ def test_long_names_are_short_in_heads_and_axes_and_whole_where_one_points(
         assert CALLED[name] == head or (
             CALLED[name].startswith(begin) and CALLED[name].endswith(end)
         )
+    page.close()  # it would ask once more for what is gone
     away(stage, made)
 
 
@@ -326,6 +327,7 @@ def test_the_rungs_show_who_stands_where(stage: Stage, spectator: Watched) -> No
     dots.focus()
     dots.press("ArrowRight")
     expect(rungs.locator(".readout")).to_contain_text("1. of 6")
+    page.close()  # it would ask once more for what is gone
     away(stage, made)
 
 
@@ -383,6 +385,7 @@ def test_only_one_bulk_of_trials_is_changed_and_only_after_a_question(
     dialog.get_by_role("button", name="delete").click()
     expect(page.locator("tbody tr")).to_have_count(1)
     assert len(stage.played.trials(made["id"])) == 1
+    page.close()  # it would ask once more for what is gone
     away(stage, made["id"])
 
 

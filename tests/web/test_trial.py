@@ -79,6 +79,7 @@ def test_a_trial_that_waits_says_why_and_is_stopped_only_after_a_question(
     dialog.get_by_role("button", name="kill").click()
     expect(page.get_by_role("heading").locator(".badge")).to_have_text("canceled")
     expect(dialog).to_have_count(0)
+    page.close()  # it would ask once more for what is gone
     stage.played.request("DELETE", f"/experiments/{made}")
 
 
