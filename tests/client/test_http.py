@@ -139,6 +139,13 @@ def test_all_problems_of_a_config_arrive(client: Client, packed: bytes) -> None:
     assert "did you mean 'searcher'" in text
 
 
+def test_a_misspelt_filter_is_refused_in_place_of_a_list_of_everything(client: Client) -> None:
+    with pytest.raises(ConfigError) as caught:
+        client.experiments(stat="ERROR")
+    told = "request: 1 problem(s)\n  stat: unknown parameter; did you mean 'state'?"
+    assert str(caught.value) == told
+
+
 def test_a_damaged_archive_is_refused(client: Client) -> None:
     with pytest.raises(ConfigError, match="archive"):
         client.create_experiment(config(), b"nothing of the kind")

@@ -194,3 +194,22 @@ def test_a_refusal_says_once_what_must_hold_and_what_was_found(
     (problem,) = answer.json()["error"]["problems"]
     assert problem.startswith(told)
     assert problem.count("got ") == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "problem"),
+    [
+        ("GET", "?stat=ERROR&limit=1", "stat: unknown parameter; did you mean 'state'?"),
+        ("POST", "?paused=true", "paused: unknown parameter; there are: activate, test"),
+        ("POST", "/1/kill?dry_run=true", "dry_run: unknown parameter; there are none"),
+        ("GET", "/1/trials?after=0&a=1&b=2", "a: unknown parameter"),
+    ],
+)
+def test_a_parameter_that_a_route_does_not_have_is_refused_and_nothing_is_done(
+    sqlite_server: Server, method: str, path: str, problem: str
+) -> None:
+    sqlite_server.submit()
+    answer = sqlite_server.http.request(method, f"/api/v1/experiments{path}")
+    assert answer.status_code == 422
+    assert answer.json()["error"]["problems"][0].startswith(problem)
+    assert sqlite_server.get("/experiments/1")["experiment"]["state"] == "ACTIVE"

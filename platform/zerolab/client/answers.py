@@ -84,8 +84,8 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
     elif status == 409:
         error = ConflictError(message)
     elif kind and status < 500:
-        source = message.partition("\n")[0].rsplit(": ", 1)[0] if problems else "request"
-        error = ConfigError(source, problems or [message])
+        source, counted, _ = message.partition(f": {len(problems)} problem(s)\n")
+        error = ConfigError(source if counted else "request", problems or [message])
     elif kind:
         error = ZerolabError(f"{url}: the server failed ({status}): {message}; see its log")
     else:

@@ -49,7 +49,7 @@ class Client(Transport):
 
     def agents(self) -> list[Json]:
         """List the agents and their slots."""
-        return self._list("/agents", "agents")
+        return self._whole("/agents", "agents")
 
     def agent_action(self, agent_id: int, action: str, **wish: Any) -> Json:
         """Disable or enable an agent, or some of its ``slots``; ``drain`` lets runs finish."""
@@ -62,7 +62,7 @@ class Client(Transport):
 
     def jobs(self, pool: str | None = None) -> list[Json]:
         """List what waits for slots and what holds them, the first to run first."""
-        return self._list("/jobs", "jobs", {"pool": pool})
+        return self._whole("/jobs", "jobs", pool=pool)
 
     def move_job(self, experiment_id: int, **where: int | None) -> Json:
         """Put a job ``ahead_of`` another one, or ``behind`` it."""
@@ -75,7 +75,7 @@ class Client(Transport):
 
     def pools(self) -> list[Json]:
         """List the resource pools."""
-        return self._list("/pools", "pools")
+        return self._whole("/pools", "pools")
 
     def put_pool(self, name: str, policy: str) -> Json:
         """Say in which order the jobs of a pool start."""
@@ -85,7 +85,7 @@ class Client(Transport):
 
     def quotas(self) -> list[Json]:
         """List the quotas, and what is held of each."""
-        return self._list("/quotas", "quotas")
+        return self._whole("/quotas", "quotas")
 
     def put_quota(self, kind: str, name: str, max_slots: int) -> Json:
         """Limit the slots that the jobs of a pool, or with a label, hold together."""
@@ -98,7 +98,7 @@ class Client(Transport):
 
     def models(self) -> list[Json]:
         """List the models of the registry, with their versions."""
-        return self._list("/models", "models")
+        return self._whole("/models", "models")
 
     def model(self, name: str) -> Json:
         """Read one model of the registry."""

@@ -127,6 +127,11 @@ class Transport:
         content, headers = msgspec.json.encode(body), {"Content-Type": JSON}
         return self._send("POST", path, content=content, headers=headers, repeatable=True)
 
+    def _whole(self, path: str, key: str, **params: Any) -> list[Json]:
+        """Read a list that has no pages."""
+        found: list[Json] = self.get(path, **params)[key]
+        return found
+
     def _list(self, path: str, key: str, params: Mapping[str, Any] | None = None) -> list[Json]:
         """Read every page of a list, or one page when the caller sets ``limit``."""
         params = present(params or {})
