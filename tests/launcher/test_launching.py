@@ -73,10 +73,23 @@ def test_every_rank_knows_its_place_and_its_output_is_kept_apart(
     assert sorted(folder.rank_pids()) == [0, 1, 2]
 
 
-def test_a_launcher_that_is_started_afresh_does_the_same(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", SAY_WHO, slots=1)
-    assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(0)
-    assert folder.stdout(0).read_text() == "0 0 1 1 127.0.0.1 1 model\n"
+REFUSE = """
+import argparse, subprocess
+refuse = "import argparse; argparse.ArgumentParser().error('of a tool')"
+code = subprocess.run([sys.executable, "-c", refuse], stderr=subprocess.DEVNULL).returncode
+print("a tool that the script starts exits with", code)
+argparse.ArgumentParser(prog="train.py").error("of the script")
+"""
+
+
+def test_a_launcher_that_is_started_afresh_does_the_same_and_a_command_line_is_the_scripts_own(
+    tmp_path: Path,
+) -> None:
+    folder = make_run(tmp_path / "run", SAY_WHO + REFUSE, slots=1)
+    told = "rank 0 exited with code 64: train.py: error: of the script"
+    assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(EXIT_USER_ERROR, told, 0)
+    said = "0 0 1 1 127.0.0.1 1 model\na tool that the script starts exits with 2\n"
+    assert folder.stdout(0).read_text() == said
 
 
 def test_what_is_said_last_in_a_box_is_told_on_one_line(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "ENV_HOME",
     "ENV_MASTER",
     "ENV_RUN_SPEC",
+    "ENV_SCRIPT",
     "ENV_STAGED",
     "ENV_TOKEN",
     "EXIT_INFRASTRUCTURE",
@@ -53,6 +54,9 @@ ENV_TOKEN = "ZEROLAB_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 
 ENV_RUN_SPEC = "ZEROLAB_RUN_SPEC"
 """Path of the JSON file that holds the :class:`RunSpec` of this process's run."""
+
+ENV_SCRIPT = "ZEROLAB_SCRIPT_PROCESS"
+"""Process id of the Python that a command runs in a rank; what that starts are other processes."""
 
 ENV_STAGED = "ZEROLAB_STAGED_DATA"
 """Directory of the data that was staged on this machine; unset when none was."""

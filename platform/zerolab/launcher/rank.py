@@ -43,7 +43,7 @@ def main() -> None:
     for option in options:
         name, _, value = option.partition("=")
         if name == "--hide":
-            del os.environ[value]
+            os.environ.pop(value, None)
         elif name == "--slots":
             _take_slots(int(value))
         elif name == "--local-rank-at":

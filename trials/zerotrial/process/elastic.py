@@ -51,6 +51,7 @@ from zerolab.contract.outcome import (
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     ENV_RUN_SPEC,
+    ENV_SCRIPT,
     EXIT_INFRASTRUCTURE,
     Command,
     RunSpec,
@@ -254,7 +255,9 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
 
 def _options(command: Command, slots_per_rank: int) -> list[str]:
     """What :mod:`zerolab.launcher.rank` is told about a command."""
-    options = [f"--hide={ENV_RUN_SPEC}"] if command.plain else []
+    options = [f"--hide={ENV_SCRIPT}"]  # of the process that becomes the command
+    if command.plain:
+        options.append(f"--hide={ENV_RUN_SPEC}")
     if slots_per_rank > 1:
         options.append(f"--slots={slots_per_rank}")
     if command.local_rank_at is not None:

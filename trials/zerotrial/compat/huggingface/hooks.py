@@ -4,11 +4,12 @@ They are changed when they are imported.
 """
 
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from zerolab.contract.spec import EXIT_USER_ERROR
+from zerolab.contract.spec import ENV_RUN_SPEC, ENV_SCRIPT, EXIT_USER_ERROR
 from zerotrial.compat.after_import import patch_when_imported
 from zerotrial.compat.huggingface.mistakes import (
     as_users_mistake,
@@ -31,6 +32,8 @@ def install() -> None:
     of an experiment scripts need not say them: every Trainer and every Accelerator is recorded,
     goes on from the trial's checkpoint, and leaves when the trial is paused.
     """
+    if ENV_RUN_SPEC in os.environ:
+        os.environ.setdefault(ENV_SCRIPT, str(os.getpid()))  # unless one that started us is it
     patch_when_imported(
         {
             "transformers.integrations.integration_utils": _name_the_callback,
@@ -87,10 +90,10 @@ def _note_what_click_refuses(module: ModuleType) -> None:
     before = module.UsageError.exit_code
 
     def code(self: Any) -> int:
-        from zerotrial.compat.huggingface.run import experiment
+        from zerotrial.compat.huggingface.run import is_script
 
         del self
-        return before if experiment() is None else EXIT_USER_ERROR
+        return EXIT_USER_ERROR if is_script() else before
 
     module.UsageError.exit_code = property(code)
 

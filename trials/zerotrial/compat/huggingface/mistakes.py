@@ -64,9 +64,9 @@ def as_users_mistake(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         except SystemExit as end:
             from zerolab.contract.spec import EXIT_USER_ERROR
-            from zerotrial.compat.huggingface.run import experiment
+            from zerotrial.compat.huggingface.run import is_script
 
-            if end.code != _REFUSED or experiment() is None:
+            if end.code != _REFUSED or not is_script():
                 raise
             raise SystemExit(EXIT_USER_ERROR) from end
 

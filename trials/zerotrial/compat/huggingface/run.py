@@ -13,11 +13,27 @@ from typing import Any, NoReturn
 
 import zerolab.core
 from zerolab.contract.outcome import write_reason
-from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_USER_ERROR, Command, RunSpec, read_run_spec
+from zerolab.contract.spec import (
+    ENV_RUN_SPEC,
+    ENV_SCRIPT,
+    EXIT_USER_ERROR,
+    Command,
+    RunSpec,
+    read_run_spec,
+)
 from zerolab.core.context import Context
 from zerolab.errors import ConfigError, ZerolabError
 
-__all__ = ["best_effort_close", "experiment", "join", "leave", "put_back", "refuse", "store"]
+__all__ = [
+    "best_effort_close",
+    "experiment",
+    "is_script",
+    "join",
+    "leave",
+    "put_back",
+    "refuse",
+    "store",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +44,12 @@ def experiment() -> RunSpec | None:
     path = os.environ.get(ENV_RUN_SPEC)
     spec = read_run_spec(Path(path)) if path else None
     return spec if spec is not None and isinstance(spec.entrypoint, Command) else None
+
+
+def is_script() -> bool:
+    """Whether this process is the script of an experiment, and none that the script has started."""
+    mine = str(os.getpid())
+    return experiment() is not None and os.environ.get(ENV_SCRIPT, mine) == mine
 
 
 @functools.cache
