@@ -1,32 +1,38 @@
 """``loss.backward()``, as in plain torch: engines take the gradients that come back to them."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.engine.flat.test_core_cases import closing, inputs, make, mlp
 from tests.engine.ranks import run_on_ranks
+from tests.engine.test_recovery import Fails
 from zerolab.errors import EngineError
 
 
 class Told(nn.Module):
-    """Returns a loss beside what it was made of, at several depths."""
+    """Returns a loss beside what it was made of, at several depths, and a state to go on from."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = mlp(seed=1)
+        self.inner, self.back = mlp(seed=1), nn.Linear(4, 8)
 
     def forward(self, x: Tensor) -> dict[str, Any]:
         logits = self.inner(x)
-        return {"loss": logits.pow(2).mean(), "logits": logits, "more": (None, [logits * 3])}
+        loss, more = logits.pow(2).mean(), (None, [logits * 3])
+        return {"loss": loss, "logits": logits, "more": more, "state": self.back(logits)}
 
 
-def loss_of(found: dict[str, Any]) -> Tensor:
-    return found["loss"] + found["logits"].abs().mean() + found["more"][1][0].mean()
+def loss_of(model: Any, x: Tensor) -> Tensor:
+    found = model(model(x)["state"])  # gradients leave the model and come into it again
+    penalty = model.back.weight.norm()  # made after the outputs: autograd goes there before
+    return found["loss"] + found["logits"].abs().mean() + found["more"][1][0].mean() + penalty
 
 
 def accumulated(stage: int) -> float:
@@ -39,8 +45,8 @@ def accumulated(stage: int) -> float:
         for step in range(6):
             parts = inputs(step, ranks)
             for part in parts:
-                (loss_of(plain(part)) / ranks / 2).backward()
-            loss_of(engine(parts[rank])).backward()
+                (loss_of(plain, part) / ranks / 2).backward()
+            loss_of(engine, parts[rank]).backward()
             if engine.step().updated:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -83,8 +89,78 @@ def gap(engine: Any, plain: nn.Module) -> float:
     return max((w - expected[name]).abs().max().item() for name, w in engine.stage.full_weights())
 
 
+def chained(stage: int) -> float:
+    """Gap to plain torch of two networks, one after the other, with windows of their own."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    nets, copies = ([nn.Linear(8, 8), mlp(seed=2)] for _ in range(2))
+    nets[0].load_state_dict(copies[0].state_dict())
+    engines = [
+        make(net, stage, lr=0.1, gradient_accumulation_steps=steps)
+        for net, steps in zip(copies, (2, 1), strict=True)
+    ]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    with closing(*engines):
+        for number in range(2):
+            parts = inputs(number, ranks)
+            for part in parts:
+                (nets[1](nets[0](part)).pow(2).mean() / ranks).backward()
+            engines[1](engines[0](parts[rank])).pow(2).mean().backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            for engine in engines:
+                engine.step()
+        for parameter in nets[0].parameters():
+            parameter.grad /= 2
+        optimizers[0].step()
+        return max(gap(engine, net) for engine, net in zip(engines, nets, strict=True))
+
+
+class Opaque(nn.Module):
+    """Returns what nobody looks into; all of it may be computed again in backward."""
+
+    def __init__(self, *, again: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Identity() if again else nn.Linear(8, 8)
+        self.again = again
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        x = x.clone().requires_grad_()
+        for block in self.blocks:
+            x = (checkpoint(block, x, use_reentrant=True) if self.again else block(x)).tanh()
+        return SimpleNamespace(found=self.head(x))
+
+
+def unseen(stage: int) -> float:
+    """Gap to plain torch where no output is seen, and a backward raises that is made again."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    gaps = []
+    for again in (False, True):
+        plain, engine = Opaque(again=again), make(Opaque(again=again), stage)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+        fails: Any = Fails.apply
+        with closing(engine):
+            for step in range(2):
+                parts = inputs(step, ranks)
+                for part in parts:
+                    (plain(plain(part).found).found.pow(2).mean() / ranks).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                inner = engine(parts[rank]).found
+                loss = engine(inner).found.pow(2).mean()
+                if not again:
+                    with pytest.raises(ValueError, match="in backward"):
+                        engine.scale(fails(loss, True)).backward(retain_graph=True)
+                    engine.zero_grad()
+                loss.backward()
+                assert engine.step().updated
+            gaps.append(gap(engine, plain))
+    return max(gaps)
+
+
 def at_every_stage() -> dict[str, float]:
-    runs = {"accumulated": accumulated, "adversaries": adversaries}
+    runs = {f.__name__: f for f in (accumulated, adversaries, chained, unseen)}
     return {f"{name} at {stage}": run(stage) for name, run in runs.items() for stage in range(4)}
 
 
@@ -94,36 +170,19 @@ def test_plain_backward_trains_as_plain_torch_at_every_stage() -> None:
         assert {name for name, value in found.items() if not value < 1e-6} == set()
 
 
-def test_a_plain_backward_that_would_lose_something_is_refused() -> None:
-    halves = make(mlp(), 1, fp16={"enabled": True})
-    with pytest.raises(
-        EngineError, match="with fp16 the loss must be multiplied by the loss scale"
-    ):
-        halves(torch.ones(2, 8)).float().mean().backward()
-    halves.backward(halves(torch.ones(2, 8)).float().mean())
-    assert halves.step().grad_norm is not None
-    engine = make(nn.Sequential(mlp(), _Unused()), 1)
-    outputs = engine(torch.ones(2, 8))
-    penalty = engine.module[1].weight.norm()  # made last, so autograd goes there first
-    with pytest.raises(EngineError, match=r"came to a parameter before .* engine.backward\(loss\)"):
-        (outputs.mean() + penalty).backward()
-    engine.backward(engine(torch.ones(2, 8)).mean())
-    engine.step()
-    two = [make(mlp(), 1, gradient_accumulation_steps=2), make(nn.Linear(4, 4), 1)]
-    with pytest.raises(EngineError, match="comes through two engines, and one of them"):
-        two[1](two[0](torch.ones(2, 8))).mean().backward()
-    for each in (halves, engine, *two):
-        each.close()
-
-
-class _Unused(nn.Linear):
-    """Has a parameter that only the loss takes."""
-
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_plain_backward_with_fp16_is_refused_and_leaves_nothing(stage: int) -> None:
+    halves = make(Opaque(), stage, fp16={"enabled": True, "initial_scale_power": 4})
+    norms = []
+    for refused in (False, True):
+        if refused:
+            with pytest.raises(EngineError, match="with fp16 the loss must be multiplied"):
+                halves(torch.ones(2, 8)).found.float().mean().backward()
+        halves.backward(halves(torch.ones(2, 8)).found.float().mean())
+        halves.optimizer.param_groups[0]["lr"] = 0.0
+        norms.append(halves.step().grad_norm)
+    assert norms[0] == norms[1]
+    halves.close()
 
 
 def test_another_engines_announced_loss_is_dropped_as_before() -> None:

@@ -33,6 +33,7 @@ OF_GROUPS = {
     "_module_to_pre_save_state_dict_hook_handle",
     "_to_unsharded",
     "_training_state",
+    "finalize_backward",
     "fsdp_params",
     "is_unsharded",
     "modules",

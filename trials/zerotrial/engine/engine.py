@@ -4,11 +4,11 @@ The parts are chosen in :mod:`zerotrial.engine.build`; nothing here asks for sta
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.frozen import FrozenParameters
-from zerotrial.engine.module.outputs import comes_to, watched
+from zerotrial.engine.module.outputs import comes_to, watch
 from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Observer, Stage, StepResult
@@ -96,6 +96,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self._announced: Literal["by us", "by nobody"] | None = None  # the pass that is under way
         self._last = StepResult(updated=False)
         self._grad_norm: float | None = None
+        if parts.trains:
+            parts.stage.when_unannounced(_weakly(self._begin_unannounced))
 
     # -- training -------------------------------------------------------------------------------
 
@@ -106,7 +108,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             outputs = self.module(*args, **kwargs)
         if not self.trains or not torch.is_grad_enabled():
             return outputs
-        return watched(outputs, self._came_back, apart=self.batch.accumulation_steps > 1)
+        watch(outputs, self._came_back)
+        return outputs
 
     forward = __call__
 
@@ -168,35 +171,25 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         scaled.register_hook(begin)  # type: ignore[no-untyped-call]
         return scaled
 
-    def _came_back(self, gradient: Tensor) -> Tensor:
-        """Take the gradient of an output; begin a backward pass that nobody has announced.
+    def _came_back(self, gradient: Tensor) -> None:
+        """Look at the gradient of an output; begin a backward pass that nobody has announced."""
+        del gradient
+        # torch.autograd.grad() comes to no leaf: a penalty, or a question.
+        if self._announced is None and comes_to(self.stage.leaves()):
+            self._begin_unannounced()
+
+    def _begin_unannounced(self) -> None:
+        """Begin the pass that runs, unless it is another engine's, whose loss came through here.
 
         Raises:
-            EngineError: With fp16, and where it cannot be told which engine's window it counts in.
+            EngineError: With fp16; the window then starts anew.
         """
-        if self._announced is None:
-            others = [engine for engine in _open if engine is not self]
-            if any(engine._announced == "by us" for engine in others):  # noqa: SLF001
-                return gradient  # of another engine's loss, which came through here: dropped
-            if not comes_to(self.stage.leaves()):
-                return gradient  # torch.autograd.grad(): a penalty, or a question
-            self._check_own([self, *others])
-            self._begin_own("by nobody")
-        if self._announced == "by us" or self.batch.accumulation_steps == 1:
-            return gradient
-        return gradient / self.batch.accumulation_steps
-
-    def _check_own(self, engines: list["Engine"]) -> None:
-        if self.config.fp16.enabled:
-            what = "with fp16 the loss must be multiplied by the loss scale"
-        elif len(engines) > 1 and any(e.batch.accumulation_steps > 1 for e in engines):
-            what = "it comes through two engines, and one of them accumulates gradients"
-        elif self.stage.dropped_some():
-            what = "it came to a parameter before it came to what engine(...) returned"
-        else:
+        if any(engine._announced == "by us" for engine in _open):  # noqa: SLF001
             return
-        msg = f"loss.backward(): {what}; call engine.backward(loss), or engine.scale(loss)"
-        raise EngineError(f"{msg}.backward()")
+        self._begin_own("by nobody")
+        if self.config.fp16.enabled:
+            msg = "loss.backward(): with fp16 the loss must be multiplied by the loss scale; call "
+            raise EngineError(f"{msg}engine.backward(loss), or engine.scale(loss).backward()")
 
     def _begin_own(self, announced: Literal["by us", "by nobody"]) -> None:
         """Begin a pass from inside of it, and have it ended when autograd is through."""
@@ -224,7 +217,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         _open.add(self)
         boundary = self.progress.at_last_backward and self._syncing
         self.progress.broken = True
-        self.stage.before_backward(boundary=boundary)
+        share = 1 / self.batch.accumulation_steps if announced == "by nobody" else 1.0
+        self.stage.before_backward(boundary=boundary, share=share)
         return boundary
 
     def _pass_is_over(self) -> None:
@@ -261,8 +255,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             raise EngineError(f"{msg}with the next micro-batch, which begins the window anew")
         if self.progress.backwards == 0:
             msg = "step() without backward(): there is no gradient; call engine.backward(loss), "
-            msg += "or backward() of a loss made of what engine(...) returned, "
-            raise EngineError(f"{msg}before each engine.step()")
+            raise EngineError(f"{msg}or loss.backward(), before each engine.step()")
         boundary = self.progress.at_boundary
         self.progress.end_micro_batch()
         if boundary:
@@ -300,6 +293,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
         **Collective** where some have been averaged already.
         """
+        self._own_call.leave()  # one that raised
+        self._pass_is_over()
         if self.progress.broken or self.progress.waiting:
             with self.attendance.call("zero_grad"):
                 self.stage.cancel_backward()
@@ -422,8 +417,6 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
     def recover(self) -> None:
         """After a backward that raised, begin the window anew. **Collective** then."""
-        self._own_call.leave()  # one that raised
-        self._pass_is_over()
         if self.progress.broken:
             self.forget_micro_batches()
 
@@ -469,6 +462,18 @@ class _ClosedStage:
 
     def __getattr__(self, name: str) -> Any:
         raise EngineError(f"this engine was closed{self._how}")
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Call a method, but do not keep its object: no model must keep its engine."""
+    weak = WeakMethod(method)
+
+    def call() -> None:
+        found = weak()
+        if found is not None:
+            found()
+
+    return call
 
 
 def check_loss(call: str, loss: Any) -> None:

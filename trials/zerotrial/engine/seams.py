@@ -4,7 +4,7 @@
 new stage, or another place for optimizer states, is a new class behind one of these interfaces.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -248,12 +248,17 @@ class Stage(Protocol):
         """Walk the tensors that autograd writes the gradients of trained parameters to."""
         ...
 
-    def dropped_some(self) -> bool:
-        """Whether the backward pass that runs has dropped gradients, since none was awaited."""
+    def when_unannounced(self, begin: Callable[[], None]) -> None:
+        """Have ``begin`` called where gradients come with no :meth:`before_backward`."""
         ...
 
-    def before_backward(self, *, boundary: bool) -> None:
-        """Get ready for one micro-batch's gradients; ``boundary``: the last before a step."""
+    def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
+        """Get ready for one micro-batch's gradients.
+
+        Args:
+            boundary: It is the last before a step.
+            share: What they are multiplied by.
+        """
         ...
 
     def after_backward(self, *, boundary: bool) -> None:

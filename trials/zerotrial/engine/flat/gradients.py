@@ -87,6 +87,8 @@ class Gradients:
         self._buckets = buckets
         self._comm = comm
         self._averaging = handling.averaging
+        self.share = 1.0
+        """What the gradients of the pass under way are multiplied by, besides."""
         self._overlap = handling.overlap
         self._refuse_unused = handling.refuse_unused
         self._arrived: list[set[int]] = [set() for _ in buckets]

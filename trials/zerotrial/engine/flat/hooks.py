@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -26,7 +25,8 @@ class GradientHooks:
 
     def __init__(self, buckets: Sequence[Bucket], arrived: Callable[[int, int], None]) -> None:
         self.listening = False
-        self._dropped_in = -1  # autograd's number of the last pass of which a gradient was dropped
+        self.unannounced: Callable[[], None] | None = None
+        """Called when a gradient comes while nobody listens; may begin to."""
         self._buckets = buckets
         self._arrived = arrived
         self._handles: list[RemovableHandle] = []
@@ -35,11 +35,6 @@ class GradientHooks:
                 call = partial(self._hand_over, bucket.index, index)
                 register: Any = place.parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(call))
-
-    @property
-    def dropped_in_this_pass(self) -> bool:
-        """Whether the backward pass that runs has brought a gradient while nobody listened."""
-        return self._dropped_in == _pass_that_runs()
 
     def sweep(self) -> None:
         """Hand over what was written to ``.grad`` with no hook called."""
@@ -55,12 +50,9 @@ class GradientHooks:
         self._handles.clear()
 
     def _hand_over(self, bucket: int, place: int, parameter: nn.Parameter) -> None:
+        if not self.listening and self.unannounced is not None:
+            self.unannounced()
         if self.listening:
             self._arrived(bucket, place)
         else:
             parameter.grad = None
-            self._dropped_in = _pass_that_runs()
-
-
-def _pass_that_runs() -> int:
-    return torch._C._current_graph_task_id()  # noqa: SLF001 - torch's own hooks ask so, too

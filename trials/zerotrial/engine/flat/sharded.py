@@ -98,7 +98,7 @@ class ShardedGradients(Gradients):
         at = self._buckets[bucket].places[place]
         gradient = take_gradient(self._buckets[bucket], place)
         view = self._filling[bucket].tensor[at.start : at.stop].view(at.parameter.shape)
-        factor = self._averaging.before
+        factor = self._averaging.before * self.share
         if place in self._filled[bucket]:
             view.add_(gradient, alpha=factor)
         elif factor == 1.0:

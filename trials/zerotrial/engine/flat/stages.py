@@ -88,13 +88,14 @@ class FlatStage:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         return iter(self._trained)
 
-    def dropped_some(self) -> bool:
+    def when_unannounced(self, begin: Callable[[], None]) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
-        return self._hooks.dropped_in_this_pass
+        self._hooks.unannounced = begin
 
-    def before_backward(self, *, boundary: bool) -> None:
+    def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.begin(boundary=boundary)
+        self.gradients.share = share
         self._hooks.listening = True
 
     def after_backward(self, *, boundary: bool) -> None:

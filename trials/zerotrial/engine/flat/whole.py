@@ -97,7 +97,7 @@ class WholeGradients(Gradients):
         if bucket < self._next:
             raise late(self._buckets[bucket], place)
         gradient = take_gradient(self._buckets[bucket], place)
-        view, factor = self._views[bucket][place], self._averaging.before
+        view, factor = self._views[bucket][place], self._averaging.before * self.share
         if place in self._written[bucket]:
             view.add_(gradient, alpha=factor)
             return

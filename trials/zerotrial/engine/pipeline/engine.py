@@ -260,6 +260,9 @@ class PipelineEngine(Engine):
 
     forward = __call__
 
+    def _begin_unannounced(self) -> None:
+        """Drop the gradients of a pass that is not this engine's, which trains whole batches."""
+
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse; see :meth:`train_batch`."""
         self._refuse("backward()")

@@ -212,6 +212,18 @@ class UnitParameters:
     def frees_after_forward(self, value: Any) -> None:
         self._owner.post_forward_mesh_info = value
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether backward has made any that is not reduced."""
+        wholes = (getattr(member, "_unsharded_param", None) for member in self._owner.fsdp_params)
+        return any(whole is not None and whole.grad is not None for whole in wholes)
+
+    def reduce_rest(self) -> None:
+        """Reduce what backward has made after it had passed the unit. **Collective**, if any."""
+        if self.has_gradients:
+            self._owner.post_backward()
+            self._owner.finalize_backward()
+
     def reorder(self, members: Sequence[ShardedParameter]) -> None:
         """Have gradients come in another order; before the first forward."""
         self._owner.fsdp_params[:] = [member._member for member in members]

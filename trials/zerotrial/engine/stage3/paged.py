@@ -143,6 +143,8 @@ class PagedGradients:
         """Parameters that this backward has made gradients of."""
         self.listening = False
         """Whether a backward of the engine's is under way."""
+        self.share = 1.0
+        """What its gradients are multiplied by."""
         by_unit: dict[int, tuple[UnitParameters, list[int]]] = {}
         for index, unit in enumerate(unit_of):
             by_unit.setdefault(id(unit), (unit, []))[1].append(index)
@@ -160,9 +162,9 @@ class PagedGradients:
             if fresh is None:
                 continue
             if self.kept[index] is None:
-                home.copy_(fresh)
+                torch.mul(fresh, self.share, out=home)
             else:
-                home.add_(fresh)
+                home.add_(fresh, alpha=self.share)
             self.kept[index] = home
             release(home)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,11 +29,12 @@ from zerotrial.engine.comm.observed import COMMUNICATION, observed
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
+from zerotrial.engine.module.outputs import comes_to
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.alone import gather_when_alone
 from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
-from zerotrial.engine.stage3.internals import local_part, parameters_of
+from zerotrial.engine.stage3.internals import UnitParameters, local_part, parameters_of
 from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.order import ReductionOrder
@@ -79,6 +81,8 @@ class Stage3:
     ) -> None:
         self.optimizer = update.updater.optimizer
         self._units = units
+        found = filter(None, map(parameters_of, units))
+        self._reduced = [unit for unit in found if unit.trained]
         self._layout = layout
         self._shards = layout.shards
         self._shards_in = layout.shards_in
@@ -95,6 +99,7 @@ class Stage3:
         self._counted = layout.counted()
         self._device = inputs.device
         self._order = ReductionOrder(units)
+        self._share = 1.0  # what the gradients of the pass under way are multiplied by
         self._torn = False  # inside a backward pass, or after one that raised
         self._paged: PagedGradients | None = None
         if files is not None:
@@ -106,16 +111,24 @@ class Stage3:
 
     def leaves(self) -> Iterator[Tensor]:
         """See :class:`~zerotrial.engine.seams.Stage`: the gathered parameters."""
-        for parameters in filter(None, map(parameters_of, self._units)):
-            for member in parameters.trained:
+        for unit in self._reduced:
+            for member in unit.trained:
                 yield from member.gathered_once()
 
-    def dropped_some(self) -> bool:
-        """See :class:`~zerotrial.engine.seams.Stage`: nothing is dropped before the model's end."""
-        return False
+    def when_unannounced(self, begin: Callable[[], None]) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
 
-    def before_backward(self, *, boundary: bool) -> None:
+        def look(unit: UnitParameters) -> None:
+            # On another rank the pass may have come to this unit: the sums must go together.
+            if not self._torn and (unit.has_gradients or comes_to(self.leaves())):
+                begin()
+
+        for unit in self._reduced:
+            unit.before_reduction(partial(look, unit))
+
+    def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
         """Drop gradients that are not this engine's: of another's loss that came through here."""
+        self._share = share
         if self._plugged is not None:
             self._plugged.begin_backward()
         for shard in self._shards:
@@ -123,10 +136,12 @@ class Stage3:
         self._torn = True
         if self._paged is not None:
             self._paged.reached.clear()
-            self._paged.listening = True
+            self._paged.listening, self._paged.share = True, share
 
     def after_backward(self, *, boundary: bool) -> None:
         """Add up this micro-batch's gradients, which came averaged over the ranks."""
+        for unit in self._reduced:  # it came back to one where outputs that were not seen led on
+            unit.reduce_rest()
         if self._plugged is not None:
             self._plugged.reductions.finish()
         self._torn = False
@@ -158,6 +173,8 @@ class Stage3:
         for index, bucket in enumerate(self._buckets):
             kept = self._gradients[index]
             new = bucket.take_gradient() if fresh[index] is None else fresh[index]
+            if new is not None and self._share != 1.0:
+                new.mul_(self._share)
             if kept is None:
                 self._gradients[index] = new
             elif new is not None:
