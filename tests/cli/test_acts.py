@@ -91,8 +91,13 @@ def test_what_is_done_with_one_trial(owner: Server, zerolab: Zerolab) -> None:
     assert owner.experiment(int(fork))["name"] == "forked"
     assert owner.experiment(int(fork))["source_checkpoint"] == checkpoint(5, f"acts {first}").uuid
 
-    for each in (number, fork):
-        zerolab("experiment", "kill", each)
+    (waiting,) = owner.trials(int(fork))
+    assert zerolab("trial", "pause", waiting["id"]) == f"trial {waiting['id']} is paused"
+    paused = owner.submit(activate=False)["id"]
+    assert zerolab("experiment", "pause", paused) == f"experiment {paused} is paused"
+    assert zerolab("experiment", "cancel", paused) == f"experiment {paused} is canceled"
+    assert zerolab("experiment", "kill", fork) == f"experiment {fork} is killed"
+    assert zerolab("experiment", "kill", number) == f"experiment {number} is being killed"
     told = zerolab("experiment", "cancel", number)
     assert told == f"experiment {number} is ending already: it is STOPPING_KILLED"
     for item in owner.work():

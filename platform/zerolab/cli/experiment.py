@@ -47,6 +47,7 @@ _DONE = {
     "archive": "is archived",
     "unarchive": "is not archived any more",
 }
+_NOTHING_RAN = {"pause": "is paused", "cancel": "is canceled", "kill": "is killed"}
 
 
 @group.command("list")
@@ -322,9 +323,12 @@ def _act(experiment_id: int, action: str) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        before = client.experiment(experiment_id)["state"]
+        found = client.experiment(experiment_id)
+        before, waited = found["state"], found["waiting_reason"] is not None
         state = client.experiment_action(experiment_id, action)["state"]
     told = _DONE[action]
+    if state == "CANCELED" or (state == "PAUSED" and (waited or before == state)):
+        told = _NOTHING_RAN.get(action, told)
     if action in {"cancel", "kill"} and before == state:
         ends = state.startswith("STOPPING")
         told = f"is ending already: it is {state}" if ends else f"has ended: it stays {state}"

@@ -228,6 +228,14 @@ def fork(
     result(str(made["id"]))
 
 
+_NOTHING_RAN = {
+    ("pause", "PAUSED"): "is paused",
+    ("cancel", "CANCELED"): "is canceled",
+    ("kill", "CANCELED"): "is stopped",
+}
+"""What is done at once with a trial that holds no slots: by the action, and the state after it."""
+
+
 def _act(trial_id: int, action: str, done: str) -> None:
     from zerolab.cli.connection import connect
 
@@ -235,5 +243,8 @@ def _act(trial_id: int, action: str, done: str) -> None:
         before = client.trial(trial_id)["state"]
         state = client.trial_action(trial_id, action)["state"]
     ended = before == state and state in {"COMPLETED", "CANCELED", "ERROR"}
-    stays = ended and action not in {"archive", "unarchive"}
-    say(f"trial {trial_id} {f'has ended: it stays {state}' if stays else done}")
+    if ended and action not in {"archive", "unarchive"}:
+        done = f"has ended: it stays {state}"
+    elif (action, state) in _NOTHING_RAN:
+        done = _NOTHING_RAN[action, state]
+    say(f"trial {trial_id} {done}")

@@ -30,10 +30,12 @@ def handled(world: World, transaction: Transaction, experiment_id: int) -> int:
 
 
 def _outside(world: World, transaction: Transaction, experiment_id: int) -> ServedOutside:
+    """Return the searcher that a program outside asks for, and note that it is there."""
     searcher = searching.searcher_of(world, transaction, experiment_id)
     if not isinstance(searcher, ServedOutside):
         msg = f"experiment {experiment_id}: its searcher decides by itself and takes no operations"
         raise ConflictError(msg)
+    world.served[experiment_id] = world.steady()
     return searcher
 
 

@@ -79,6 +79,10 @@ class World:
     janitor: Janitor = field(default_factory=Janitor)
     installation: str = ""
     """Name of this installation in storages that it may share with others."""
+    outside: set[int] | None = None
+    """Experiments whose searcher is one of the user's own; None before they were read."""
+    served: dict[int, float] = field(default_factory=dict)
+    """Experiment to the steady time at which a program last asked for its searcher's events."""
     waiting: Waiting = field(default_factory=Waiting)
     """Why trials wait; replaced as a whole, so that any thread may read it."""
 

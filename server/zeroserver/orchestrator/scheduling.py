@@ -7,6 +7,7 @@ from zerolab import scheduler
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 from zerolab.contract.wire import Extension
 from zerolab.scheduler import Decision, Request, Start
+from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.cluster.agents import lose_silent
 from zeroserver.orchestrator.cluster.patience import end_long_waits
 from zeroserver.orchestrator.cluster.reading import (
@@ -48,7 +49,8 @@ def schedule(world: World, transaction: Transaction) -> None:
             schedule(world, transaction)
             return
         running.update(start.request.job.job_id for start in decision.start)
-    now = Waiting.after(decision, waiting, running, restarting)
+    unserved = searching.unserved(world, transaction)
+    now = Waiting.after(decision, waiting, running, restarting, unserved)
     _keep_reasons(world, transaction, now)
 
 

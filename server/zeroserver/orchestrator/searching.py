@@ -16,6 +16,7 @@ from zerolab.searcher import Operation, Searcher, ServedOutside, make_searcher
 from zerolab.searcher.make import read_section
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
+from zeroserver.states import ExperimentState
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.schema import experiments, searcher_events
 
@@ -35,10 +36,18 @@ __all__ = [
     "replay",
     "searcher_of",
     "tell",
+    "unserved",
 ]
 
 
 _INSERT = searcher_events.insert()
+_SILENT_S = 60.0
+"""A program that has asked for nothing for so long serves no searcher; it asks every 30 seconds."""
+_UNSERVED = (
+    "no program asks what its custom searcher must know: start one that calls "
+    "zerolab.client.search.serve(client, {0}, MySearch), or any that uses "
+    "/api/v1/experiments/{0}/searcher/events and /operations"
+)
 
 
 class Event(NamedTuple):
@@ -72,6 +81,8 @@ def first_operations(
     """Make the searcher of a new experiment and return what it wants first."""
     searcher = _make(world, transaction, experiment_id)
     _keep(world, transaction, experiment_id, searcher)
+    if world.outside is not None and isinstance(searcher, ServedOutside):
+        world.outside.add(experiment_id)
     return searcher.initial_operations()
 
 
@@ -95,6 +106,31 @@ def progress(world: World, transaction: Transaction, experiment_id: int) -> floa
 def searcher_of(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
     """Return an experiment's searcher."""
     return _find(world, transaction, experiment_id)
+
+
+def unserved(world: World, transaction: Transaction) -> dict[int, str]:
+    """Say of each search that waits for a program outside of the server how to start one.
+
+    None has asked for its events for a while, nor does the server run a class for it.
+    """
+    known = experiments.c
+    custom = select(known.id).where(known.searcher_name == "custom")
+    if world.outside is None:
+        world.outside = set(transaction.connection.scalars(custom))
+    if not world.outside:
+        return {}
+    active = custom.where(
+        known.id.in_(world.outside),
+        known.state == ExperimentState.ACTIVE,
+        known.searcher_done == 0,
+    )
+    silent = world.steady() - _SILENT_S
+    return {
+        experiment_id: _UNSERVED.format(experiment_id)
+        for experiment_id in transaction.connection.scalars(active).all()
+        if world.served.get(experiment_id, -math.inf) < silent
+        and world.config(transaction, experiment_id).searcher.runs_beside is None
+    }
 
 
 def created(transaction: Transaction, experiment_id: int) -> set[int]:

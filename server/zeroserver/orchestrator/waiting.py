@@ -23,7 +23,7 @@ class Waiting:
     homes: Mapping[int, int] = field(default_factory=dict)
     """Trial to its experiment."""
     jobs: Mapping[int, str] = field(default_factory=dict)
-    """Experiment of which trials wait to the reason of the first of them."""
+    """Experiment of which trials wait to the reason of the first of them; or its searcher's."""
     running: frozenset[int] = frozenset()
     """Experiments that hold slots."""
 
@@ -34,6 +34,7 @@ class Waiting:
         waiting: Iterable[Request],
         running: Iterable[int],
         restarting: Mapping[int, tuple[int, str]],
+        unserved: Mapping[int, str],
     ) -> "Waiting":
         """Collect the reasons of a round.
 
@@ -43,6 +44,7 @@ class Waiting:
             running: Experiments that hold slots now.
             restarting: Trial to its experiment and the reason, where it is not its turn because
                 it failed a moment ago.
+            unserved: Experiment to what its searcher waits for.
         """
         homes = {request.trial_id: request.job.job_id for request in waiting}
         homes |= {trial: home for trial, (home, _) in restarting.items()}
@@ -50,6 +52,7 @@ class Waiting:
         jobs: dict[int, str] = {}
         for trial, text in told.items():
             jobs.setdefault(homes[trial], text)
+        jobs = {**unserved, **jobs}
         return cls(told, homes, jobs, frozenset(running))
 
     def of_trial(
@@ -67,7 +70,7 @@ class Waiting:
         return self.jobs.get(experiment_id)
 
     def of_job(self, experiment_id: int, state: str) -> str | None:
-        """Why an experiment's next trial waits, whether or not others run."""
+        """Why an experiment's next trial waits or is not asked for, whether or not others run."""
         return self.jobs.get(experiment_id) if state == ExperimentState.ACTIVE else None
 
 

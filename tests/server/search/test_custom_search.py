@@ -29,8 +29,19 @@ def search(server: Server) -> Server:
     return server
 
 
+def reasons(server: Server) -> tuple[str | None, str | None]:
+    """Why nothing of the experiment runs, and why nothing more of it does."""
+    (job,) = server.get("/jobs")["jobs"]
+    return server.experiment()["waiting_reason"], job["waiting_reason"]
+
+
 def test_operations_are_carried_out_once_and_events_are_told(search: Server) -> None:
+    unserved, also = reasons(search)
+    assert unserved == also
+    assert "zerolab.client.search.serve(client, 1, MySearch)" in str(unserved)
     assert search.get(f"{PATH}/events") == {"events": [], "handled": -1, "over": False}
+    search.tick()
+    assert reasons(search) == (None, None)
     first = [create(7), {"kind": "continue", "trial_id": 7, "until": 10}, create(3)]
     for _ in range(2):  # the second time nothing happens
         assert send(search, -1, 0, *first).json() == {"handled": 0}
@@ -41,6 +52,8 @@ def test_operations_are_carried_out_once_and_events_are_told(search: Server) -> 
     assert spec.fit.until == 10
     search.report(spec.run_id, validation(10, "NaN"))
     assert search.directive(spec.run_id) == "preempt"
+    search.tick(61)
+    assert reasons(search) == (None, unserved)
     found = search.get(f"{PATH}/events")
     told = [(event["kind"], event["trial_id"], event["metric"]) for event in found["events"]]
     assert told == [("created", 7, None), ("created", 3, None), ("validated", 7, "NaN")]
