@@ -5,9 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import filelock
 import pytest
 
 __all__ = ["Network", "network"]
@@ -71,18 +74,22 @@ class Network:
 
 @contextmanager
 def network(prefix: str, net: int, count: int = 2) -> Iterator[Network]:
-    """Have such machines as long as the context lasts; skip where that is not possible."""
+    """Have such machines as long as the context lasts; skip where that is not possible.
+
+    Their names and addresses are this machine's: another test run that wants the same waits.
+    """
     if shutil.which("ip") is None:
         pytest.skip("network namespaces: the command ip (iproute2) is not installed")
     if os.geteuid() != 0:
         pytest.skip("network namespaces: only root may make them")
     made = Network(prefix, net, count)
-    try:
-        made.make()
-    except subprocess.CalledProcessError as error:
-        made.remove()
-        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
-    try:
-        yield made
-    finally:
-        made.remove()
+    with filelock.FileLock(Path(tempfile.gettempdir()) / f"zerolab-{prefix}.lock"):
+        try:
+            made.make()
+        except subprocess.CalledProcessError as error:
+            made.remove()
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+        try:
+            yield made
+        finally:
+            made.remove()

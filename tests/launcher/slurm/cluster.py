@@ -1,6 +1,7 @@
 """A real Slurm on this machine: two nodes, each in a network namespace of its own."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -71,6 +72,12 @@ class Cluster:
             words, env=self.environment, capture_output=True, text=True, check=False
         )
         return done.stdout
+
+    def change(self, setting: str, value: str) -> None:
+        """Change a setting of a cluster whose nodes both answer."""
+        file = self.folder / "slurm.conf"
+        file.write_text(re.sub(rf"(?m)^{setting}=.*$", f"{setting}={value}", file.read_text()))
+        subprocess.run(["scontrol", "reconfigure"], env=self.environment, check=True)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ The elastic agent starts the ranks, watches them, and stops all of them when one
 restarts them: the server does, with a new run, so the store that the agent serves is never used
 twice (a second use is what breaks restarts on gloo), and no rank needs a port of its own.
 
-On a CPU the ranks of a trial class are forked from the launcher, which has imported torch;
+On a CPU the ranks of a trial class are forked from the launcher, which has imported what they need;
 commands, and ranks with a GPU, are started afresh.
 """
 
@@ -62,6 +62,7 @@ from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
 from zerolab.staging.start import staged
 from zerotrial.compat.deepspeed import install_from_environment
+from zerotrial.process.preloading import FOR_CLASSES, import_next
 from zerotrial.process.rendezvous import meet, name_interface
 
 __all__ = ["launch", "run_launcher", "run_rank"]
@@ -237,6 +238,9 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
         words = ["-P", "-m", "zerotrial.process.launch", "--rank", parent]
     else:
         entrypoint, words = run_rank, [parent]
+        waiting = [name for name in FOR_CLASSES if name not in sys.modules]
+        while waiting and spec.local_slots > 1:
+            import_next(waiting)
     workers = WorkerSpec(
         role="rank",
         local_world_size=spec.local_slots,

@@ -13,7 +13,6 @@ server -> {"ended": pid, "exit_code": n}         -n for signal n
 When the agent ends, the channel closes and the server ends; its children die with it.
 """
 
-import gc
 import importlib
 import json
 import logging
@@ -27,6 +26,7 @@ from typing import Any
 
 from zerolab.contract.spec import TrialClass, read_run_spec
 from zerolab.linux import head_a_family
+from zerotrial.process.preloading import FOR_CLASSES, import_next
 
 __all__ = ["serve"]
 
@@ -35,22 +35,6 @@ logger = logging.getLogger(__name__)
 _MESSAGE_BYTES = 1 << 20
 _FIRST = "zerotrial.process.elastic"
 """What every launcher needs."""
-_PRELOAD = (
-    "zerotrial.process.harness",
-    "zerotrial.loop.session",
-    "zerotrial.engine.build",
-    "zerolab.client.http",
-    "zerolab.config.checking",
-    "httpcore",  # httpx imports it with its first client
-    "encodings.idna",  # the elastic agent asks for the name of this machine
-    "torch.utils.data",
-    "safetensors.torch",
-    "torch.distributed.tensor",
-    "torch.distributed.fsdp",
-    "torch._dynamo",  # optimizers import it with their first step
-)
-"""What trial classes need, 1.8 s of a CPU and 94 MB: imported for the first of them, or ahead of it
-when nothing at all has been asked for a while."""
 _IDLE_S = 20.0
 """Without a request, before what the first trial class will need is imported ahead of it."""
 
@@ -65,7 +49,7 @@ def serve(channel_fd: int) -> int:
         Exit code of the server.
     """
     importlib.import_module(_FIRST)
-    waiting = list(_PRELOAD)
+    waiting = list(FOR_CLASSES)
     ahead = True  # until a program is asked for: such an agent may never see a class
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -76,11 +60,11 @@ def serve(channel_fd: int) -> int:
         selector.register(wake_read, selectors.EVENT_READ)
         _send(channel, {"ready": True})
         while True:
-            begun = len(waiting) < len(_PRELOAD)
+            begun = len(waiting) < len(FOR_CLASSES)
             pause = None if not waiting or not (ahead or begun) else 0 if begun else _IDLE_S
             ready = {key.fileobj for key, _ in selector.select(pause)}
             if not ready and waiting:
-                _preload(waiting)
+                import_next(waiting)
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 _reap(channel)
@@ -91,22 +75,9 @@ def serve(channel_fd: int) -> int:
                 request = json.loads(message)
                 is_class = _is_trial_class(Path(request["spec_file"]))
                 while waiting and is_class:
-                    _preload(waiting)
+                    import_next(waiting)
                 ahead = ahead and is_class
                 _start(channel, request, (wake_read, wake_write))
-
-
-def _preload(waiting: list[str]) -> None:
-    """Import the first of them."""
-    name = waiting.pop(0)
-    try:
-        importlib.import_module(name)
-    except ImportError:  # the run that needs it will say so, where the user sees it
-        logger.exception("%s cannot be imported", name)
-    if not waiting:
-        # A launcher and a rank that look through all this for garbage write to it, and
-        # so copy it: more than a third of the pages that a short trial copies.
-        gc.freeze()
 
 
 def _is_trial_class(spec_file: Path) -> bool:

@@ -1,0 +1,122 @@
+"""A trial that stands at certain batches until the test lets it on, or it is told to leave.
+
+The same model and data train in plain torch, in one process that nothing befalls.
+"""
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import zerotrial
+from zerolab.core.preempt import DirectivePoller
+
+__all__ = ["Gated", "engine_config", "listen", "losses_of_plain_torch"]
+
+RANKS, SAMPLES, LEARNING_RATE, CLIPPING = 4, 2, 0.02, 0.5
+"""Ranks as planned; of a micro-batch; of AdamW; the largest norm of a gradient."""
+_POLLERS: list[DirectivePoller] = []
+
+
+def network() -> nn.Module:
+    """The model, the same on each call."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def data() -> torch.utils.data.TensorDataset:
+    """As many samples as fill no whole number of batches."""
+    inputs = torch.randn(52, 4, generator=torch.Generator().manual_seed(1))
+    return torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
+
+
+def engine_config() -> dict[str, Any]:
+    """What :class:`Gated` takes as its hyperparameter ``deepspeed_config``."""
+    return {
+        "train_micro_batch_size_per_gpu": SAMPLES,
+        "gradient_clipping": CLIPPING,
+        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
+        "zero_optimization": {"stage": 3},
+    }
+
+
+def losses_of_plain_torch(steps: int) -> list[float]:
+    """The loss of each batch, trained on all of it at once by one process."""
+    model, (inputs, wanted) = network(), data().tensors
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    batch, found = RANKS * SAMPLES, []
+    per_epoch = math.ceil(len(inputs) / batch)
+    for step in range(steps):
+        first = step % per_epoch * batch
+        rows = torch.arange(first, first + batch) % len(inputs)  # the last is filled up from it
+        loss = nn.functional.mse_loss(model(inputs[rows]), wanted[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIPPING)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def listen() -> None:
+    """Let :class:`Gated` know when it is told to leave, and have that heeded after each batch."""
+    import zerotrial.loop.controller
+    import zerotrial.loop.session
+
+    class Poller(DirectivePoller):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            _POLLERS.append(self)
+
+    zerotrial.loop.session.DirectivePoller = Poller  # type: ignore[misc]
+    zerotrial.loop.controller._AGREE_EVERY_S = 0.0
+
+
+class Gated(zerotrial.ZeroTrial):
+    """The first rank stands; the others wait for it in a collective of the engine.
+
+    At batch N it writes ``at_N`` into the folder of the hyperparameter ``gate``, with its run and
+    the number of ranks, and waits for ``go_N``. Those on fewer ranks than planned wait at the last
+    gate, and behind it, until they are told to leave.
+    """
+
+    def __init__(self, context: zerotrial.ZeroTrialContext) -> None:
+        self.context = context
+        given = context.get_hparams()
+        self.gate, self.gates = Path(given["gate"]), list(given["gates"])
+        engine, *_ = zerotrial.initialize(model=network(), config=given["deepspeed_config"])
+        self.engine = context.wrap_model_engine(engine)
+
+    def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
+        ranks = self.context.distributed
+        if ranks.is_chief:
+            self._stand(batch_idx, ranks.size)
+        inputs, wanted = next(dataloader_iter)
+        loss = nn.functional.mse_loss(self.engine(inputs), wanted)
+        self.engine.backward(loss)
+        self.engine.step()
+        return {"loss": loss}
+
+    def _stand(self, batch: int, ranks: int) -> None:
+        fewer = ranks < RANKS and batch >= self.gates[-1]
+        if batch not in self.gates and not fewer:
+            return
+        (self.gate / "now").write_text(f"{self.context.spec.run_id} {ranks}")
+        (self.gate / "now").rename(self.gate / f"at_{batch}")
+        while fewer or not (self.gate / f"go_{batch}").exists():
+            if any(poller.should_preempt for poller in _POLLERS):
+                return
+            time.sleep(0.02)
+
+    def evaluate_batch(self, dataloader_iter: Any) -> dict[str, Any]:
+        inputs, wanted = next(dataloader_iter)
+        return {"loss": nn.functional.mse_loss(self.engine(inputs), wanted)}
+
+    def build_training_data_loader(self) -> Any:
+        return zerotrial.DataLoader(data(), batch_size=SAMPLES)
+
+    def build_validation_data_loader(self) -> Any:
+        return zerotrial.DataLoader(data(), batch_size=13)
