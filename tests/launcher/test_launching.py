@@ -24,6 +24,7 @@ from zerolab.launcher.process import (
     start_launcher,
     stop_launcher,
 )
+from zerotrial.failures import reason_of
 
 pytestmark = pytest.mark.processes
 
@@ -102,6 +103,29 @@ def test_what_is_said_last_in_a_box_is_told_on_one_line(tmp_path: Path) -> None:
     folder.stderr(0).write_text(f"Usage: train.py RATE\n{box}\n")
     told = "Error: Invalid value for 'rate': Input should be a number"
     assert failure(tmp_path, 0, 64) == Outcome(64, f"rank 0 exited with code 64: {told}", 0)
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("deepspeed.zero", "; set `environment: {deepspeed: zerolab}`, with which this engine"),
+        ("determined", "; docs/from_determined.md says what takes the place of each"),
+        ("deepspeeder", None),
+    ],
+)
+def test_a_missing_module_that_something_stands_for_here_is_told(
+    tmp_path: Path, module: str, told: str | None
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.stderr(0).parent.mkdir(parents=True)
+    line = f"ModuleNotFoundError: No module named '{module}'"
+    folder.stderr(0).write_text(f"Traceback (most recent call last):\n  import it\n{line}\n")
+    reason = failure(tmp_path, 0, 1).reason or ""
+    begin, _, rest = reason.partition(line)
+    assert begin == "rank 0 exited with code 1: "
+    assert rest.startswith(told) if told else not rest
+    error = ModuleNotFoundError(line.partition(": ")[2])
+    assert reason_of(error, tmp_path) == f"{line}{rest}"
 
 
 def test_a_rank_that_fails_ends_the_run_with_its_last_words(

@@ -115,6 +115,8 @@ def test_names_of_determined_say_what_they_are_called_here() -> None:
     told = "zerotrial has no 'DeepSpeedTrial'; instead: `zerotrial.ZeroTrial`"
     with pytest.raises(ImportError, match=told):
         from zerotrial import DeepSpeedTrial  # noqa: F401
+    with pytest.raises(ImportError, match="no 'zero'; `import deepspeed` has it"):
+        zerotrial.zero.Init()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="has no attribute 'DeepSpedTrial'"):
         zerotrial.DeepSpedTrial  # noqa: B018
     with pytest.raises(ImportError, match="no 'DistributedContext'; instead: leave it out"):

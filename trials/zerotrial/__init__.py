@@ -97,8 +97,11 @@ def _absent(name: str) -> Exception:
     One of Determined's gives an ImportError, of which ``from zerotrial import`` keeps the text; it
     replaces that of an AttributeError by its own.
     """
-    from zerolab.determined.names import short_names
+    from zerolab.determined.names import OF_DEEPSPEED, short_names
 
+    if name in OF_DEEPSPEED:
+        instead = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
+        return ImportError(f"zerotrial has no {name!r}; {instead}", name="zerotrial")
     for module in ("determined.pytorch.deepspeed", "determined.pytorch", "determined"):
         instead = short_names(module).get(name)
         if instead is not None:

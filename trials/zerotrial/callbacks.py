@@ -1,9 +1,17 @@
 """Hooks into the moments of a trial."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+from zerolab.schema.section import suggest
+
 __all__ = ["Callback", "CallbackList"]
+
+logger = logging.getLogger(__name__)
+
+_OLDER = {"on_checkpoint_end": "on_checkpoint_write_end", "trial_cleanup": "on_trial_shutdown"}
+"""Methods of Determined's callbacks that are others here."""
 
 
 class Callback:
@@ -70,6 +78,8 @@ class CallbackList:
 
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
         self.by_name = dict(callbacks)
+        for name, callback in self.by_name.items():
+            _warn_of_strangers(name, type(callback))
 
     def __len__(self) -> int:
         return len(self.by_name)
@@ -83,3 +93,16 @@ class CallbackList:
         """Whether any callback has its own version of a method."""
         base = getattr(Callback, moment)
         return any(getattr(type(one), moment, base) is not base for one in self.by_name.values())
+
+
+def _warn_of_strangers(name: str, kind: type) -> None:
+    """Say which methods look as if they were called, and never are."""
+    moments = [known for known in dir(Callback) if known.startswith("on_")]
+    for method in dir(kind):
+        if method in _OLDER:
+            logger.warning(
+                "callback %r: %s is never called; define %s", name, method, _OLDER[method]
+            )
+        elif method.startswith("on_") and method not in moments:
+            close = suggest(method, moments)
+            logger.warning("callback %r: %s is never called by the loop%s", name, method, close)

@@ -25,6 +25,7 @@ __all__ = [
     "LESS_MEMORY",
     "Outcome",
     "failure",
+    "instead_of_module",
     "read_outcome",
     "read_reason",
     "signal_text",
@@ -76,6 +77,17 @@ LESS_MEMORY = (
     "micro-batch needs less"
 )
 """What to do where memory has run out."""
+
+_MODULES = {
+    "deepspeed": "set `environment: {deepspeed: zerolab}`, with which this engine answers to it",
+    "determined": "docs/from_determined.md says what takes the place of each of its names",
+}
+
+
+def instead_of_module(told: str) -> str:
+    """Return ``; `` and what to do, where an error tells of a missing module that we know."""
+    found = re.search(r"No module named '(\w+)", told)
+    return f"; {_MODULES[found[1]]}" if found and found[1] in _MODULES else ""
 
 
 def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | None = None) -> None:
@@ -134,6 +146,7 @@ def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
         return said
     last = _last_words(tail(RunFolder(run_dir).stderr(rank), _LONGEST_TEXT).splitlines())
     told = last[:_REASON_CHARS] or "it wrote nothing to standard error"
+    told += instead_of_module(told)
     return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {told}", rank)
 
 

@@ -8,6 +8,7 @@ __all__ = [
     "DISTRIBUTED",
     "INIT_ARGUMENTS",
     "MODULES",
+    "OF_DEEPSPEED",
     "PREEMPT",
     "RUNS_THERE",
     "TRAIN",
@@ -21,7 +22,8 @@ _RANKS = "leave it out: `zerolab.core.init()` finds the ranks from torchrun's va
 _CLASS = "`zerotrial.ZeroTrial`"
 _INFO = (
     "the context of `zerolab.core.init()` (`zerotrial.init()` in a script with a trial class): "
-    "`context.train.info` (trial class: `context.spec`), `.get_hparams()`, `.latest_checkpoint`"
+    "`context.train.info` (trial class: `context.spec`), whose `trial_id` has no `.trial` "
+    "before it; `.get_hparams()`, `.latest_checkpoint`"
 )
 _SEARCH = (
     "a class with the methods of `zerolab.searcher.Searcher`, named by `searcher.entrypoint` "
@@ -100,6 +102,11 @@ RUNS_THERE = (
 )
 """Names with which a script asks Determined to run it; the others may serve any script."""
 
+OF_DEEPSPEED = frozenset(
+    {"accelerator", "checkpointing", "comm", "get_accelerator", "ops", "pipe", "utils", "zero"}
+)
+"""Names with which a DeepSpeedTrial asks DeepSpeed for more than ``initialize``."""
+
 INIT_ARGUMENTS: dict[str, str] = {
     "distributed": _RANKS,
     "preempt_mode": "leave it out: every rank asks `should_preempt()`",
@@ -162,6 +169,7 @@ _ENGINE = "pass it to zerotrial.initialize, and the engine to wrap_model_engine"
 TRIAL_CONTEXT: dict[str, str] = {
     "backward": "call engine.backward(loss)",
     "configure_apex_amp": "set fp16.enabled or bf16.enabled in the engine file",
+    "env": "call get_trial_seed(), get_experiment_config(), get_hparams()",
     "experimental": "its methods are the context's own, such as wrap_reducer",
     "get_train_global_batch_size": "call get_global_batch_size()",
     "n_gpus": "it is distributed.size",

@@ -109,6 +109,28 @@ def test_callbacks_are_told_what_there_is_to_know(tmp_path: Path) -> None:
     assert notes["uuid"] == last_checkpoint(tmp_path).uuid
 
 
+def test_a_method_of_a_callback_that_is_never_called_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Older(zerotrial.Callback):
+        def on_checkpoint_end(self, checkpoint_dir): ...
+
+        def on_validation_ends(self, metrics): ...
+
+        def only_mine(self): ...
+
+    class Trial(LineTrial):
+        def build_callbacks(self):
+            return {"older": Older()}
+
+    fit(make_spec(tmp_path), Trial, make_settings(1))
+    assert [line for line in caplog.messages if "is never called" in line] == [
+        "callback 'older': on_checkpoint_end is never called; define on_checkpoint_write_end",
+        "callback 'older': on_validation_ends is never called by the loop; "
+        "did you mean 'on_validation_end'?",
+    ]
+
+
 def test_shutdown_is_told_after_an_error_too(tmp_path: Path) -> None:
     diaries = []
 

@@ -198,6 +198,24 @@ def test_mistakes_in_evaluate_batch_are_told(tmp_path: Path, body, message) -> N
         fit(make_spec(tmp_path), Trial, make_settings(1))
 
 
+def test_a_trial_that_was_written_for_batches_is_told_that_it_is_given_an_iterator(
+    tmp_path: Path,
+) -> None:
+    class Trains(LineTrial):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            x, y = batch
+            return x - y
+
+    class Evaluates(LineTrial):
+        def evaluate_batch(self, batch, batch_idx):
+            return {"validation_loss": len(batch[0])}
+
+    for trial, told in ((Trains, "train_batch: .*ValueError: too many"), (Evaluates, "evaluate_b")):
+        with pytest.raises(TrialError, match=told) as caught:
+            fit(make_spec(tmp_path), trial, make_settings(1))
+        assert "its first argument is an iterator, not a batch; take one" in str(caught.value)
+
+
 def test_functions_and_reducers_see_the_values_of_all_batches(tmp_path: Path) -> None:
     class Spread(zerotrial.MetricReducer):
         def reset(self):

@@ -1,14 +1,40 @@
 """Whether a trial's ``train_batch`` trains, and draws, as much as a batch is."""
 
+import inspect
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.feeds import Feed
 
-__all__ = ["BatchChecks"]
+__all__ = ["BatchChecks", "given_an_iterator"]
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def given_an_iterator(method: Callable[..., Any]) -> Iterator[None]:
+    """Say that a method is given an iterator, where it fails and was written for a batch.
+
+    Args:
+        method: ``train_batch`` or ``evaluate_batch``; what it was written for is told by the name
+            of its first argument.
+
+    Raises:
+        TrialError: In place of what failed.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if next(iter(inspect.signature(method).parameters), "") != "batch":
+            raise
+        raise TrialError(
+            f"{method.__name__}: its first argument is an iterator, not a batch; take one with "
+            f"next(dataloader_iter) ({type(error).__name__}: {error})"
+        ) from error
 
 
 class BatchChecks:

@@ -24,7 +24,7 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.data.feeds import EmptyFeed
 from zerotrial.data.samplers import derive_seed
-from zerotrial.loop.batch_checks import BatchChecks
+from zerotrial.loop.batch_checks import BatchChecks, given_an_iterator
 from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
 from zerotrial.loop.console import Console
 from zerotrial.loop.ending import Ending, Wishes
@@ -216,8 +216,9 @@ class Controller:
             context.enter_batch(step)
             if timings is not None:
                 timings.begin(step)
-            for _ in calls:
-                unreported.add(step + 1, train_batch(batches, epoch, step))
+            with given_an_iterator(train_batch):
+                for _ in calls:
+                    unreported.add(step + 1, train_batch(batches, epoch, step))
             step += 1
             self.steps = step
             look(step)

@@ -14,6 +14,7 @@ from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.feeds import check_loader, keeps_position
 from zerotrial.data.loader import DataLoader
+from zerotrial.loop.batch_checks import given_an_iterator
 from zerotrial.loop.metrics import to_numbers
 from zerotrial.reducers import Reducer, naming, reduce_values
 from zerotrial.trial import ZeroTrial
@@ -237,10 +238,11 @@ class Validator:
     def _evaluate(self, batches: _Batches | None, calls: int) -> Any:
         before = batches.drawn if batches is not None else 0
         try:
-            if self._with_index:
-                output = self._trial.evaluate_batch(batches, calls)
-            else:
-                output = self._trial.evaluate_batch(batches)
+            with given_an_iterator(self._trial.evaluate_batch):
+                if self._with_index:
+                    output = self._trial.evaluate_batch(batches, calls)
+                else:
+                    output = self._trial.evaluate_batch(batches)
         except StopIteration:
             raise TrialError(
                 f"evaluate_batch: must take {self._take} micro-batch(es) in one call with "
