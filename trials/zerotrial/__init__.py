@@ -100,8 +100,8 @@ def _absent(name: str) -> Exception:
     from zerolab.determined.names import OF_DEEPSPEED, short_names
 
     if name in OF_DEEPSPEED:
-        instead = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
-        return ImportError(f"zerotrial has no {name!r}; {instead}", name="zerotrial")
+        theirs = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
+        return ImportError(f"zerotrial has no {name!r}; {theirs}", name="zerotrial")
     for module in ("determined.pytorch.deepspeed", "determined.pytorch", "determined"):
         instead = short_names(module).get(name)
         if instead is not None:
