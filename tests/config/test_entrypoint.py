@@ -98,6 +98,10 @@ def test_a_class_that_is_written_another_way_is_refused_with_the_right_one(
             "a file of the model directory, 'train.py'; write 'python train.py --lr",
         ),
         ("run.sh", "a file of the model directory, 'run.sh'; write './run.sh'"),
+        ("MyTrial", "must be module:Class, got 'MyTrial'; did you mean 'model_def:MyTrial'?"),
+        ("model_def", "or a program, got a module, 'model_def'; write 'model_def:Class'"),
+        ("python trian.py", "no file 'trian.py' in the model directory; did you mean 'train.py'?"),
+        ("/opt/bin/python3.11 -u -X dev train --lr 1", "there is no file 'train' in the model"),
     ],
 )
 def test_a_class_or_program_that_is_not_there_is_found_from_the_source(
@@ -111,7 +115,9 @@ def test_a_class_or_program_that_is_not_there_is_found_from_the_source(
 @pytest.mark.parametrize(
     "entrypoint",
     ["model_def:MyTrial", "model_def:Borrowed", "model_def:Made", "model_def:Hidden", "pkg.inner:T",
-     "json:Anything", "python anything.py"],
+     "json:Anything", "python ./train.py", "python3 -m anything", "python -c 1", "python -",
+     "python -Wall -W error pkg", "python /opt/any.py", "python ../any.py", "python .", "python",
+     "any", "ls"],
 )  # fmt: skip
 def test_a_class_from_elsewhere_or_made_while_the_module_runs_is_no_mistake(
     entrypoint: str,

@@ -97,5 +97,6 @@ def test_a_folder_means_its_experiment_file(tmp_path: Path) -> None:
         experiment_file(tmp_path)
     file = tmp_path / "experiment.yaml"
     file.write_text("entrypoint: python train.py\nsearcher: {name: single, metric: m}\n")
+    (tmp_path / "train.py").touch()
     assert experiment_file(tmp_path) == experiment_file(file) == file
     assert check_file(tmp_path).startswith(f"{file}: ok")

@@ -224,7 +224,7 @@ def test_what_no_node_of_a_slurm_pool_could_hold_is_refused_at_once(sqlite_serve
     def told(**resources: object) -> str:
         wanted = {"resource_pool": "cluster", **resources}
         answer = sqlite_server.try_submit(
-            entrypoint="python model.py", hyperparameters={}, resources=wanted
+            entrypoint="python model_def.py", hyperparameters={}, resources=wanted
         )
         return "" if answer.is_success else f"{answer.status_code} {answer.text}"
 

@@ -6,6 +6,9 @@ module runs, is left to the run, which imports the module.
 
 import ast
 import importlib.util
+import posixpath
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,18 +97,68 @@ def determined_problems(entrypoint: object, model: ModelFiles) -> list[str]:
 
 def _command_problem(command: Command, model: ModelFiles) -> str | None:
     word = command.words[0]
+    if _PYTHON.fullmatch(posixpath.basename(word)):
+        return _script_problem(command, model)
     if "/" in word:
         return None
     if model.read(word) is not None:
         meant = f"python {word}" if word.endswith(".py") else f"./{word}"
         meant = " ".join([meant, *command.words[1:]])
         return f"must be a program, got a file of the model directory, {word!r}; write {meant!r}"
-    module, _, name = word.rpartition(".")
-    dotted = all(part.isidentifier() for part in word.split(".")) and len(command.words) == 1
-    is_class = name[:1].isupper() or (name != "py" and _source_of(module, model) is not None)
-    if not module or not dotted or not is_class:
+    named = len(command.words) == 1 and all(part.isidentifier() for part in word.split("."))
+    return _name_problem(word, model) if named else None
+
+
+_PYTHON = re.compile(r"python[0-9.]*")
+_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+"""Options of Python whose value is a word of its own."""
+
+
+def _script_problem(command: Command, model: ModelFiles) -> str | None:
+    """Say that the script which Python is to run is not there: a run begins in a copy of these."""
+    words = iter(command.words[1:])
+    script = ""
+    for word in words:
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            script = word
+            break
+        elif word[1:2] in {"m", "c", ""}:
+            return None
+    path = posixpath.normpath(script)
+    known = model.names()
+    there = model.read(path) is not None or any(name.startswith(f"{path}/") for name in known)
+    if there or path.startswith((".", "/")):  # the directory itself, or what lies outside of it
         return None
-    return f"must be module:Class, got {word!r}; did you mean {f'{module}:{name}'!r}?"
+    scripts = [name for name in known if name.endswith(".py")]
+    return f"there is no file {script!r} in the model directory{suggest(path, scripts)}"
+
+
+def _name_problem(word: str, model: ModelFiles) -> str | None:
+    """Say that a class stands alone or behind a dot, or a module alone."""
+    module, _, name = word.rpartition(".")
+    if module:
+        is_class = name[:1].isupper() or (name != "py" and _source_of(module, model) is not None)
+        meant = f"must be module:Class, got {word!r}; did you mean {f'{module}:{name}'!r}?"
+        return meant if is_class else None
+    if shutil.which(word) is not None:
+        return None
+    for module in _modules(model):
+        source = _source_of(module, model)
+        if source is not None and word in _classes(source[1]):
+            return f"must be module:Class, got {word!r}; did you mean {f'{module}:{word}'!r}?"
+    if _source_of(word, model) is None:
+        return None
+    return f"must be module:Class or a program, got a module, {word!r}; write '{word}:Class'"
+
+
+def _classes(source: bytes) -> list[str]:
+    """Names of the classes of a module, none where it cannot be read."""
+    try:
+        return [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    except (SyntaxError, ValueError, RecursionError):
+        return []
 
 
 def _source_of(module: str, model: ModelFiles) -> tuple[str, bytes] | None:
@@ -128,14 +181,18 @@ def _module_problem(
     compiled = any(Path(name).suffix in (".so", ".pyd") for name in names)
     if inside and compiled:
         return None
-    modules = sorted(
-        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        for name in names
-        if name.endswith(".py") and name != "__init__.py"
-    )
+    modules = _modules(model)
     return (
         f"there is no module {wanted.module!r} in the model directory"
         f"{suggest(wanted.module, modules)}; its modules are: {', '.join(modules[:20]) or 'none'}"
+    )
+
+
+def _modules(model: ModelFiles) -> list[str]:
+    return sorted(
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for name in model.names()
+        if name.endswith(".py") and name != "__init__.py"
     )
 
 
