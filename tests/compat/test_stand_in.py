@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
+from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.gathering import GatheredParameters
 from zerotrial.compat.deepspeed.initialize import initialize
+from zerotrial.compat.deepspeed.names.root import tp_model_init
 from zerotrial.engine.pipeline import PipelineModule
 
 pytestmark = pytest.mark.processes
@@ -181,6 +183,12 @@ def test_parameters_of_several_engines_are_gathered_in_the_order_in_which_ranks_
         assert opened == list(range(12))  # the addresses of objects have another one on each rank
     for each in engines:
         each.close()
+
+
+@pytest.mark.parametrize("size", [0, -1, "two", None])
+def test_a_model_is_cut_over_a_whole_number_of_ranks(size: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"tp_size: must be a whole number .*, got {size!r}"):
+        tp_model_init(nn.Linear(2, 2), size)
 
 
 @pytest.mark.parametrize("bf16", [False, True])

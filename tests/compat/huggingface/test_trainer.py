@@ -234,14 +234,20 @@ def in_sixteen_bits(root: str) -> None:
 def cut_in_two(root: str) -> None:
     """One model over both ranks, by DeepSpeed's key: as two replicas with half the batch each."""
     unsaved = {"save_strategy": "no"}
-    halves, _ = train(
+    halves, whole = train(
         f"{root}/halves", None, model=make_llama(), per_device_train_batch_size=1, **unsaved
     )
+    few = torch.utils.data.Subset(Rows(), range(14))
+    wanted = whole.predict(few)
     for stage in (1, 3):
         file = auto(stage, tensor_parallel={"autotp_size": 2})
         mine, trainer = train(f"{root}/cut", file, model=make_llama(), **unsaved)
         assert_alike(mine, halves, 1e-5)
         assert trainer.model_wrapped.mesh.tensor.size == 2
+        found = trainer.predict(few)  # each sample once, though both ranks have it
+        assert (found.label_ids == wanted.label_ids).all()
+        assert found.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], rel=1e-5)
+        assert trainer.accelerator.gather_for_metrics(["a"], use_gather_object=True) == ["a"]
         trainer.save_model(f"{root}/cut{stage}")
         dist.barrier()
         saved = type(trainer.model).from_pretrained(f"{root}/cut{stage}").state_dict()

@@ -327,7 +327,8 @@ def _read_auto_tp(data: Block) -> Iterator[str]:
     sizes = {"autotp_size": block, "tp.tp_size": _inside(block, "tp")}
     for old, home in sizes.items():
         size = home.get(old.rpartition(".")[2])
-        if type(size) is int and size > 1 and block.get("size") in (None, size):
+        asked = size not in (None, 0, 1, "auto") and not isinstance(size, Mapping)
+        if asked and block.get("size") in (None, size):
             block["size"] = size
             del home[old.rpartition(".")[2]]
             yield f"tensor_parallel.{old}: DeepSpeed's name; taken for tensor_parallel.size: {size}"

@@ -43,7 +43,7 @@ def _is_undivided(value: Any) -> bool:
     return value in ({}, {"tp_size": 1})
 
 
-_AUTO_TP = "set tensor_parallel.size to the number of ranks; plan 'auto' asks the model"
+_AUTO_TP = "set tensor_parallel.size alone to the number of ranks; plan 'auto' asks the model"
 _PLAN = "map names of layers to styles in tensor_parallel.plan"
 
 REFUSED: dict[str, Refused] = {

@@ -105,11 +105,12 @@ def install(*, force: bool = False) -> None:
     sys.meta_path.insert(0, _Finder())
     os.environ[ENV_AS_DEEPSPEED] = "force" if force else "1"
     importlib.invalidate_caches()
-    from zerotrial.compat.deepspeed import on_cpu, pretrained, saving
+    from zerotrial.compat.deepspeed import counting, on_cpu, pretrained, saving
 
     on_cpu.patch_when_imported()
     saving.patch_when_imported()
     pretrained.patch_when_imported()
+    counting.patch_when_imported()
 
 
 def _real_installation() -> str | None:

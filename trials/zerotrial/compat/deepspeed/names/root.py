@@ -54,9 +54,12 @@ def tp_model_init(model: nn.Module, tp_size: int, *unused: Any, **options: Any) 
         options: ``tp_group`` is refused: pass ``mpu`` to ``initialize()``.
 
     Raises:
-        ConfigError: If a group is given.
+        ConfigError: If a group is given; if the size is none.
     """
     del unused
+    if type(tp_size) is not int or tp_size < 1:
+        msg = f"tp_size: must be a whole number of ranks, at least 1, got {tp_size!r}"
+        raise ConfigError("tp_model_init()", [msg])
     if options.get("tp_group") is not None:
         msg = "tp_group: is not supported; the ranks of a model are neighbours; for others pass "
         raise ConfigError("tp_model_init()", [f"{msg}mpu= to initialize()"])
