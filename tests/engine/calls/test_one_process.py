@@ -537,7 +537,6 @@ def test_the_arguments_of_initialize_are_checked_all_at_once(tmp_path: Path) -> 
     [
         {"gradient_clipping": -1.0},
         {"fp16": {"enabled": True, "hysteresis": 0}},
-        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
         {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
         {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
     ],
