@@ -635,7 +635,7 @@ def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(
     (tmp_path / "main.py").write_text("import time; time.sleep(1000)")
     waiting = installation.quick(*words, "--", "python", "main.py").stdout.strip()
     every = ["--slots", str(installation.slots), "--queue-time", "1"]
-    late = installation.quick(*words[:3], "late", *words[4:], *every, "--", "true").stdout.strip()
+    late = installation.quick(*words, *every, "--", "true").stdout.strip()
     found = until(
         "the task that may wait for a second has ended",
         lambda: installation.json("task", "list"),
@@ -643,13 +643,23 @@ def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(
     )
     assert str(found[0]["id"]) == late
     assert "queue_time" in installation.json("experiment", "describe", late)["error"]
-    assert "task count" in installation.quick("task", "stop", "count", "--kill").stderr
+    queued = installation.quick(*words, *every[:2], "--", "true").stdout.strip()
+    which = f"count: 2 tasks of this name have not ended: give the id of one ({queued}, {waiting})"
+    assert which in installation.quick("task", "stop", "count", expect=2).stderr
+    installation.quick("task", "stop", queued, "--kill")
+    until(
+        "the queued task has ended",
+        lambda: installation.json("task", "list")[0]["state"],
+        "CANCELED".__eq__,
+    )
+    # Not the newest of that name, which has ended.
+    assert f"task count ({waiting})" in installation.quick("task", "stop", "count", "--kill").stderr
     found = until(
         "the task has ended",
         lambda: installation.json("task", "list"),
-        lambda tasks: tasks[1]["state"] == "CANCELED",
+        lambda tasks: tasks[2]["state"] == "CANCELED",
     )
-    assert [str(found[1]["id"]), found[2]["state"]] == [waiting, "COMPLETED"]
+    assert [str(found[2]["id"]), found[3]["state"]] == [waiting, "COMPLETED"]
     both = installation.quick(*words, "--slots", "1", "--worker", "2", "--", "a", expect=2)
     assert "--worker: must look like" in both.stderr
     assert "only one of them may be given" in both.stderr

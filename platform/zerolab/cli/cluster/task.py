@@ -258,14 +258,16 @@ def logs(
 
 @group.command()
 def stop(
-    name: TaskName,
+    name: Annotated[
+        str, typer.Argument(help="Name or id of the task; the one of that name that has not ended.")
+    ],
     kill: Annotated[bool, typer.Option("--kill", help="At once, without time to save.")] = False,
 ) -> None:
     """Stop a task: its ranks may save what they have, then it ends."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        task = _find(client, name)
+        task = _find(client, name, to_stop=True)
         client.experiment_action(task["id"], "kill" if kill else "cancel")
     say(f"task {task['name']} ({task['id']}) is told to stop")
 
@@ -275,18 +277,31 @@ def _tasks(client: "Client") -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: -int(one["id"]))
 
 
-def _find(client: "Client", name: str) -> dict[str, Any]:
+def _find(client: "Client", name: str, *, to_stop: bool = False) -> dict[str, Any]:
     """Return the newest task of that name or id.
 
+    Args:
+        client: Of the server.
+        name: What the user calls it.
+        to_stop: One that has ended is meant only where all of that name have.
+
     Raises:
+        ConfigError: If several tasks may be stopped.
         NotFoundError: If there is none.
     """
-    from zerolab.errors import NotFoundError
+    from zerolab.cli.following import ENDED
+    from zerolab.errors import ConfigError, NotFoundError
 
     found = _tasks(client)
-    for one in found:
-        if name in (one["name"], str(one["id"])):
-            return one
+    named = [one for one in found if name in (one["name"], str(one["id"]))]
+    if to_stop:
+        named = [one for one in named if one["state"] not in ENDED] or named[:1]
+        if len(named) > 1:
+            ids = ", ".join(str(one["id"]) for one in named)
+            told = f"{len(named)} tasks of this name have not ended: give the id of one ({ids})"
+            raise ConfigError("task", [f"{name}: {told}"])
+    if named:
+        return named[0]
     names = ", ".join(dict.fromkeys(str(one["name"]) for one in found)) or "none"
     msg = f"there is no task {name!r}; there are: {names}"
     raise NotFoundError(msg)
