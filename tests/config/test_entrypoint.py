@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment
 from zerolab.config.experiment.entrypoint import parse_entrypoint
+from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.determined.names import MODULES
 from zerolab.errors import ConfigError
@@ -117,7 +119,7 @@ def test_a_class_or_program_that_is_not_there_is_found_from_the_source(
     ["model_def:MyTrial", "model_def:Borrowed", "model_def:Made", "model_def:Hidden", "pkg.inner:T",
      "json:Anything", "python ./train.py", "python3 -m anything", "python -c 1", "python -",
      "python -Wall -W error pkg", "python /opt/any.py", "python ../any.py", "python .", "python",
-     "any", "ls"],
+     "python -uW error -Bm anything", "python -Ic 1", "any", "ls"],
 )  # fmt: skip
 def test_a_class_from_elsewhere_or_made_while_the_module_runs_is_no_mistake(
     entrypoint: str,
@@ -204,15 +206,32 @@ def test_what_a_script_asks_of_determined_is_told_with_what_takes_its_place() ->
         b"import undetermined.core\nundetermined.core.init()",
         b"from .determined import core",
         b"not Python",
+        b"import determined as det\ndet.core.init(" + b"-" * 100_000 + b"1)",
     ],
 )
 def test_a_script_that_runs_anywhere_is_let_alone(source: bytes) -> None:
     assert wrong("python train.py", {"train.py": source}) == []
 
 
-def test_a_module_of_ones_own_may_be_called_determined() -> None:
-    files = {"train.py": OF_DETERMINED, "determined.py": b""}
-    assert wrong("python train.py", files) == []
+@pytest.mark.parametrize(
+    "own", ["determined.py", "src/determined/__init__.py", "src/determined/pytorch.py"]
+)
+def test_a_module_of_ones_own_may_be_called_determined(own: str) -> None:
+    script = "src/train.py"
+    assert wrong(f"python {script}", {script: OF_DETERMINED})
+    assert wrong(f"python {script}", {script: OF_DETERMINED, own: b""}) == []
+
+
+def test_a_folder_and_a_program_beside_python_are_found_in_a_real_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    (tmp_path / "a/b/c").mkdir(parents=True)
+    (tmp_path / "a/b/c/__main__.py").touch()
+    (tmp_path / "zerolab.py").touch()
+    searcher = {"name": "single", "metric": "loss", "max_length": 10}
+    for entrypoint in ("python a/b/c", "zerolab"):
+        check_experiment({"entrypoint": entrypoint, "searcher": searcher}, FolderFiles(tmp_path))
 
 
 def wrong(entrypoint: str, files: dict[str, bytes]) -> list[str]:

@@ -1,9 +1,11 @@
 """Looking for Determined's names in a script's source: read as text, never imported."""
 
 import ast
-from collections.abc import Callable, Iterator
+import posixpath
+from collections.abc import Callable, Iterable, Iterator
 
 from zerolab.determined.names import MODULES, RUNS_THERE, name_of
+from zerolab.syntax import parsed
 
 __all__ = ["problems_of"]
 
@@ -27,10 +29,10 @@ def problems_of(entry: str, read: Read) -> list[str]:
         One line for each name, with the place where it is used first; none where the script does
         not ask Determined to run it.
     """
-    if read("determined.py") is not None or read("determined/__init__.py") is not None:
-        return []
     found: dict[str, str] = {}
     for path, tree in _files(entry, read):
+        if _has_its_own(tree, (".", posixpath.dirname(entry)), read):
+            return []
         for line, name in _uses(tree):
             found.setdefault(name_of(name) or name, f"{path}:{line}")
     if not any(f"{name}.".startswith(f"{those}.") for name in found for those in RUNS_THERE):
@@ -42,6 +44,21 @@ def problems_of(entry: str, read: Read) -> list[str]:
     ]
 
 
+def _has_its_own(tree: ast.Module, folders: Iterable[str], read: Read) -> bool:
+    """Whether a file imports a ``determined`` of the model directory, or of the script's folder."""
+    bases = {"determined", *(name.replace(".", "/") for name in _modules(tree) if _is_of(name))}
+    return any(
+        read(posixpath.normpath(f"{folder}/{base}{end}")) is not None
+        for folder in folders
+        for base in bases
+        for end in (".py", "/__init__.py")
+    )
+
+
+def _is_of(module: str) -> bool:
+    return module.partition(".")[0] == "determined"
+
+
 def _files(entry: str, read: Read) -> Iterator[tuple[str, ast.Module]]:
     waiting, seen = [entry], {entry}
     while waiting and len(seen) <= _MOST_FILES:
@@ -49,9 +66,8 @@ def _files(entry: str, read: Read) -> Iterator[tuple[str, ast.Module]]:
         text = read(path)
         if text is None:
             continue
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError):
+        tree = parsed(text)
+        if tree is None:
             continue
         yield path, tree
         for module in _modules(tree):
@@ -83,7 +99,7 @@ def _uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     known[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom) and not node.level:
             above = node.module or ""
-            if above.partition(".")[0] == "determined":
+            if _is_of(above):
                 for alias in node.names:
                     name = f"{above}.{alias.name}"
                     known[alias.asname or alias.name] = name

@@ -9,6 +9,7 @@ import importlib.util
 import posixpath
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.determined.source import problems_of
 from zerolab.schema.section import suggest
+from zerolab.syntax import parsed
 
 __all__ = ["FolderFiles", "ModelFiles", "determined_problems", "entrypoint_problem"]
 
@@ -69,11 +71,8 @@ def entrypoint_problem(
     if source is None:
         return _module_problem(entrypoint, model, environment)
     path, text = source
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return None  # another Python may run it; this one is told when it does
-    return _class_problem(entrypoint, path, tree)
+    tree = parsed(text)
+    return None if tree is None else _class_problem(entrypoint, path, tree)
 
 
 def determined_problems(entrypoint: object, model: ModelFiles) -> list[str]:
@@ -110,8 +109,10 @@ def _command_problem(command: Command, model: ModelFiles) -> str | None:
 
 
 _PYTHON = re.compile(r"python[0-9.]*")
-_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Options of Python whose value is a word of its own."""
+_BESIDE_PYTHON = str(Path(sys.executable).parent)
+"""Where programs of packages are; ranks look there first, activated or not."""
+_OPTION = re.compile(r"-[^-WXmc]*([WXmc]?)(.*)", re.DOTALL)
+"""Letters without a value, the one that takes one, and its value if that is in the same word."""
 
 
 def _script_problem(command: Command, model: ModelFiles) -> str | None:
@@ -119,16 +120,18 @@ def _script_problem(command: Command, model: ModelFiles) -> str | None:
     words = iter(command.words[1:])
     script = ""
     for word in words:
-        if word in _WITH_VALUE:
-            next(words, None)
-        elif not word.startswith("-"):
+        if not word.startswith("-"):
             script = word
             break
-        elif word[1:2] in {"m", "c", ""}:
+        letter, value = _OPTION.findall(word)[0]
+        if word == "-" or letter in {"m", "c"}:
             return None
+        if word == "--check-hash-based-pycs" or (letter and not value):
+            next(words, None)
     path = posixpath.normpath(script)
     known = model.names()
-    there = model.read(path) is not None or any(name.startswith(f"{path}/") for name in known)
+    there = any(model.read(name) is not None for name in (path, f"{path}/__main__.py"))
+    there |= any(name.startswith(f"{path}/") for name in known)
     if there or path.startswith((".", "/")):  # the directory itself, or what lies outside of it
         return None
     scripts = [name for name in known if name.endswith(".py")]
@@ -142,7 +145,7 @@ def _name_problem(word: str, model: ModelFiles) -> str | None:
         is_class = name[:1].isupper() or (name != "py" and _source_of(module, model) is not None)
         meant = f"must be module:Class, got {word!r}; did you mean {f'{module}:{name}'!r}?"
         return meant if is_class else None
-    if shutil.which(word) is not None:
+    if shutil.which(word) is not None or shutil.which(word, path=_BESIDE_PYTHON) is not None:
         return None
     for module in _modules(model):
         source = _source_of(module, model)
@@ -155,10 +158,8 @@ def _name_problem(word: str, model: ModelFiles) -> str | None:
 
 def _classes(source: bytes) -> list[str]:
     """Names of the classes of a module, none where it cannot be read."""
-    try:
-        return [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    except (SyntaxError, ValueError, RecursionError):
-        return []
+    tree = parsed(source)
+    return [node.name for node in tree.body if isinstance(node, ast.ClassDef)] if tree else []
 
 
 def _source_of(module: str, model: ModelFiles) -> tuple[str, bytes] | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from zerolab.config.experiment.model_source import ModelFiles
 from zerolab.schema.section import suggest
+from zerolab.syntax import parsed
 
 __all__ = ["training_argument_problems"]
 
@@ -45,10 +46,10 @@ def _uses_no_other(model: ModelFiles) -> bool:
         source = model.read(path) if path.endswith(".py") else None
         if source is None:
             continue
-        try:
-            found.update(name for node in ast.walk(ast.parse(source)) for name in _names(node))
-        except (SyntaxError, ValueError, RecursionError):
+        tree = parsed(source)
+        if tree is None:
             return False
+        found.update(name for node in ast.walk(tree) for name in _names(node))
     return {name for name in found if name.endswith(_CLASS) or name == "trl"} == {_CLASS}
 
 
@@ -76,8 +77,10 @@ def _installed_names() -> frozenset[str]:
     if spec is None or spec.origin is None:
         return frozenset()
     try:
-        tree = ast.parse((Path(spec.origin).parent / "training_args.py").read_bytes())
-    except (OSError, SyntaxError, ValueError):
+        tree = parsed((Path(spec.origin).parent / "training_args.py").read_bytes())
+    except OSError:
+        return frozenset()
+    if tree is None:
         return frozenset()
     return frozenset(
         field.target.id
