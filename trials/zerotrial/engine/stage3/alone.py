@@ -67,11 +67,17 @@ class _Gathering:
         self._parameters = parameters
         self._refresh = refresh
         self._opened = False
+        self._inside = 0
+        """Calls of the part by itself, within the one that has gathered."""
 
     def before(self, part: nn.Module, inputs: Any) -> None:
         del part, inputs
-        if torch.compiler.is_compiling() or not outside_of_passes(self._root):
+        if torch.compiler.is_compiling():
             return
+        if not outside_of_passes(self._root):
+            self._inside += self._opened
+            return
+        self._opened, self._inside = False, 0  # whatever has become of the last call
         gathered = self._parameters.gathered
         if gathered and not torch.is_grad_enabled():
             return
@@ -83,6 +89,9 @@ class _Gathering:
     def after(self, part: nn.Module, inputs: Any, output: Any) -> Any:
         del part, inputs
         if not self._opened:
+            return None
+        if self._inside:
+            self._inside -= 1
             return None
         self._opened = False
         if output is None and sys.exc_info()[0] is not None:  # the next call finds nothing begun
