@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from zerotrial.engine.module.random_states import kept_for_recomputation
 from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def recomputed(forward: Forward) -> Forward:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        kept = kept_for_recomputation()
+        return checkpoint(forward, *args, use_reentrant=False, **kept, **kwargs)
 
     return call
 
@@ -132,7 +134,8 @@ def _kept(forward: Forward, keep: _Keep) -> Forward:
 
         # An empty tensor tells checkpoint() of which device to keep the random state.
         device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None)
-        return checkpoint(compute, torch.empty(0, device=device), use_reentrant=False)
+        kept = kept_for_recomputation()
+        return checkpoint(compute, torch.empty(0, device=device), use_reentrant=False, **kept)
 
     return call
 

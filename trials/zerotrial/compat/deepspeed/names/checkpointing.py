@@ -1,4 +1,4 @@
-"""``deepspeed.checkpointing``: torch's activation checkpointing."""
+"""``deepspeed.checkpointing``: torch's activation checkpointing, and Megatron's random states."""
 
 import logging
 from collections.abc import Callable
@@ -6,11 +6,32 @@ from typing import Any
 
 from torch.utils.checkpoint import checkpoint as checkpoint_of_torch
 
-__all__ = ["checkpoint", "configure", "is_configured", "reset"]
+from zerotrial.engine.module.random_states import (
+    MODEL_PARALLEL,
+    NAMED_STATES,
+    kept_for_recomputation,
+    seed_generator,
+)
+from zerotrial.engine.module.random_states import NamedStates as CudaRNGStatesTracker
+
+__all__ = [
+    "CudaRNGStatesTracker",
+    "checkpoint",
+    "configure",
+    "get_cuda_rng_tracker",
+    "is_configured",
+    "model_parallel_cuda_manual_seed",
+    "model_parallel_reconfigure_tp_seed",
+    "reset",
+]
 
 logger = logging.getLogger(__name__)
 
 _configured = False
+_mpu: Any = None
+
+_APART = 2718
+"""Between the seed that all tensor-parallel ranks share and the first of their own; Megatron's."""
 
 
 def configure(  # noqa: PLR0917 - DeepSpeed's arguments, in its order
@@ -26,7 +47,7 @@ def configure(  # noqa: PLR0917 - DeepSpeed's arguments, in its order
     """Take note, and say what has no effect: that stands in the engine file.
 
     Args:
-        mpu_: None.
+        mpu_: Tells :func:`model_parallel_cuda_manual_seed` the tensor-parallel rank; None: 0.
         deepspeed_config: Not read: the engine reads its own.
         partition_activations: False.
         contiguous_checkpointing: False.
@@ -35,9 +56,8 @@ def configure(  # noqa: PLR0917 - DeepSpeed's arguments, in its order
         synchronize: False.
         profile: False.
     """
-    global _configured
+    global _configured, _mpu
     asked = {
-        "mpu_": mpu_ is not None,
         "deepspeed_config": deepspeed_config is not None,
         "partition_activations": partition_activations,
         "contiguous_checkpointing": contiguous_checkpointing,
@@ -52,7 +72,7 @@ def configure(  # noqa: PLR0917 - DeepSpeed's arguments, in its order
             "engine file",
             ", ".join(name for name, value in asked.items() if value),
         )
-    _configured = True
+    _configured, _mpu = True, mpu_
 
 
 def is_configured() -> bool:
@@ -66,4 +86,35 @@ def reset() -> None:
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """Run a function, and again in backward rather than to keep its activations."""
-    return checkpoint_of_torch(function, *args, use_reentrant=False)
+    return checkpoint_of_torch(function, *args, use_reentrant=False, **kept_for_recomputation())
+
+
+def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
+    """Return the states from which layers draw within a ``fork()``."""
+    return NAMED_STATES
+
+
+def model_parallel_cuda_manual_seed(seed: int) -> None:
+    """Begin the random states of a tensor-parallel rank.
+
+    Args:
+        seed: Of what all tensor-parallel ranks draw alike. What each draws for itself, in a fork of
+            the tracker, begins at another one.
+    """
+    seed_generator(seed)
+    NAMED_STATES.reset()
+    NAMED_STATES.add(MODEL_PARALLEL, seed + _APART + _tensor_rank())
+
+
+def model_parallel_reconfigure_tp_seed(seed: int) -> None:
+    """Begin anew what this tensor-parallel rank draws for itself, and nothing else."""
+    with NAMED_STATES.fork():
+        seed_generator(seed + _APART + _tensor_rank())
+
+
+def _tensor_rank() -> int:
+    for name in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
+        rank = getattr(_mpu, f"get_{name}_rank", None)
+        if rank is not None:
+            return int(rank())
+    return 0
