@@ -120,6 +120,17 @@ def test_auto_in_the_engine_file_comes_from_hyperparameters() -> None:
     assert "got 31" in line
 
 
+def test_an_auto_that_nothing_determines_is_left_to_the_arguments_of_a_script() -> None:
+    warmup = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
+    engine = {**ENGINE, "scheduler": warmup}
+    (line,) = check(EXPERIMENT, engine)
+    assert line.startswith("conf/ds.json: scheduler.params.warmup_num_steps: ")
+    command = {**EXPERIMENT, "entrypoint": "python3 model_def.py"}
+    assert check(command, engine) == []
+    (line,) = check(command, engine | {"gradient_clipping": "x"})
+    assert line.startswith("conf/ds.json: gradient_clipping: ")
+
+
 def test_the_report_of_an_experiment_shows_its_engine(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "ds.json").write_text(json.dumps(ENGINE))

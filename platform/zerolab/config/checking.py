@@ -85,8 +85,10 @@ def check_experiment(
     if isinstance(space, Mapping) and not space_problems(space):
         problems += misplaced_specs(space)
         batches = _batches(parsed.config)
+        is_command = parsed.config is not None and parsed.config.trial_class is None
         for _, found in engine_files(space, model, batches, strict=strict, theirs=theirs):
-            problems += found.problems
+            left = found.left_open if is_command else []
+            problems += [line for line in found.problems if line not in left]
             problems += _batch_problems(found, slots, shared=shared)
             counts = _counts_that_divide(found, slots)
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
@@ -218,7 +220,10 @@ def _read_engine(
 
 
 def _prefixed(found: EngineFile, prefix: str) -> EngineFile:
-    return replace(found, problems=[prefix + line for line in found.problems], prefix=prefix)
+    problems, left_open = (
+        [prefix + one for one in each] for each in (found.problems, found.left_open)
+    )
+    return replace(found, problems=problems, left_open=left_open, prefix=prefix)
 
 
 def _batches(config: ExperimentConfig | None) -> int | None:

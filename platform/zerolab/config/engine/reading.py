@@ -40,6 +40,9 @@ class EngineFile:
     """What the tolerant step changed, one line each."""
     prefix: str = ""
     """What problems of this file begin with."""
+    left_open: list[str] = field(default_factory=list)
+    """Those of the problems that a script's own arguments may answer: an ``"auto"`` that nothing
+    of the experiment determines."""
 
 
 def load_engine_config(
@@ -133,7 +136,7 @@ def _check(
     problems = [*filled.problems, *twice, *refused, *wrong]
     bad = frozenset(dotted(path) for path in paths) | filled.bad
     if config is None:
-        return EngineFile(None, problems, bad, changes)
+        return EngineFile(None, problems, bad, changes, left_open=filled.problems)
     config = _canonical(config)
     told = {problem.partition(": ")[0] for problem in problems}
     for keys, problem in _checks(config):
@@ -142,7 +145,7 @@ def _check(
             problems.append(problem)
     overridden = frozenset(dotted(path) for path in _leaves(overrides))
     config = config.with_origin(source, overridden, tuple(off), filled.origins)
-    return EngineFile(config, problems, bad, changes)
+    return EngineFile(config, problems, bad, changes, left_open=filled.problems)
 
 
 def _touches(key: str, bad: frozenset[str]) -> bool:
