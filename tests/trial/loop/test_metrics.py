@@ -215,6 +215,15 @@ def test_a_trial_that_was_written_for_batches_is_told_that_it_is_given_an_iterat
             fit(make_spec(tmp_path), trial, make_settings(1))
         assert "its first argument is an iterator, not a batch; take one" in str(caught.value)
 
+    class FailsLater(LineTrial):
+        def train_batch(self, batch, epoch_idx, batch_idx):
+            if batch_idx == 1:
+                raise ValueError("of the data")
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(ValueError, match=r"^of the data$"):  # an iterator by another name
+        fit(make_spec(tmp_path), FailsLater, make_settings(2))
+
 
 def test_functions_and_reducers_see_the_values_of_all_batches(tmp_path: Path) -> None:
     class Spread(zerotrial.MetricReducer):

@@ -2,39 +2,48 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.feeds import Feed
 
-__all__ = ["BatchChecks", "given_an_iterator"]
+__all__ = ["BatchChecks", "GivenAnIterator"]
 
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
-def given_an_iterator(method: Callable[..., Any]) -> Iterator[None]:
-    """Say that a method is given an iterator, where it fails and was written for a batch.
+class GivenAnIterator:
+    """Says that a method is given an iterator, where it fails and was written for a batch.
+
+    Only until it has come to its end once: then it was not. It is the context of each call.
 
     Args:
         method: ``train_batch`` or ``evaluate_batch``; what it was written for is told by the name
             of its first argument.
-
-    Raises:
-        TrialError: In place of what failed.
     """
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if next(iter(inspect.signature(method).parameters), "") != "batch":
-            raise
-        raise TrialError(
-            f"{method.__name__}: its first argument is an iterator, not a batch; take one with "
-            f"next(dataloader_iter) ({type(error).__name__}: {error})"
-        ) from error
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._name = method.__name__
+        self._doubted = next(iter(inspect.signature(method).parameters), "") == "batch"
+
+    def __enter__(self) -> None:
+        """Begin a call."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End a call.
+
+        Raises:
+            TrialError: In place of what failed.
+        """
+        mistaken = isinstance(error, AttributeError | KeyError | TypeError | ValueError)
+        if self._doubted and mistaken:
+            raise TrialError(
+                f"{self._name}: its first argument is an iterator, not a batch; take one with "
+                f"next(dataloader_iter) ({type(error).__name__}: {error})"
+            ) from error
+        self._doubted = self._doubted and error is not None
 
 
 class BatchChecks:

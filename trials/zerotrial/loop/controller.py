@@ -24,7 +24,7 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.data.feeds import EmptyFeed
 from zerotrial.data.samplers import derive_seed
-from zerotrial.loop.batch_checks import BatchChecks, given_an_iterator
+from zerotrial.loop.batch_checks import BatchChecks, GivenAnIterator
 from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
 from zerotrial.loop.console import Console
 from zerotrial.loop.ending import Ending, Wishes
@@ -113,6 +113,7 @@ class Controller:
 
         # One batch
         self._checks = BatchChecks(context, self._feed)
+        self._written_for = GivenAnIterator(trial.train_batch)
         self._skipping = SkippedSteps(context.engines)
 
     def show_progress(self) -> Console:
@@ -216,7 +217,7 @@ class Controller:
             context.enter_batch(step)
             if timings is not None:
                 timings.begin(step)
-            with given_an_iterator(train_batch):
+            with self._written_for:
                 for _ in calls:
                     unreported.add(step + 1, train_batch(batches, epoch, step))
             step += 1

@@ -14,7 +14,7 @@ from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.feeds import check_loader, keeps_position
 from zerotrial.data.loader import DataLoader
-from zerotrial.loop.batch_checks import given_an_iterator
+from zerotrial.loop.batch_checks import GivenAnIterator
 from zerotrial.loop.metrics import to_numbers
 from zerotrial.reducers import Reducer, naming, reduce_values
 from zerotrial.trial import ZeroTrial
@@ -140,6 +140,7 @@ class Validator:
         if not self._whole and kind.evaluate_batch is ZeroTrial.evaluate_batch:
             raise TrialError(f"{kind.__name__}: must override evaluate_batch")
         self._with_index = _takes_batch_idx(trial.evaluate_batch)
+        self._written_for = GivenAnIterator(trial.evaluate_batch)
         self._lockstep = context.distributed.size > 1 and any(
             engine.forward_is_collective for engine in context.engines
         )
@@ -238,7 +239,7 @@ class Validator:
     def _evaluate(self, batches: _Batches | None, calls: int) -> Any:
         before = batches.drawn if batches is not None else 0
         try:
-            with given_an_iterator(self._trial.evaluate_batch):
+            with self._written_for:
                 if self._with_index:
                     output = self._trial.evaluate_batch(batches, calls)
                 else:
