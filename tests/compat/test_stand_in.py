@@ -124,6 +124,10 @@ def test_the_loss_scale_is_where_scripts_read_it_now_and_as_the_file_says(tmp_pa
         return initialize(model=nn.Linear(1, 1), config=file)[0]
 
     engine = build({"enabled": True, "initial_scale_power": 4, "hysteresis": 1})
+    outer = nn.Sequential(engine).eval()  # a module of the script's own keeps the engine
+    assert [name for name, _ in outer.named_parameters()] == ["0.weight", "0.bias"]
+    assert not engine.module.training
+    engine.train()
     optimizer = engine.optimizer
     assert (engine.loss_scale, engine.loss_scale()) == (16, 0)
     assert (optimizer.cur_scale, optimizer.loss_scale, optimizer.overflow) == (16, 16, False)

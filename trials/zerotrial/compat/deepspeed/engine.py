@@ -1,14 +1,14 @@
 """The engine under the names that only DeepSpeed's own libraries and Hugging Face's call."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zerotrial.compat.deepspeed.absent import methods
+from zerotrial.compat.deepspeed.as_module import AsModule
 from zerotrial.engine.checkpoint.files import NothingSavedError
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.seams import StepResult
@@ -71,7 +71,7 @@ class _ThroughputTimer:
         """Do nothing."""
 
 
-class DeepSpeedEngine(Engine):
+class DeepSpeedEngine(Engine, AsModule):  # type: ignore[misc]  # train() is ours
     """An :class:`~zerotrial.engine.engine.Engine` that scripts written for DeepSpeed know."""
 
     INSTEAD: ClassVar[dict[str, str]] = Engine.INSTEAD | methods("DeepSpeedEngine")
@@ -183,14 +183,6 @@ class DeepSpeedEngine(Engine):
         """The optimizer's."""
         return self.optimizer.state
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The module's."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
-        return self.module.load_state_dict(*args, **kwargs)
-
     def compile(self, backend: Any = None, compile_kwargs: Any = None, **unused: Any) -> None:
         """Compile the module in place."""
         del unused
@@ -198,7 +190,3 @@ class DeepSpeedEngine(Engine):
         if backend is not None:
             options["backend"] = backend
         self.module.compile(**options)
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Those of the model."""
-        return self.module.modules()

@@ -13,7 +13,7 @@ from zerotrial.engine.pipeline import engine
 __all__ = ["PipelineEngine"]
 
 
-class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):
+class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[misc]  # train() is ours
     """See :class:`zerotrial.engine.pipeline.PipelineEngine`."""
 
     INSTEAD: ClassVar[dict[str, str]] = DeepSpeedEngine.INSTEAD | methods("PipelineEngine")
