@@ -15,7 +15,6 @@ goal: under 0.2 s beyond it. A table goes to stdout, and everything to
 
 import argparse
 import contextlib
-import gc
 import importlib
 import json
 import multiprocessing
@@ -117,11 +116,13 @@ def own_work(kind: str, model: Path) -> float:
 
     Its process is forked from one that has imported what the fork server imports.
     """
-    from zerotrial.process import fork_server
+    from zerotrial.process.fork_server import _FIRST
+    from zerotrial.process.preloading import FOR_CLASSES, import_next
 
-    for name in (fork_server._FIRST, *fork_server._PRELOAD):
-        importlib.import_module(name)
-    gc.freeze()  # as the fork server does
+    importlib.import_module(_FIRST)
+    waiting = list(FOR_CLASSES)
+    while waiting:
+        import_next(waiting)
     work = {"command": lambda: os.execvp("true", ["true"]), "class": lambda: train(model)}[kind]
     bare, empty = (
         statistics.median(of_child(each) for _ in range(BARE_RUNS)) for each in (work, lambda: None)
