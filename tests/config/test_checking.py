@@ -120,7 +120,9 @@ def test_auto_in_the_engine_file_comes_from_hyperparameters() -> None:
     assert "got 31" in line
 
 
-def test_an_auto_that_nothing_determines_is_left_to_the_arguments_of_a_script() -> None:
+def test_an_auto_that_nothing_determines_is_left_to_the_arguments_of_a_script(
+    tmp_path: Path,
+) -> None:
     warmup = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
     engine = {**ENGINE, "scheduler": warmup}
     (line,) = check(EXPERIMENT, engine)
@@ -129,6 +131,15 @@ def test_an_auto_that_nothing_determines_is_left_to_the_arguments_of_a_script() 
     assert check(command, engine) == []
     (line,) = check(command, engine | {"gradient_clipping": "x"})
     assert line.startswith("conf/ds.json: gradient_clipping: ")
+    sizes = dict.fromkeys(
+        ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+        "auto",
+    )
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "ds.json").write_text(json.dumps(engine | sizes))
+    (tmp_path / "model_def.py").write_text("")
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(command))
+    assert "conf/ds.json: ok; each 'auto' that nothing here says" in check_file(tmp_path / "e.yaml")
 
 
 def test_the_report_of_an_experiment_shows_its_engine(tmp_path: Path) -> None:

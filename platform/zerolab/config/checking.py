@@ -319,6 +319,8 @@ def _check_experiment_file(path: Path, world_size: int | None, *, strict: bool) 
         label = name or "hyperparameters.deepspeed_config"
         if theirs:
             parts.append(f"{label}: left to DeepSpeed, which checks it when a trial starts")
+        elif found.left_open:
+            parts.append(f"{label}: ok; each 'auto' that nothing here says is left to the script")
         elif found.config is not None:
             parts.append(_report(label, found.config, found.changes, slots))
     return "\n\n".join(parts)

@@ -58,7 +58,7 @@ MODULES: dict[str, str] = {
     "`zerotrial.initialize`",
     "determined.pytorch.MetricReducer": "`zerotrial.MetricReducer`",
     "determined.pytorch.PyTorchCallback": "`zerotrial.Callback`",
-    "determined.pytorch.PyTorchTrial": f"{_CLASS} (below: its batches come from an iterator)",
+    "determined.pytorch.PyTorchTrial": f"{_CLASS}, whose batches come from an iterator",
     "determined.pytorch.PyTorchTrialContext": "`zerotrial.ZeroTrialContext`",
     "determined.pytorch.Reducer": "`zerotrial.Reducer`",
     "determined.pytorch.TorchData": "`zerotrial.TorchData`",
