@@ -28,11 +28,14 @@ import time
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.training.gpt import SIZES
 from benchmarks.training.peers import Case, make_step
 from benchmarks.training.worlds import World, WorldError, turns
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOBAL_BATCH = 16
@@ -185,6 +188,15 @@ def _world(case: Case, options: argparse.Namespace) -> World:
     return World(command, case.ranks, environment, ROOT, options.timeout)
 
 
+def _peak_flops(case: Case, device: "torch.device") -> float | None:
+    if case.peer.startswith("before"):
+        return None  # another tree may have it in another place
+    from zerotrial.engine.module.precision import DTYPES
+    from zerotrial.engine.watch.flops import peak_flops
+
+    return peak_flops(device, DTYPES[case.precision])
+
+
 def _work(case: Case, options: argparse.Namespace) -> None:
     """One rank of one case."""
     import resource
@@ -193,8 +205,6 @@ def _work(case: Case, options: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from benchmarks.training.gpt import batches
-    from zerotrial.engine.module.precision import DTYPES
-    from zerotrial.engine.watch.flops import peak_flops
 
     device = torch.device(options.device)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -243,7 +253,7 @@ def _work(case: Case, options: argparse.Namespace) -> None:
                 "parameters": numel,
                 "loss": mean_loss.item(),
                 "peak_bytes": peak,
-                "peak_flops": peak_flops(device, DTYPES[case.precision]),
+                "peak_flops": _peak_flops(case, device),
             }
             os.write(options.answers, json.dumps(answer).encode() + b"\n")
         warmup = min(warmup, 1)  # the caches are cold, nothing else is

@@ -170,8 +170,8 @@ def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, 
 
 def _why_again(row: RowMapping) -> str:
     if row["exit_code"] == EXIT_INFRASTRUCTURE:
-        return f"it starts again in a moment, for its last run was lost: {row['reason'] or '?'}"
-    return f"it has failed and is started again in a moment (restart {row['restarts']})"
+        return f"it starts again within a minute, for its last run was lost: {row['reason'] or '?'}"
+    return f"it has failed and is started again within a minute (restart {row['restarts']})"
 
 
 def _keep_reasons(world: World, transaction: Transaction, now: Waiting) -> None:

@@ -411,7 +411,7 @@ def test_a_trial_that_waits_for_others_says_for_whom(server: Server) -> None:
     assert server.submit()["waiting_reason"] == "experiment 2 goes first"
     assert server.experiment(1)["waiting_reason"] is None
     server.exit(server.begin(1).run_id, 1)
-    assert "has failed and is started again in a moment" in server.trial(1)["waiting_reason"]
+    assert "has failed and is started again within a minute" in server.trial(1)["waiting_reason"]
     assert server.act("pause", 3)["waiting_reason"] is None
 
 

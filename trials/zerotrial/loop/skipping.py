@@ -58,6 +58,6 @@ class _Watched:
             raise TrialError(
                 f"engine {self._number}: every step of the last {batch - self._first} batches was "
                 f"skipped, for its gradients are not finite (loss scale {scale}): nothing is "
-                f"learned since batch {self._first}. Look at the loss for NaN, lower the learning "
-                "rate, or use bf16 in place of fp16"
+                f"learned since batch {self._first}. Look at the loss for NaN, or lower the "
+                "learning rate; where fp16 is on, bf16 may do in its place"
             )
