@@ -1,8 +1,21 @@
-"""Reading Python's source as text: nothing is imported."""
+"""Python's modules as files and text: nothing is imported."""
 
 import ast
 
-__all__ = ["parsed"]
+__all__ = ["module_paths", "parsed"]
+
+
+def module_paths(name: str) -> tuple[str, ...]:
+    """Return where a module's source may lie, in the order in which Python looks for it.
+
+    Args:
+        name: With dots, as in an import.
+
+    Returns:
+        Paths below a folder of the module search path, e.g. ``a/b/__init__.py`` and ``a/b.py``.
+    """
+    base = name.replace(".", "/")
+    return f"{base}/__init__.py", f"{base}.py"
 
 
 def parsed(source: bytes) -> ast.Module | None:

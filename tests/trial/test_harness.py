@@ -12,9 +12,11 @@ import pytest
 
 from tests.trial.helpers import last_checkpoint, make_spec, metrics
 from zerolab.contract.outcome import read_reason
-from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT, RunSpec
+from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT, RunSpec, TrialClass
+from zerolab.errors import TrialError
 from zerotrial.failures import exit_code_of
 from zerotrial.process import harness
+from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import collective_timeout_s, is_peer_failure
 
 GOOD = """
@@ -190,6 +192,19 @@ def test_a_class_that_lacks_a_method_is_told(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("def train_batch", "def train_batches"))
     assert harness.run(spec) == 64
     assert "MyTrial must also define train_batch" in reason(spec)[1]
+
+
+@pytest.mark.parametrize(
+    ("module", "file"), [("pkg_in_a_folder", "pkg_in_a_folder/__init__.py"), ("json", "json")]
+)
+def test_a_class_is_missed_where_its_module_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, file: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "pkg_in_a_folder").mkdir()
+    (tmp_path / "pkg_in_a_folder/__init__.py").touch()
+    with pytest.raises(TrialError, match=f": {file} has no class 'Missing'"):
+        load_trial_class(TrialClass(module, "Missing"), tmp_path)
 
 
 def test_an_error_in_training_is_restarted_and_goes_on_from_the_checkpoint(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator
 
 from zerolab.determined.names import MODULES, RUNS_THERE, name_of
-from zerolab.syntax import parsed
+from zerolab.syntax import module_paths, parsed
 
 __all__ = ["problems_of"]
 
@@ -46,12 +46,12 @@ def problems_of(entry: str, read: Read) -> list[str]:
 
 def _has_its_own(tree: ast.Module, folders: Iterable[str], read: Read) -> bool:
     """Whether a file imports a ``determined`` of the model directory, or of the script's folder."""
-    bases = {"determined", *(name.replace(".", "/") for name in _modules(tree) if _is_of(name))}
+    names = {"determined", *filter(_is_of, _modules(tree))}
     return any(
-        read(posixpath.normpath(f"{folder}/{base}{end}")) is not None
+        read(posixpath.normpath(f"{folder}/{path}")) is not None
         for folder in folders
-        for base in bases
-        for end in (".py", "/__init__.py")
+        for name in names
+        for path in module_paths(name)
     )
 
 
@@ -71,8 +71,7 @@ def _files(entry: str, read: Read) -> Iterator[tuple[str, ast.Module]]:
             continue
         yield path, tree
         for module in _modules(tree):
-            base = module.replace(".", "/")
-            for name in (f"{base}.py", f"{base}/__init__.py"):
+            for name in module_paths(module):
                 if name not in seen:
                     seen.add(name)
                     waiting.append(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zerolab.contract.spec import TrialClass
 from zerolab.errors import TrialError
+from zerolab.syntax import module_paths
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["load_trial_class"]
@@ -39,6 +40,7 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
             f"{_suggest(module_name, files)}; its modules are: {', '.join(files) or 'none'}"
         ) from None
     found = getattr(module, class_name, None)
+    file = _file(module_name, model_dir)
     trials = [
         name
         for name, value in vars(module).items()
@@ -46,13 +48,13 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
     ]
     if found is None:
         raise TrialError(
-            f"{named}: {_file(module_name)} has no class {class_name!r}"
+            f"{named}: {file} has no class {class_name!r}"
             f"{_suggest(class_name, list(vars(module)))}; its trial classes are: "
             f"{', '.join(trials) or 'none'}"
         )
     if not (isinstance(found, type) and issubclass(found, ZeroTrial)):
         raise TrialError(
-            f"{named}: {class_name} in {_file(module_name)} is not a ZeroTrial; "
+            f"{named}: {class_name} in {file} is not a ZeroTrial; "
             f"derive it: class {class_name}(zerotrial.ZeroTrial)"
         )
     missing_methods = sorted(getattr(found, "__abstractmethods__", ()))
@@ -61,8 +63,10 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
     return found
 
 
-def _file(module_name: str) -> str:
-    return module_name.replace(".", "/") + ".py"
+def _file(module_name: str, model_dir: Path) -> str:
+    """Its path in the model directory, or the module's name where it comes from elsewhere."""
+    paths = module_paths(module_name)
+    return next((path for path in paths if (model_dir / path).is_file()), module_name)
 
 
 def _suggest(name: str, known: list[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.determined.source import problems_of
 from zerolab.schema.section import suggest
-from zerolab.syntax import parsed
+from zerolab.syntax import module_paths, parsed
 
 __all__ = ["FolderFiles", "ModelFiles", "determined_problems", "entrypoint_problem"]
 
@@ -163,8 +163,7 @@ def _classes(source: bytes) -> list[str]:
 
 
 def _source_of(module: str, model: ModelFiles) -> tuple[str, bytes] | None:
-    base = module.replace(".", "/")
-    for path in (f"{base}.py", f"{base}/__init__.py"):
+    for path in module_paths(module):
         text = model.read(path)
         if text is not None:
             return path, text

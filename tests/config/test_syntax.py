@@ -1,0 +1,27 @@
+"""Where a module's source lies is said once, as Python finds it."""
+
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import pytest
+
+from zerolab.syntax import module_paths
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [("a", ("a/__init__.py", "a.py")), ("a.b", ("a/b/__init__.py", "a/b.py"))],
+)
+def test_a_module_is_a_folder_or_a_file(name: str, paths: tuple[str, ...]) -> None:
+    assert module_paths(name) == paths
+
+
+def test_python_looks_for_a_module_in_the_same_order(tmp_path: Path) -> None:
+    first, second = (tmp_path / path for path in module_paths("some_module"))
+    for file in (second, first):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        PathFinder.invalidate_caches()
+        found = PathFinder.find_spec("some_module", [str(tmp_path)])
+        assert found is not None
+        assert found.origin == str(file)
