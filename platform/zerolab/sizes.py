@@ -1,8 +1,8 @@
-"""How much there is, as people read it: bytes, and lists too long to be read."""
+"""How much there is, as people read it: bytes, spans of time, and lists too long to be read."""
 
 from collections.abc import Sequence
 
-__all__ = ["first_few", "size_text"]
+__all__ = ["duration_text", "first_few", "size_text"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -19,6 +19,20 @@ def size_text(size: float) -> str:
             break
         size /= 1000
     return f"{size:.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Write a span of time in two units: ``1 h 12 min``, ``3 min 5 s``, ``40 s``.
+
+    Args:
+        seconds: The span; one below 0 counts as 0.
+    """
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def first_few(things: Sequence[str], most: int = 3) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from zerolab.cli.local.progress import Lines, TrialProgress, describe_line
-from zerolab.cli.output import age, duration, number, print_fields, print_table
+from zerolab.cli.output import age, number, print_fields, print_table
+from zerolab.sizes import duration_text
 
 
 def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:
@@ -61,7 +62,7 @@ def test_numbers_are_short(value: object, text: str) -> None:
     ("seconds", "text"), [(0.2, "0 s"), (59.7, "1 min 0 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
 )
 def test_times_are_told_in_two_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 def test_tables_show_what_users_wrote_as_they_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from zerolab.cli.output import (
     Toned,
     Yes,
     age,
-    duration,
     end_state,
     hparam_lines,
     number,
@@ -29,7 +28,7 @@ from zerolab.cli.output import (
     waiting_lines,
 )
 from zerolab.cli.preview import preview
-from zerolab.sizes import size_text
+from zerolab.sizes import duration_text, size_text
 
 __all__ = ["group"]
 
@@ -123,7 +122,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "best trial": found["best_trial_id"],
             "started with": hparam_lines(best) if best else None,
             "best checkpoint": best["best_checkpoint"] if best else None,
-            "slot time": duration(sum(one["slot_seconds"] for one in trials)),
+            "slot time": duration_text(sum(one["slot_seconds"] for one in trials)),
             "checkpoints": f"{kept} kept, {size_text(size)}" if kept else None,
             "created": found["created_at"],
             "ended": found["ended_at"],

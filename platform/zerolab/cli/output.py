@@ -18,7 +18,6 @@ __all__ = [
     "Toned",
     "Yes",
     "age",
-    "duration",
     "end_state",
     "hparam_lines",
     "number",
@@ -256,13 +255,3 @@ def age(moment: str | None, now: datetime | None = None) -> str:
         if passed >= length:
             return f"{passed / length:.0f} {unit}"
     return f"{max(0, passed):.0f} s"
-
-
-def duration(seconds: float) -> str:
-    """Write a span of time in two units: ``1 h 12 min``, ``3 min 5 s``, ``40 s``."""
-    whole = max(0, round(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, rest = divmod(rest, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

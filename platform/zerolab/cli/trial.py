@@ -11,7 +11,6 @@ from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
     Yes,
-    duration,
     end_state,
     hparam_lines,
     number,
@@ -25,6 +24,7 @@ from zerolab.cli.output import (
     say_warnings,
     waiting_lines,
 )
+from zerolab.sizes import duration_text
 
 __all__ = ["group"]
 
@@ -91,7 +91,7 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
             "at batch": found["best_steps"],
             "latest": number(found["latest_validation"]),
             "restarts": found["restarts"],
-            "slot time": duration(found["slot_seconds"]),
+            "slot time": duration_text(found["slot_seconds"]),
             "seed": found["seed"],
             "hyperparameters": hparam_lines(found),
             "best checkpoint": found["best_checkpoint"],

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zerolab.cli.output import duration, end_state, number, print_table, say
+from zerolab.cli.output import end_state, number, print_table, say
 from zerolab.contract.leaves import leaves, short_names
 from zerolab.contract.spreadsheet import safe_cell
+from zerolab.sizes import duration_text
 
 __all__ = ["column_of", "csv_lines", "print_trials"]
 
@@ -53,7 +54,7 @@ def print_trials(trials: Trials) -> None:
             number(one["best_validation"]),
             number(one["latest_validation"]),
             one["restarts"],
-            duration(one["slot_seconds"]),
+            duration_text(one["slot_seconds"]),
             *(number(each.get(name)) for name in differ),
         )
         for one, each in zip(trials, flat, strict=True)

@@ -1,8 +1,10 @@
-"""A validation ends: where its loader says, or when the trial is told to leave."""
+"""A validation ends where its loader says or when the trial is told to leave; a long one speaks."""
 
 import itertools
+import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from tests.trial.helpers import (
     metrics,
 )
 from zerolab.contract.wire import Directive
+from zerotrial.loop import validation
+from zerotrial.loop.console import PROGRESS
 from zerotrial.loop.ending import Ending
 from zerotrial.ranks import Distributed
 
@@ -214,3 +218,108 @@ def leave_together(directory: str) -> list[tuple[str, int]]:
 def test_ranks_leave_a_validation_together_whatever_their_data(tmp_path: Path) -> None:
     found = run_on_ranks(leave_together, 2, str(tmp_path))
     assert found == [2 * [("PREEMPTED", 5)], 2 * [("PREEMPTED", 0)]]
+
+
+class UnmeasuredTrial(RepeatingTrial):
+    """Three batches of a loader that does not say how many it has."""
+
+    def build_validation_data_loader(self) -> Any:
+        batches = super().build_validation_data_loader().loader
+
+        class Stream:
+            def __iter__(self) -> Iterator[Any]:
+                return iter(batches)
+
+        return Stream()
+
+
+class DrawingTrial(MeasuredTrial):
+    """Draws a pass in one call."""
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+        return {"validation_loss": torch.cat(list(dataloader_iter)).float().mean()}
+
+
+class TwoPassTrial(MeasuredWholeTrial):
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        super().evaluate_full_dataset(data_loader)
+        return super().evaluate_full_dataset(data_loader)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (MeasuredTrial, ["0 of 3", "1 of 3", "2 of 3"]),
+        (DrawingTrial, ["0 of 3", "1 of 3", "2 of 3", "3 of 3"]),
+        (UnmeasuredTrial, ["0", "1", "2"]),
+        (MeasuredWholeTrial, ["0 of 3", "1 of 3", "2 of 3"]),
+        (TwoPassTrial, ["0 of 3", "1 of 3", "2 of 3", "3 of 3", "4", "5"]),
+    ],
+)
+def test_a_validation_says_how_far_it_is(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[RepeatingTrial],
+    told: list[str],
+) -> None:
+    monkeypatch.setattr(validation, "_TELL_EVERY_S", 0.0)
+    with caplog.at_level("INFO"):
+        fit(make_spec(tmp_path), kind, make_settings(1))
+    lines = [line for line in caplog.messages if line.startswith("validating")]
+    assert [line.partition(" batches in ")[0] for line in lines] == [
+        f"validating: {count}" for count in told
+    ]
+    assert [line.endswith(" left") for line in lines] == [
+        count.endswith(" of 3") and count[0] in "12" for count in told
+    ]
+
+
+class SlowTrial(LineTrial):
+    """Two hundred batches of a millisecond each."""
+
+    def build_validation_data_loader(self) -> Any:
+        return zerotrial.DataLoader(range(400 * self.context.distributed.size), batch_size=2)
+
+    def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
+        end = time.monotonic() + 0.001
+        batch = next(dataloader_iter)
+        while time.monotonic() < end:
+            pass
+        return {"validation_loss": batch.float().mean()}
+
+
+def test_it_says_so_once_a_minute_and_not_at_every_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level("INFO"):
+        fit(make_spec(tmp_path / "short"), SlowTrial, make_settings(1))
+        assert "validating" not in caplog.text
+        monkeypatch.setattr(validation, "_TELL_EVERY_S", 0.05)
+        started = time.monotonic()
+        fit(make_spec(tmp_path / "long"), SlowTrial, make_settings(1))
+    lines = [line for line in caplog.messages if line.startswith("validating")]
+    assert 1 <= len(lines) <= (time.monotonic() - started) / 0.05
+    assert all(" of 200 batches in " in line for line in lines)
+
+
+def lines_of_each_rank(directory: str) -> tuple[list[str], dict[str, Any]]:
+    ranks = Distributed.from_environment(cuda=False)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    PROGRESS.addHandler(handler)
+    PROGRESS.setLevel(logging.INFO)
+    validation._TELL_EVERY_S = 0.05 if ranks.rank else 60.0
+    spec = make_spec(Path(directory), slots=2, run_dir=f"{directory}/run{ranks.rank}")
+    fit(spec, SlowTrial, make_settings(1), ranks)
+    return lines, metrics(Path(spec.run_dir), "validation")[1] if ranks.rank == 0 else {}
+
+
+@pytest.mark.processes
+def test_each_rank_speaks_for_itself_and_the_metrics_stay_the_same(tmp_path: Path) -> None:
+    (quiet, found), (spoken, _) = run_on_ranks(lines_of_each_rank, 2, str(tmp_path))
+    assert not quiet
+    assert spoken
+    assert all(" of 200 batches in " in line for line in spoken)
+    assert found["validation_loss"] == 399.5

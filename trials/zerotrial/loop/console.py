@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["Console"]
+__all__ = ["PROGRESS", "Console"]
 
 _EVERY_S = 10.0
 _SHOWN = 4
 """Metrics in a line at most; the file has all."""
 
-_logger = logging.getLogger("zerotrial.progress")
+PROGRESS = logging.getLogger("zerotrial.progress")
+"""What people read while it runs; in a script of one's own it is shown without any set-up."""
 
 
 class Console:
@@ -34,7 +35,7 @@ class Console:
         self._clock = clock
         self._said_at: float | None = None
         self._samples_per_second: float | None = None
-        self._logger = _logger if _logger.hasHandlers() else _to_stderr()
+        self._logger = PROGRESS if PROGRESS.hasHandlers() else _to_stderr()
 
     def begin(self, steps: int) -> None:
         """Say what begins, and where its results go."""
@@ -93,8 +94,8 @@ def _to_stderr() -> logging.Logger:
     """Give the logger a handler, for a script that has set up none; as print, without a prefix."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    _logger.addHandler(handler)
-    _logger.propagate = False
-    if _logger.level == logging.NOTSET:
-        _logger.setLevel(logging.INFO)
-    return _logger
+    PROGRESS.addHandler(handler)
+    PROGRESS.propagate = False
+    if PROGRESS.level == logging.NOTSET:
+        PROGRESS.setLevel(logging.INFO)
+    return PROGRESS

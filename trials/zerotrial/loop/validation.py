@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from zerolab.errors import TrialError
+from zerolab.sizes import duration_text
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.feeds import check_loader, keeps_position
 from zerotrial.data.loader import DataLoader
 from zerotrial.loop.batch_checks import GivenAnIterator
+from zerotrial.loop.console import PROGRESS
 from zerotrial.loop.metrics import to_numbers
 from zerotrial.reducers import Reducer, naming, reduce_values
 from zerotrial.trial import ZeroTrial
@@ -28,6 +30,8 @@ _NOTHING = object()
 _AGREE_EVERY_S = 1.0
 """How often, about, the ranks agree whether to go on; seconds of validation."""
 _MOST_CALLS_BETWEEN = 10_000
+_TELL_EVERY_S = 60.0
+"""How often a rank says how far its validation is."""
 
 
 class ValidationInterruptedError(Exception):
@@ -42,15 +46,53 @@ class ValidationInterruptedError(Exception):
         self.wish = wish
 
 
+class _Progress:
+    """Says once a minute how far a validation is.
+
+    Args:
+        total: Batches of the loader; None where it has no length.
+        started: When the validation began, on the clock of ``time.monotonic``.
+    """
+
+    def __init__(self, total: int | None, started: float) -> None:
+        self._total = total
+        self._started = started
+        self._due = started + _TELL_EVERY_S
+
+    def tell(self, evaluated: int) -> None:
+        """Say it, if it is time to; called before each batch, and costs next to nothing.
+
+        Args:
+            evaluated: Batches so far.
+        """
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + _TELL_EVERY_S
+        passed, total = now - self._started, self._total
+        if total is None or evaluated > total:  # how many passes a user makes is not known
+            batches, left = f"{evaluated:,} batches", ""
+        else:
+            batches = f"{evaluated:,} of {total:,} batches"
+            left_s = passed / evaluated * (total - evaluated) if evaluated else 0.0
+            left = f", about {duration_text(left_s)} left" if left_s else ""
+        PROGRESS.info("validating: %s in %s%s", batches, duration_text(passed), left)
+
+
 class _Batches:
     """An iterator that knows whether there is more, and counts."""
 
     def __init__(
-        self, batches: Iterator[Any], limit: int | None, length: Callable[[Any], int]
+        self,
+        batches: Iterator[Any],
+        limit: int | None,
+        length: Callable[[Any], int],
+        tell: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._batches = batches
         self._limit = limit
         self._length = length
+        self._tell = tell
         self._ahead: Any = _NOTHING
         self.drawn = 0
         self.samples = 0
@@ -68,6 +110,7 @@ class _Batches:
         return self
 
     def __next__(self) -> Any:
+        self._tell(self.drawn)
         batch, self._ahead = self._ahead, _NOTHING
         if batch is _NOTHING:
             batch = next(self._batches)
@@ -85,17 +128,24 @@ class _Whole:
 
     Args:
         loader: The user's.
-        look: Called between batches; raises where the trial is told to end.
+        look: Called between batches with those of this pass; raises where the trial is told to end.
+        tell: Called between batches with those of all passes.
     """
 
-    def __init__(self, loader: Any, look: Callable[[int], None]) -> None:
+    def __init__(
+        self, loader: Any, look: Callable[[int], None], tell: Callable[[int], None]
+    ) -> None:
         self._loader = loader
         self._look = look
+        self._tell = tell
+        self._evaluated = 0
 
     def __iter__(self) -> Iterator[Any]:
         for drawn, batch in enumerate(_to_its_end(self._loader)):
             self._look(drawn)
+            self._tell(self._evaluated)
             yield batch
+            self._evaluated += 1
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -185,7 +235,8 @@ class Validator:
         if distributed.is_chief or self._lockstep:
             data = self._source
             if hasattr(data, "__iter__"):
-                data = _Whole(data, lambda drawn: self._heed(drawn, started))
+                progress = _Progress(_length_of(data), started)
+                data = _Whole(data, lambda drawn: self._heed(drawn, started), progress.tell)
             try:
                 found = self._trial.evaluate_full_dataset(data)
             except ValidationInterruptedError as told:
@@ -218,7 +269,7 @@ class Validator:
         keep = self._callbacks.overrides("on_validation_epoch_end")
         outputs: list[Any] = []
         values: dict[str, list[float]] = {}
-        batches = self._batches()
+        batches = self._batches(started)
         calls = 0
         self._agree_at = 1
         while self._more(batches, calls, started):
@@ -295,7 +346,7 @@ class Validator:
         pause = int(_AGREE_EVERY_S / max(call_s, 1e-9))
         self._agree_at += min(max(1, pause), _MOST_CALLS_BETWEEN)
 
-    def _batches(self) -> _Batches | None:
+    def _batches(self, started: float) -> _Batches | None:
         if self._loader is None:
             return None
         limit = self._take if self._one_batch else None
@@ -309,7 +360,9 @@ class Validator:
             if rest:
                 logger.warning("%d validation micro-batches do not fill a batch: left out", rest)
             limit = whole * self._take
-        return _Batches(_to_its_end(self._loader), limit, self._trial.get_batch_length)
+        total = _length_of(self._loader) if limit is None else limit
+        tell = _Progress(total, started).tell
+        return _Batches(_to_its_end(self._loader), limit, self._trial.get_batch_length, tell)
 
     def _shard(self, loader: Any) -> Any:
         if loader is None or self._whole:
@@ -345,11 +398,14 @@ class Validator:
 
 def _to_its_end(loader: Any) -> Iterator[Any]:
     """One pass: a loader that repeats for ever, as DeepSpeed's may, ends where its length says."""
+    return islice(iter(loader), _length_of(loader))
+
+
+def _length_of(loader: Any) -> int | None:
     try:
-        length = len(loader)
+        return len(loader)
     except (TypeError, NotImplementedError):
-        length = None
-    return islice(iter(loader), length)
+        return None
 
 
 def _reduce_one(name: str, values: list[float], how: Any) -> float:

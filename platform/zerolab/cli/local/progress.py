@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zerolab.cli.following import ENDED
-from zerolab.cli.output import duration, number
+from zerolab.cli.output import number
 from zerolab.errors import UnreachableError
+from zerolab.sizes import duration_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -76,7 +77,7 @@ def describe_line(trial: TrialProgress) -> str:
         parts.append(f"{trial.speed:.0f} samples/s")
     parts.append(f"{100 * trial.progress:.0f} %")
     if trial.remaining_s is not None:
-        parts.append(f"{duration(trial.remaining_s)} left")
+        parts.append(f"{duration_text(trial.remaining_s)} left")
     return "  ".join(parts)
 
 
@@ -198,7 +199,7 @@ def _table(experiment: dict[str, Any], trials: list[TrialProgress]) -> "Renderab
             f"{named} {number(trial.value)}".strip(),
             f"{trial.speed:.0f}" if isinstance(trial.speed, float | int) else "",
             ProgressBar(total=1.0, completed=trial.progress, width=24),
-            "" if trial.remaining_s is None else duration(trial.remaining_s),
+            "" if trial.remaining_s is None else duration_text(trial.remaining_s),
         )
     reasons = dict.fromkeys(trial.waiting for trial in trials if trial.waiting)
     if reasons:
