@@ -47,7 +47,7 @@ from zerotrial.engine.module.taken import Taken, release
 from zerotrial.engine.seams import Observer, OptimizerFactory, Stage, StageInputs
 from zerotrial.engine.tensor.divide import Divided, divide
 from zerotrial.engine.update.choose import choose_optimizer
-from zerotrial.engine.update.states import check_savable
+from zerotrial.engine.update.savable import check_savable
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
 __all__ = ["built_by", "initialize", "planning"]

@@ -14,7 +14,7 @@ from zerolab.sizes import first_few
 from zerotrial.engine.checkpoint.state import unsavable
 from zerotrial.engine.lr_schedules import SCHEDULES
 from zerotrial.engine.seams import NamedParameter, ParamGroup
-from zerotrial.engine.update.states import is_plain
+from zerotrial.engine.update.savable import is_plain
 
 __all__ = ["check_values", "groups_of", "make_given", "make_schedule", "read_config", "unusable"]
 

@@ -39,7 +39,7 @@ from zerotrial.engine.checkpoint.state import (
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.lr_schedules import LRSchedule
 from zerotrial.engine.tensor.cut import Span
-from zerotrial.engine.update.states import takes_any_states
+from zerotrial.engine.update.savable import takes_any_states
 
 __all__ = ["Loader", "Selection", "find"]
 

@@ -19,8 +19,8 @@ from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.seams import UpdaterInputs
 from zerotrial.engine.update.in_memory import step_scaled
 from zerotrial.engine.update.paged_file import OffloadError, PagedFile
+from zerotrial.engine.update.savable import SavableStates
 from zerotrial.engine.update.states import (
-    SavableStates,
     common_states,
     is_known,
     is_scalar,

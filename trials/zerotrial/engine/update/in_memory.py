@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from zerotrial.engine.seams import UpdaterInputs
+from zerotrial.engine.update.savable import SavableStates
 from zerotrial.engine.update.states import (
-    SavableStates,
     make_states,
     other_states,
     read_scalars,
