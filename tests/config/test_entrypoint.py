@@ -222,6 +222,35 @@ def test_a_module_of_ones_own_may_be_called_determined(own: str) -> None:
     assert wrong(f"python {script}", {script: OF_DETERMINED, own: b""}) == []
 
 
+@pytest.mark.parametrize(
+    ("search_path", "refused"),
+    [("lib", False), ("other::lib/", False), ("other", True), ("", True), ("../lib", False),
+     ("/opt/lib", False)],
+)  # fmt: skip
+def test_a_determined_that_pythonpath_may_give_is_left_to_the_run(
+    search_path: str, refused: bool
+) -> None:
+    files = {"src/train.py": OF_DETERMINED, "lib/determined/__init__.py": b""}
+    environment = {"environment_variables": [f"PYTHONPATH={search_path}"]}
+    found = wrong("python src/train.py", files, environment=environment)
+    assert bool(found) is refused
+
+
+@pytest.mark.parametrize(
+    ("installed", "refused"),
+    [(["determined.py"], False), (["determined/__init__.py"], False),
+     (["determined/__init__.py", "determined/ipc.py"], True), (["determined/ipc.py"], True)],
+)  # fmt: skip
+def test_an_installed_determined_that_is_another_package_is_let_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[str], refused: bool
+) -> None:
+    for name in installed:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert bool(wrong("python train.py", {"train.py": OF_DETERMINED})) is refused
+
+
 def test_a_folder_and_a_program_beside_python_are_found_in_a_real_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,10 +263,11 @@ def test_a_folder_and_a_program_beside_python_are_found_in_a_real_directory(
         check_experiment({"entrypoint": entrypoint, "searcher": searcher}, FolderFiles(tmp_path))
 
 
-def wrong(entrypoint: str, files: dict[str, bytes]) -> list[str]:
+def wrong(entrypoint: str, files: dict[str, bytes], **more: Any) -> list[str]:
     searcher = {"name": "single", "metric": "loss", "max_length": 10}
+    content = {"entrypoint": entrypoint, "searcher": searcher, **more}
     try:
-        check_experiment({"entrypoint": entrypoint, "searcher": searcher}, MemoryFiles(files))
+        check_experiment(content, MemoryFiles(files))
     except ConfigError as error:
         return error.problems
     return []

@@ -92,9 +92,10 @@ def check_experiment(
             problems += _batch_problems(found, slots, shared=shared)
             counts = _counts_that_divide(found, slots)
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
+    environment = _environment(parsed.config)
     if parsed.config is not None and "entrypoint" not in parsed.bad:
-        problems += _entrypoint_problems(parsed.config, model)
-    problems += determined_problems(content.get("entrypoint"), model)
+        problems += _entrypoint_problems(parsed.config, model, environment)
+    problems += determined_problems(content.get("entrypoint"), model, environment)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
@@ -120,9 +121,15 @@ def _counts_that_divide(found: EngineFile, slots: int | None) -> list[int] | Non
     ]
 
 
-def _entrypoint_problems(config: ExperimentConfig, model: ModelFiles) -> list[str]:
-    variables = variables_of(config)
-    environment = variables["cpu"] | variables["cuda"]
+def _environment(config: ExperimentConfig | None) -> dict[str, str]:
+    """Variables that a trial gets, on whichever kind of slot."""
+    variables = variables_of(config) if config is not None else {}
+    return {name: value for named in variables.values() for name, value in named.items()}
+
+
+def _entrypoint_problems(
+    config: ExperimentConfig, model: ModelFiles, environment: Mapping[str, str]
+) -> list[str]:
     entrypoint = parse_entrypoint(config.entrypoint)
     problem = entrypoint_problem(entrypoint, model, environment)
     problems = [f"entrypoint: {problem}"] if problem else []

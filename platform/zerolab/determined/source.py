@@ -1,8 +1,10 @@
 """Looking for Determined's names in a script's source: read as text, never imported."""
 
 import ast
+import importlib.util
 import posixpath
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 
 from zerolab.determined.names import MODULES, RUNS_THERE, name_of
 from zerolab.syntax import module_paths, parsed
@@ -15,7 +17,7 @@ Read = Callable[[str], bytes | None]
 _MOST_FILES = 50
 
 
-def problems_of(entry: str, read: Read) -> list[str]:
+def problems_of(entry: str, read: Read, search_path: Collection[str] = ()) -> list[str]:
     """Say what a script asks of Determined, and what takes the place of each name.
 
     Only imports at the top of a file count: one inside ``try``, ``if`` or a function may be meant
@@ -24,14 +26,20 @@ def problems_of(entry: str, read: Read) -> list[str]:
     Args:
         entry: The script, or the module of the trial class: its path in the model directory.
         read: Reads such files.
+        search_path: Further folders in which Python looks for modules, as ``PYTHONPATH`` names
+            them: those outside of the model directory may hold anything.
 
     Returns:
         One line for each name, with the place where it is used first; none where the script does
-        not ask Determined to run it.
+        not ask Determined to run it, or may find another package of that name.
     """
+    if any(posixpath.normpath(folder).startswith(("..", "/")) for folder in search_path):
+        return []
+    if _another_is_installed():
+        return []
     found: dict[str, str] = {}
     for path, tree in _files(entry, read):
-        if _has_its_own(tree, (".", posixpath.dirname(entry)), read):
+        if _has_its_own(tree, (".", posixpath.dirname(entry), *search_path), read):
             return []
         for line, name in _uses(tree):
             found.setdefault(name_of(name) or name, f"{path}:{line}")
@@ -45,14 +53,26 @@ def problems_of(entry: str, read: Read) -> list[str]:
 
 
 def _has_its_own(tree: ast.Module, folders: Iterable[str], read: Read) -> bool:
-    """Whether a file imports a ``determined`` of the model directory, or of the script's folder."""
+    """Whether a file imports a ``determined`` of one of these folders of the model directory."""
     names = {"determined", *filter(_is_of, _modules(tree))}
     return any(
-        read(posixpath.normpath(f"{folder}/{path}")) is not None
+        read(posixpath.normpath(posixpath.join(folder, path))) is not None
         for folder in folders
         for name in names
         for path in module_paths(name)
     )
+
+
+def _another_is_installed() -> bool:
+    """Whether a ``determined`` is installed here that is not Determined's, which has an ``ipc``."""
+    try:
+        spec = importlib.util.find_spec("determined")
+    except (ImportError, ValueError):
+        return False
+    if spec is None or spec.origin is None:  # the latter: a folder without __init__.py
+        return False
+    file = Path(spec.origin)
+    return file.name != "__init__.py" or not (file.parent / "ipc.py").is_file()
 
 
 def _is_of(module: str) -> bool:

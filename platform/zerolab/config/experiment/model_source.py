@@ -75,13 +75,17 @@ def entrypoint_problem(
     return None if tree is None else _class_problem(entrypoint, path, tree)
 
 
-def determined_problems(entrypoint: object, model: ModelFiles) -> list[str]:
+def determined_problems(
+    entrypoint: object, model: ModelFiles, environment: Mapping[str, str]
+) -> list[str]:
     """Name what the entrypoint's source asks of Determined, and what takes the place of each.
 
     Args:
         entrypoint: As the experiment file says it, refused or not.
         model: The model directory.
+        environment: Variables that the trial gets.
     """
+    search_path = environment.get("PYTHONPATH", "").split(":")
     words = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
     before = ""
     for word in words.split():
@@ -89,7 +93,8 @@ def determined_problems(entrypoint: object, model: ModelFiles) -> list[str]:
         source = _source_of(module, model) if module else None
         path = source[0] if source else word
         if path.endswith(".py") and model.read(path) is not None:
-            return [f"entrypoint: {problem}" for problem in problems_of(path, model.read)]
+            found = problems_of(path, model.read, search_path)
+            return [f"entrypoint: {problem}" for problem in found]
         before = word
     return []
 
