@@ -102,6 +102,13 @@ def test_a_class_that_is_written_another_way_is_refused_with_the_right_one(
         ("run.sh", "a file of the model directory, 'run.sh'; write './run.sh'"),
         ("MyTrial", "must be module:Class, got 'MyTrial'; did you mean 'model_def:MyTrial'?"),
         ("model_def", "or a program, got a module, 'model_def'; write 'model_def:Class'"),
+        (
+            "model_def/MyTrial",
+            "must be module:Class or a program, got 'model_def/MyTrial', which is no file of the "
+            "model directory; did you mean 'model_def:MyTrial'?",
+        ),
+        ("./model_def.py/MyTrial", "did you mean 'model_def:MyTrial'?"),
+        ("pkg/inner/T", "did you mean 'pkg.inner:T'?"),
         ("python trian.py", "no file 'trian.py' in the model directory; did you mean 'train.py'?"),
         ("/opt/bin/python3.11 -u -X dev train --lr 1", "there is no file 'train' in the model"),
     ],
@@ -125,6 +132,29 @@ def test_a_class_from_elsewhere_or_made_while_the_module_runs_is_no_mistake(
     entrypoint: str,
 ) -> None:
     assert problems(entrypoint) == []
+
+
+PACKAGE = {
+    "pkg/__init__.py": b"",
+    "model_def/program": b"#!/bin/sh",
+    "scripts/train.sh": b"",
+}
+
+
+def test_a_path_that_names_a_module_is_told_with_the_module() -> None:
+    (line,) = problems(["pkg/inner"], **PACKAGE)
+    assert "got 'pkg/inner', which is no file" in line
+    assert line.endswith("did you mean 'pkg.inner:Class'?")
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    ["./run.sh", "scripts/train.sh", "./model_def/program", "model_def/program", "scripts/make",
+     "/model_def/MyTrial", "../model_def/MyTrial", "model_def/MyTrial --lr 1",
+     "pkg/train.sh", "./not_there"],
+)  # fmt: skip
+def test_a_program_by_its_path_is_no_mistake(entrypoint: str) -> None:
+    assert problems(entrypoint, **PACKAGE) == []
 
 
 @pytest.mark.parametrize(

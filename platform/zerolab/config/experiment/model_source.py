@@ -104,7 +104,7 @@ def _command_problem(command: Command, model: ModelFiles) -> str | None:
     if _PYTHON.fullmatch(posixpath.basename(word)):
         return _script_problem(command, model)
     if "/" in word:
-        return None
+        return _path_problem(word, model) if len(command.words) == 1 else None
     if model.read(word) is not None:
         meant = f"python {word}" if word.endswith(".py") else f"./{word}"
         meant = " ".join([meant, *command.words[1:]])
@@ -159,6 +159,23 @@ def _name_problem(word: str, model: ModelFiles) -> str | None:
     if _source_of(word, model) is None:
         return None
     return f"must be module:Class or a program, got a module, {word!r}; write '{word}:Class'"
+
+
+def _path_problem(word: str, model: ModelFiles) -> str | None:
+    """Say that a class stands behind a slash, where no program is."""
+    path = posixpath.normpath(word)
+    folders, _, name = path.rpartition("/")
+    module = folders.removesuffix(".py").replace("/", ".")
+    if not name.isidentifier() or _source_of(module, model) is None:
+        return None
+    if model.read(path) is not None:
+        return None
+    whole = f"{module}.{name}"
+    meant = f"{module}:{name}" if _source_of(whole, model) is None else f"{whole}:Class"
+    text = (
+        f"must be module:Class or a program, got {word!r}, which is no file of the model directory"
+    )
+    return f"{text}; did you mean {meant!r}?"
 
 
 def _classes(source: bytes) -> list[str]:
