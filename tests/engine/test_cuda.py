@@ -331,6 +331,23 @@ def losses_over_nccl(precision: str) -> dict[int, list[float]]:
     return found
 
 
+def shares_over_nccl() -> dict[int, dict[str, float]]:
+    """Where the time of a step goes, at each stage."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.cuda.set_device(rank)
+    group = dist.new_group(backend="nccl")
+    assert group is not None
+    found = {}
+    for stage in range(4):
+        config = config_of(stage, "bf16", ranks, wall_clock_breakdown=True, steps_per_print=STEPS)
+        device = torch.device("cuda", rank)
+        engine = make_engine(language(), config, mpu=Ranks(group), device=device)
+        train(engine, make_batches(STEPS, MICRO, ranks), rank)
+        found[stage] = dict(engine.observer.measured)
+        engine.close()
+    return found
+
+
 def frozen_on_the_host() -> list[bool]:
     """A model in host memory, a part of it frozen, whole again while it is trained and after."""
     rank = dist.get_rank()
@@ -394,6 +411,19 @@ def test_two_pipeline_ranks_evaluate_without_waiting_for_each_other(
 @pytest.mark.processes
 def test_what_is_frozen_on_the_host_is_gathered_over_nccl() -> None:
     assert all(all(same) for same in run_on_ranks(frozen_on_the_host, 2, gpus=True))
+
+
+@on_two_gpus
+@pytest.mark.processes
+def test_what_nccl_does_is_told_hidden_and_not_at_every_stage() -> None:
+    first, second = run_on_ranks(shares_over_nccl, 2, gpus=True)
+    assert second == {stage: {} for stage in range(4)}  # rank 0 alone measures
+    for stage, measured in first.items():
+        shares = {name: part for name, part in measured.items() if name.endswith("_share")}
+        hidden = shares.pop("hidden_communication_share")
+        assert 0 < hidden < 1, stage
+        assert 0 < shares["communication_share"] < 1, stage
+        assert sum(shares.values()) == pytest.approx(1), stage
 
 
 @on_two_gpus

@@ -19,8 +19,10 @@ from zerotrial.data.devices import choose_device, to_device
 from zerotrial.data.random_state import capture, restore
 from zerotrial.engine import initialize
 from zerotrial.engine.module.random_states import NamedStates, seed_generator
+from zerotrial.engine.watch import trace
 from zerotrial.engine.watch.step_observer import memory_line
 from zerotrial.engine.watch.timers import PhaseTimer
+from zerotrial.engine.watch.trace import GpuTrace
 from zerotrial.plan.plan import find_devices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -52,6 +54,35 @@ def test_phases_are_timed_by_the_gpu() -> None:
     assert found["inner"] > 0
     torch.cuda.synchronize()
     assert timer.take() == {}
+
+
+def test_a_traced_step_shows_what_runs_beside_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_COMMUNICATES", "spin_kernel")  # plays a collective
+    side = torch.cuda.Stream()
+    one = torch.randn(4096, 4096, device=GPU)
+    one @ one
+    traced = GpuTrace(GPU)
+    for _ in range(2):
+        traced.begin()
+        assert traced.runs
+        with traced.phase("forward"):  # waits for the other stream, and computes for a moment
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(100_000_000)
+            torch.cuda.current_stream().wait_stream(side)
+            one + 1
+        with traced.phase("backward"):  # computes beside it, and for longer
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(10_000_000)
+            for _ in range(64):
+                one @ one
+        with traced.phase("step"):
+            one + 1
+        found = traced.end()
+        assert found is not None
+        assert found.hidden_s > 0
+        assert found.waiting["forward"] > 0.9
+        assert found.waiting["backward"] < 0.1
+        assert found.waiting["step"] < 0.5
 
 
 def test_where_the_time_of_a_step_goes_and_what_is_held_is_said() -> None:

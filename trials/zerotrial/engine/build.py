@@ -188,7 +188,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     with wait_for_all("initialize") if mpu is None else contextlib.nullcontext():
         ground = find_ground(resolved, model, where, mpu, world)
         with taken.undone_if_refused():
-            observer = make_observer(ground.config, ground.device, ground.mesh.saving.rank)
+            saving = ground.mesh.saving
+            observer = make_observer(ground.config, ground.device, saving.rank, saving.size)
             divided = _prepare_model(model, ground, observer)
             taken.closed_by(divided.undo)
             made = make_given(optimizer, model_parameters, model)

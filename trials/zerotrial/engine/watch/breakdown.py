@@ -2,24 +2,27 @@
 
 A phase inside another counts for itself only: what a rank waits for in the middle of backward is
 communication and not backward. Communication that runs behind other phases takes no time of its
-own, so that it is told besides, and is in no sum.
+own, so that it is told besides, and is in no sum. On a GPU both are seen in a trace of one step;
+see :mod:`~zerotrial.engine.watch.trace`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
 from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.watch.timers import PhaseTimer
+from zerotrial.engine.watch.trace import Behind, make_trace
 
 __all__ = ["Breakdown"]
 
 _ALWAYS = ("input", "forward", "backward", COMMUNICATION, "step")
 _BETWEEN = "between"
+_EVALUATION = "evaluation"
 
 
 class Breakdown:
@@ -27,11 +30,16 @@ class Breakdown:
 
     Args:
         device: That is timed.
+        ranks: How many there are; one alone has nothing to wait for.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: int) -> None:
         self._timer = PhaseTimer(device)
         self._overlap = Overlap() if device.type == "cpu" else None
+        self._trace = make_trace(device, ranks)
+        self._behind: Behind | None = None
+        self._is_due = False  # a trace, at the next phase of training
+        self._tracing_s = 0.0
         self.shares: dict[str, float] = {}
         """``forward_share`` and so on, of the last :meth:`line`; they add up to one.
         ``hidden_communication_share`` comes besides, where it is known."""
@@ -46,11 +54,13 @@ class Breakdown:
         Yields:
             Nothing.
         """
+        self._begin_trace(name)
         waiting = self._overlap is not None and name == COMMUNICATION
         if waiting:
             self._overlap_changes(inside=1)
         try:
-            with self._timer.phase(name):
+            traced = nullcontext() if self._trace is None else self._trace.phase(name)
+            with self._timer.phase(name), traced:
                 yield
         finally:
             if waiting:
@@ -65,6 +75,29 @@ class Breakdown:
         self._timer.take()
         if self._overlap is not None:
             self._overlap.take()
+        self._behind = None
+        self._is_due = self._trace is not None
+
+    def end_trace(self) -> float:
+        """Keep what a traced step shows; waits for the device, where one was traced.
+
+        Returns:
+            Seconds that its tracing took, which are of no step.
+        """
+        if self._trace is not None and self._trace.runs:
+            began = time.perf_counter()
+            self._behind = self._trace.end()
+            self._tracing_s += time.perf_counter() - began
+        spent, self._tracing_s = self._tracing_s, 0.0
+        return spent
+
+    def _begin_trace(self, name: str) -> None:
+        """Trace what comes until :meth:`end_trace`, if that is due and nothing is evaluated."""
+        if self._is_due and self._trace is not None and name != _EVALUATION:
+            began = time.perf_counter()
+            self._trace.begin()
+            self._tracing_s += time.perf_counter() - began
+            self._is_due = False
 
     def line(self, seconds: float, steps: int) -> str:
         """Say where the time of a step went since the last restart, and keep :attr:`shares`.
@@ -74,6 +107,11 @@ class Breakdown:
             steps: Since then.
         """
         spent = {name: total / steps for name, total in self._timer.take().items()}
+        if self._behind is not None:
+            for name, part in self._behind.waiting.items():
+                waited = spent.get(name, 0.0) * part
+                spent[name] = spent.get(name, 0.0) - waited
+                spent[COMMUNICATION] = spent.get(COMMUNICATION, 0.0) + waited
         names = [*_ALWAYS, *(name for name in spent if name not in _ALWAYS)]
         found = {name: spent.get(name, 0.0) for name in names}
         found[_BETWEEN] = max(0.0, seconds - sum(found.values()))
@@ -82,12 +120,18 @@ class Breakdown:
         self.shares = {f"{name}_share": part / whole for name, part in found.items()}
         parts = [f"{name} {part * 1e3:.2f} ms ({part / whole:.0%})" for name, part in found.items()]
         text = f"time of a step, {seconds * 1e3:.2f} ms: {', '.join(parts)}"
-        if self._overlap is not None and (hidden := self._overlap.take() / steps):
-            hidden = min(hidden, whole)  # not with what has passed since the step ended
+        if hidden := self._hidden(whole, steps):
             self.shares[f"hidden_{COMMUNICATION}_share"] = hidden / whole
             text += f"; {COMMUNICATION} hidden behind them {hidden * 1e3:.2f} ms"
             text += f" ({hidden / whole:.0%})"
         return text
+
+    def _hidden(self, whole: float, steps: int) -> float:
+        """Seconds of a step; 0 where none are known."""
+        if self._overlap is not None:
+            # not with what has passed since the step ended
+            return min(self._overlap.take() / steps, whole)
+        return min(self._behind.hidden_s, whole) if self._behind is not None else 0.0
 
     def _overlap_changes(self, *, under_way: int = 0, inside: int = 0) -> None:
         if self._overlap is not None:

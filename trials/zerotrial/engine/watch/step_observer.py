@@ -50,13 +50,14 @@ _COUNTED = ("forward", "backward")
 """Phases whose operations are counted."""
 
 
-def make_observer(config: EngineConfig, device: torch.device, rank: int) -> Observer:
+def make_observer(config: EngineConfig, device: torch.device, rank: int, ranks: int) -> Observer:
     """Make what watches an engine.
 
     Args:
         config: Says what is to be shown.
         device: That the engine trains on.
         rank: Global; only rank 0 writes, and only it measures.
+        ranks: How many there are.
 
     Returns:
         A reporter, or an observer that does nothing.
@@ -73,7 +74,7 @@ def make_observer(config: EngineConfig, device: torch.device, rank: int) -> Obse
     observer: Observer = NullObserver()
     if wanted:
         _make_audible()
-        observer = StepObserver(config, device)
+        observer = StepObserver(config, device, ranks)
     monitors = make_monitors(config)
     return Monitored(observer, monitors) if monitors else observer
 
@@ -116,15 +117,16 @@ class StepObserver:
     Args:
         config: Says which.
         device: That is timed.
+        ranks: How many there are.
     """
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device, ranks: int) -> None:
         # what to show
         self._config = config
         self._interval = config.steps_per_print or DEFAULT_INTERVAL
         self._device = device
         # what is measured
-        self._breakdown = Breakdown(device) if config.wall_clock_breakdown else None
+        self._breakdown = Breakdown(device, ranks) if config.wall_clock_breakdown else None
         self._meter = FlopMeter(config)
         self._began: float | None = None
         self._moved: dict[str, int] = {}  # elements by collective, at the last line
@@ -192,6 +194,7 @@ class StepObserver:
         if engine is None:
             return
         self._steps += 1
+        self._end_trace()
         self._meter.step_finished(engine)
         if engine.global_steps % self._interval:
             if engine.global_steps == 1 and self._config.memory_breakdown:
@@ -285,6 +288,11 @@ class StepObserver:
 
     def close(self) -> None:
         """See :class:`~zerotrial.engine.seams.Observer`."""
+        self._end_trace()
+
+    def _end_trace(self) -> None:
+        if self._breakdown is not None and self._began is not None:
+            self._began += self._breakdown.end_trace()
 
     def _count_tokens(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         if module.training and torch.is_grad_enabled():

@@ -1,0 +1,284 @@
+"""What a GPU does behind a step: the communication that is hidden, and what phases wait for.
+
+NCCL works in streams of its own, so that marks in the stream that computes do not see it. One step
+in each line's interval is traced by torch's profiler: while a kernel of NCCL runs beside one that
+computes, communication is hidden; while it runs alone, the phase under way waits for it.
+
+Times are seconds from the trace's anchor, one small kernel that nothing runs beside.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.autograd.profiler import KinetoStepTracker
+from torch.profiler import ProfilerActivity, profile
+
+from zerotrial.engine.watch.timers import Clock, CudaClock
+
+__all__ = ["Behind", "GpuTrace", "behind", "innermost", "make_trace"]
+
+logger = logging.getLogger("zerotrial.engine")
+
+Interval = tuple[float, float]
+"""Begin and end, in seconds."""
+
+Span = tuple[str, float, float]
+"""The name of a phase or a kernel, its begin and its end."""
+
+_COMMUNICATES = "nccl"
+_COPIES = ("Memcpy HtoD", "Memcpy DtoH")
+"""Between host and device: neither computing nor communication between ranks."""
+
+_WAITING = ("forward", "backward", "evaluation", "step")
+"""Phases that a collective of another stream may hold up; the others are waiting by themselves."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """What one traced step has shown."""
+
+    hidden_s: float
+    """Seconds in which a collective was under way while the GPU computed."""
+
+    waiting: Mapping[str, float]
+    """Phase to the part of its time, from 0 to 1, in which a collective ran and nothing else."""
+
+
+def behind(kernels: Iterable[Span], spans: Sequence[Span]) -> Behind:
+    """Tell what communication a step hides, and which phases wait for it.
+
+    Args:
+        kernels: What ran on the device.
+        spans: Phases of the step, nested, in the order of their begin.
+    """
+    talking: list[Interval] = []
+    working: list[Interval] = []
+    for name, begin, end in kernels:
+        if _COMMUNICATES in name:
+            talking.append((begin, end))
+        elif not name.startswith(_COPIES):
+            working.append((begin, end))
+    talk, work = _union(talking), _union(working)
+    hidden = sum(end - begin for begin, end in _both(talk, work))
+    alone = list(_without(talk, work))
+    waiting: dict[str, float] = {}
+    for name, own in innermost(spans).items():
+        whole = sum(end - begin for begin, end in own)
+        if name in _WAITING and whole > 0:
+            waiting[name] = sum(end - begin for begin, end in _both(alone, own)) / whole
+    return Behind(hidden, waiting)
+
+
+def innermost(spans: Iterable[Span]) -> dict[str, list[Interval]]:
+    """For each phase the time that is its own: not that of a phase inside.
+
+    Args:
+        spans: Nested, in the order of their begin.
+
+    Returns:
+        Name to intervals that do not overlap, in order.
+    """
+    found: dict[str, list[Interval]] = defaultdict(list)
+    open_: list[tuple[str, float]] = []
+    at = 0.0
+    for name, begin, end in (*spans, ("", math.inf, math.inf)):
+        while open_ and open_[-1][1] <= begin:
+            inner, its_end = open_.pop()
+            found[inner].append((at, its_end))
+            at = its_end
+        if open_:
+            found[open_[-1][0]].append((at, begin))
+        at = begin
+        open_.append((name, end))
+    return {name: [(b, e) for b, e in each if e > b] for name, each in found.items()}
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time in intervals that do not overlap, in order."""
+    found: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _both(one: Sequence[Interval], other: Sequence[Interval]) -> Iterator[Interval]:
+    """The time that is in both; each in order and without overlaps."""
+    i = j = 0
+    while i < len(one) and j < len(other):
+        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if begin < end:
+            yield begin, end
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+
+
+def _without(one: Sequence[Interval], other: Sequence[Interval]) -> Iterator[Interval]:
+    """The time of one that is not in the other; each in order and without overlaps."""
+    gaps = [-math.inf, *(at for interval in other for at in interval), math.inf]
+    return _both(one, list(zip(gaps[::2], gaps[1::2], strict=True)))
+
+
+def make_trace(device: torch.device, ranks: int) -> GpuTrace | None:
+    """Make what traces steps, where collectives have streams of their own.
+
+    Args:
+        device: That the engine trains on.
+        ranks: How many there are; one alone has nothing to wait for.
+
+    Returns:
+        None where nothing needs to be traced.
+    """
+    return GpuTrace(device) if device.type == "cuda" and ranks > 1 else None
+
+
+class GpuTrace:
+    """Traces a step at a time; torch's profiler is shared, so a user's own goes first.
+
+    Args:
+        device: That is traced.
+        activity: What the profiler records.
+        kind: Of device that its events must be of.
+        clock: Marks the phases.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        activity: ProfilerActivity = ProfilerActivity.CUDA,
+        kind: DeviceType = DeviceType.CUDA,
+        clock: Clock | None = None,
+    ) -> None:
+        self._device = device
+        self._activity = activity
+        self._kind = kind
+        self._clock = clock or CudaClock()
+        self._marker = torch.zeros(1, device=device)
+        self._profile: profile | None = None
+        self._anchor: object = None
+        self._spans: list[tuple[str, object, list[object]]] = []  # the end comes later
+        self._is_out_of_order = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether a step is being traced."""
+        return self._profile is not None
+
+    def begin(self) -> None:
+        """Start, once the device has done everything."""
+        if self._is_out_of_order or _is_taken():
+            return
+        self._spans = []
+        with self._reporting(), _quiet():
+            self._wait()
+            self._profile = profile(activities=[self._activity])
+            self._profile.__enter__()  # type: ignore[no-untyped-call]  # ends in another call
+            self._marker.add_(1)
+            self._anchor = self._clock.mark()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark what runs inside.
+
+        Args:
+            name: Of the phase.
+
+        Yields:
+            Nothing.
+        """
+        if self._profile is None:
+            yield
+            return
+        end: list[object] = []
+        self._spans.append((name, self._clock.mark(), end))
+        try:
+            yield
+        finally:
+            end.append(self._clock.mark())
+
+    def end(self) -> Behind | None:
+        """Stop, once the device has done everything.
+
+        Returns:
+            What was seen; None where no step was traced, or the profiler saw nothing.
+        """
+        trace, self._profile = self._profile, None
+        if trace is None:
+            return None
+        with self._reporting():
+            self._wait()
+            trace.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            kernels = self._kernels(trace)
+            spans = [
+                (name, self._since(begin), self._since(end[0])) for name, begin, end in self._spans
+                if end
+            ]  # fmt: skip
+            self._spans = []
+            return behind(kernels, spans)
+        return None
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _since(self, mark: object) -> float:
+        return self._clock.seconds(self._anchor, mark)
+
+    def _kernels(self, trace: profile) -> list[Span]:
+        """Name, begin and end of everything after the anchor, which is what ran first."""
+        ran = sorted(
+            (event.time_range.start / 1e6, event.time_range.end / 1e6, event.name)
+            for event in trace.events() or ()  # type: ignore[no-untyped-call]
+            if event.device_type == self._kind and not getattr(event, "is_user_annotation", False)
+        )
+        if not ran:
+            raise RuntimeError("the profiler has seen nothing of the device")
+        zero = ran[0][1]
+        return [(name, begin - zero, end - zero) for begin, end, name in ran[1:]]
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Training goes on, whatever a profiler cannot do here; what is missing is said once."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of the profiler, or a driver's
+            self._is_out_of_order, self._profile = True, None
+            logger.warning(
+                "wall_clock_breakdown: torch's profiler cannot trace this device (%s); what NCCL "
+                "does in streams of its own counts as forward and backward, and what of it is "
+                "hidden is not told",
+                error,
+            )
+
+
+def _is_taken() -> bool:
+    """Whether somebody else profiles, or waits to: of torch's profilers one runs at a time."""
+    enabled = torch._C._autograd._profiler_enabled()  # noqa: SLF001 - no public way
+    return enabled or "ProfilerStep" in getattr(KinetoStepTracker, "_step_dict", {})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have the profiler's library, which reads this when it starts first, tell of no stages."""
+    name = "KINETO_LOG_LEVEL"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "6"  # above all that it has
+    try:
+        yield
+    finally:
+        del os.environ[name]
