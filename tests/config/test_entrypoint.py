@@ -319,3 +319,138 @@ print("model_def" in sys.modules, "torch" in sys.modules)
     assert (
         subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False False\n"
     )
+
+
+def of_slots(entrypoint: Any, **resources: Any) -> list[str]:
+    content = {
+        "entrypoint": entrypoint,
+        "searcher": {"name": "single", "metric": "loss"},
+        "resources": resources,
+    }
+    files = {"train.py": b"print()", "a b.py": b"", "hosts": b"a slots=2\nb slots=2\n"}
+    try:
+        check_experiment(content, MemoryFiles(files))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "name", "instead"),
+    [
+        ("torchrun --nproc-per-node 2 train.py --lr 1", "torchrun", "python train.py --lr 1"),
+        (["/usr/bin/torchrun", "a b.py"], "torchrun", "python 'a b.py'"),
+        ("torchrun --nnodes=1 train.py --nnodes 2", "torchrun", "python train.py --nnodes 2"),
+        ("torchrun -m pkg.train -m 3", "torchrun", "python -m pkg.train -m 3"),
+        ("A=1 torchrun train.py", "torchrun", "python train.py"),
+        ("env A=1 B= torchrun train.py", "torchrun", "python train.py"),
+        ("bash -c 'cd src && exec torchrun train.py; date'", "torchrun", "python train.py"),
+        (["sh", "-ec", "torchrun train"], "torchrun", "python script.py"),
+        (
+            "python3 -um torch.distributed.run --standalone train.py",
+            "python -m torch.distributed.run",
+            "python train.py",
+        ),
+        (
+            "python -W error -mtorch.distributed.launch train.py",
+            "python -m torch.distributed.launch",
+            "python train.py",
+        ),
+        ("deepspeed --num_nodes 2 train.py", "deepspeed", "python train.py"),
+        ("accelerate launch --num_processes 2 train.py", "accelerate launch", "python train.py"),
+        (
+            "accelerate-launch --use_deepspeed --num_processes=1 train.py",
+            "accelerate-launch",
+            "python train.py",
+        ),
+    ],
+)
+def test_a_launcher_on_several_slots_would_start_its_ranks_several_times_over(
+    entrypoint: Any, name: str, instead: str
+) -> None:
+    (line,) = of_slots(entrypoint, slots_per_trial=2)
+    assert line == (
+        "entrypoint: must start no ranks of its own where the platform starts it on each of 2 "
+        f"slots, got {name!r}, whose ranks would be started 2 times over; write {instead!r} (the "
+        "platform starts a rank on each slot), or set resources.slots_per_rank: 2 (one process has "
+        f"that many slots of a machine, and {name} starts its ranks there)"
+    )
+    assert of_slots(entrypoint, slots_per_trial=2, slots_per_rank=2) == []
+    assert of_slots(entrypoint, slots_per_trial=1) == []
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "resources", "told"),
+    [
+        ("torchrun train.py", {"slots_per_trial": 4, "slots_per_rank": 2}, "every 2 of 4 slots"),
+        ("torchrun train.py", {"slots_per_trial": 4, "max_nodes": 2}, "slots_per_rank: 4 (one pro"),
+        (
+            "torchrun --nnodes=2 train.py",
+            {"slots_per_trial": 4, "max_nodes": 2},
+            "slots_per_rank: 2 (each of 2 processes has",
+        ),
+        ("deepspeed train.py", {"hostfile": "hosts"}, "each of 4 slots, got 'deepspeed'"),
+        (
+            f"torchrun --nnodes {'9' * 5000} train.py",
+            {"slots_per_trial": 2},
+            "started 2 times over",
+        ),
+        (
+            "torchrun --nnodes 2 train.py",
+            {"slots_per_trial": 4, "max_nodes": 2, "slots_per_rank": 2},
+            "",
+        ),
+        (
+            "deepspeed --num_nodes 2 train.py",  # each starts the ranks of both
+            {"slots_per_trial": 4, "max_nodes": 2, "slots_per_rank": 2},
+            "started 2 times over",
+        ),
+        (
+            "deepspeed --no_ssh --num_nodes 2 train.py",
+            {"slots_per_trial": 4, "max_nodes": 2, "slots_per_rank": 2},
+            "",
+        ),
+        ("torchrun --nnodes 1:4 train.py", {"slots_per_trial": 4, "slots_per_rank": 2}, ""),
+    ],
+)
+def test_of_several_machines_a_launcher_may_start_once_on_each(
+    entrypoint: str, resources: dict[str, Any], told: str
+) -> None:
+    found = of_slots(entrypoint, **resources)
+    assert len(found) == bool(told)
+    assert told in "".join(found)
+
+
+def test_where_all_slots_for_one_process_would_not_help_it_is_not_advised() -> None:
+    for entrypoint, resources in (
+        ("deepspeed train.py", {"hostfile": "hosts"}),  # a rank on each slot of it
+        ("zerolab launch train.py", {"slots_per_trial": 2}),  # a run of its own
+        ("python -m zerolab launch train.py", {"slots_per_trial": 2}),
+    ):
+        (line,) = of_slots(entrypoint, **resources)
+        assert line.endswith("write 'python train.py' (the platform starts a rank on each slot)")
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python train.py --launcher torchrun",
+        "python -m zerotrial.compat.deepspeed train.py",
+        "python -c 'import torchrun'",
+        "accelerate launch --num_processes 1 train.py",  # becomes the script: our rank
+        "accelerate launch --cpu train.py",
+        "accelerate env",
+        "zerolab plan train.py",
+        "echo torchrun",
+        "bash run.sh",
+        "bash '' x",
+        "bash -c",
+        "A=1",
+        ["sh", "-c", "[ $LOCAL_RANK = 0 ] && torchrun train.py"],
+        ["sh", "-c", "torchrun --nnodes 2 --node-rank $GROUP_RANK train.py"],
+        ["sh", "-c", "torchrun 'train.py"],
+        ["sh", "-c", "echo torchrun && python train.py"],
+    ],
+)
+def test_a_command_that_may_start_a_rank_of_the_platform_is_none_of_them(entrypoint: Any) -> None:
+    assert of_slots(entrypoint, slots_per_trial=2) == []

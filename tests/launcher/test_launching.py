@@ -1,5 +1,6 @@
 """The launcher runs all ranks of a run, keeps what they write, and leaves none behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,13 +9,19 @@ from pathlib import Path
 from queue import Queue
 from threading import Event, Thread
 
+import msgspec
 import pytest
 
 from tests.launcher.helpers import alive, code_of, end_of, gone, make_run
 from tests.waiting import DEADLINE_S, until
 from zerolab.contract.outcome import Outcome, failure
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_USER_ERROR
+from zerolab.contract.spec import (
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    read_run_spec,
+    write_run_spec,
+)
 from zerolab.files import write_json
 from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
@@ -436,3 +443,26 @@ def test_sigterm_is_held_until_every_rank_heeds_it(server: ForkServer, tmp_path:
     end = end_of(process, folder)
     assert end.exit_code == EXIT_PREEMPTED, end
     assert folder.stdout(1).read_text() == "not ready\nready\n"
+
+
+REPORT = """
+import zerolab.core
+with zerolab.core.init() as context:
+    ranks = context.distributed.allgather(context.distributed.rank)
+    if context.distributed.rank == 0:
+        found = {"ranks": len(ranks), "trial": context.info.trial_id}
+        context.train.report_validation_metrics(1, found)
+"""
+
+
+def test_a_launcher_that_has_all_slots_starts_ranks_that_report_to_the_trial(
+    tmp_path: Path,
+) -> None:
+    torchrun = "python -m torch.distributed.run --standalone --nproc-per-node 2 script.py"
+    folder = make_run(tmp_path / "run", REPORT, 1, torchrun)
+    spec = msgspec.structs.replace(read_run_spec(folder.spec), slots_per_rank=2)
+    write_run_spec(spec, folder.spec)
+    assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(0)
+    told = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
+    found = [report["values"] for report in told if report.get("group") == "validation"]
+    assert found == [{"ranks": 2, "trial": 1}]

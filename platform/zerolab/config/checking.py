@@ -13,7 +13,7 @@ from zerolab.config.engine.public import read_engine_text, read_source
 from zerolab.config.engine.reading import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved import format_entries, resolve
 from zerolab.config.experiment.backends import missing_deepspeed, other_engine_file
-from zerolab.config.experiment.entrypoint import parse_entrypoint
+from zerolab.config.experiment.entrypoint import launcher_of, parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.for_runs import variables_of
 from zerolab.config.experiment.hosts import with_hosts, with_ranks
@@ -23,7 +23,7 @@ from zerolab.config.experiment.model_source import (
     determined_problems,
     entrypoint_problem,
 )
-from zerolab.config.experiment.resources import ResourcesConfig, elastic_with
+from zerolab.config.experiment.resources import ResourcesConfig, elastic_with, launcher_problem
 from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.plain import plain_problems
@@ -94,7 +94,7 @@ def check_experiment(
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
     environment = _environment(parsed.config)
     if parsed.config is not None and "entrypoint" not in parsed.bad:
-        problems += _entrypoint_problems(parsed.config, model, environment)
+        problems += _entrypoint_problems(parsed.config, resources, model, environment)
     problems += determined_problems(content.get("entrypoint"), model, environment)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None or resources is None:
@@ -128,12 +128,18 @@ def _environment(config: ExperimentConfig | None) -> dict[str, str]:
 
 
 def _entrypoint_problems(
-    config: ExperimentConfig, model: ModelFiles, environment: Mapping[str, str]
+    config: ExperimentConfig,
+    resources: ResourcesConfig | None,
+    model: ModelFiles,
+    environment: Mapping[str, str],
 ) -> list[str]:
     entrypoint = parse_entrypoint(config.entrypoint)
     problem = entrypoint_problem(entrypoint, model, environment)
     problems = [f"entrypoint: {problem}"] if problem else []
     if isinstance(entrypoint, Command):
+        launcher = launcher_of(entrypoint)
+        twice = launcher and resources and launcher_problem(launcher, resources)
+        problems += [twice] if twice else []
         problems += training_argument_problems(config.hyperparameters, model)
     return problems
 

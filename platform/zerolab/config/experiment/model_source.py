@@ -7,13 +7,13 @@ module runs, is left to the run, which imports the module.
 import ast
 import importlib.util
 import posixpath
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from zerolab.config.experiment.entrypoint import what_python_runs
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.determined.source import problems_of
 from zerolab.schema.section import suggest
@@ -101,8 +101,10 @@ def determined_problems(
 
 def _command_problem(command: Command, model: ModelFiles) -> str | None:
     word = command.words[0]
-    if _PYTHON.fullmatch(posixpath.basename(word)):
-        return _script_problem(command, model)
+    ran = what_python_runs(command.words)
+    if ran is not None:
+        kind, script, _ = ran
+        return None if kind or script == "-" else _script_problem(script, model)
     if "/" in word:
         return _path_problem(word, model) if len(command.words) == 1 else None
     if model.read(word) is not None:
@@ -113,26 +115,12 @@ def _command_problem(command: Command, model: ModelFiles) -> str | None:
     return _name_problem(word, model) if named else None
 
 
-_PYTHON = re.compile(r"python[0-9.]*")
 _BESIDE_PYTHON = str(Path(sys.executable).parent)
 """Where programs of packages are; ranks look there first, activated or not."""
-_OPTION = re.compile(r"-[^-WXmc]*([WXmc]?)(.*)", re.DOTALL)
-"""Letters without a value, the one that takes one, and its value if that is in the same word."""
 
 
-def _script_problem(command: Command, model: ModelFiles) -> str | None:
+def _script_problem(script: str, model: ModelFiles) -> str | None:
     """Say that the script which Python is to run is not there: a run begins in a copy of these."""
-    words = iter(command.words[1:])
-    script = ""
-    for word in words:
-        if not word.startswith("-"):
-            script = word
-            break
-        letter, value = _OPTION.findall(word)[0]
-        if word == "-" or letter in {"m", "c"}:
-            return None
-        if word == "--check-hash-based-pycs" or (letter and not value):
-            next(words, None)
     path = posixpath.normpath(script)
     known = model.names()
     there = any(model.read(name) is not None for name in (path, f"{path}/__main__.py"))

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from zerolab.config.experiment.entrypoint import Launcher
 from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.schema.hints import hint
 from zerolab.schema.section import Count, NonNegativeInt, PositiveFloat, Section
@@ -15,6 +16,7 @@ __all__ = [
     "elastic_problems",
     "elastic_with",
     "fewer_slots",
+    "launcher_problem",
     "resource_problems",
 ]
 
@@ -130,6 +132,32 @@ def _host_problems(resources: ResourcesConfig) -> Iterator[str]:
         yield f"resources.max_slots: must be left out, got {resources.max_slots}; {whole}"
     if resources.slots_per_rank > 1:
         yield f"resources.slots_per_rank: must be 1, got {resources.slots_per_rank}; {whole}"
+
+
+def launcher_problem(launcher: Launcher, resources: ResourcesConfig) -> str | None:
+    """Say that a launcher would be started more than once, and its ranks so many times over.
+
+    Args:
+        launcher: What the entrypoint's command leaves it to, to start ranks.
+        resources: The block, with the slots of a hostfile.
+    """
+    slots, unit = resources.slots_per_trial, resources.slots_per_rank
+    processes, name, nodes = slots // unit, launcher.name, launcher.nodes or "1"
+    if processes < 2 or not nodes.isdecimal() or nodes == str(processes):
+        return None
+    remedy = f"write {launcher.instead!r} (the platform starts a rank on each slot)"
+    several = int(nodes) if len(nodes) <= 6 else 0  # a longer one is no number of machines
+    if resources.hostfile is None and not launcher.hides_run and several and slots % several == 0:
+        which = f"each of {several} processes" if several > 1 else "one process"
+        remedy += (
+            f", or set resources.slots_per_rank: {slots // several} ({which} has that many slots "
+            f"of a machine, and {name} starts its ranks there)"
+        )
+    on = f"each of {slots} slots" if unit == 1 else f"every {unit} of {slots} slots"
+    return (
+        f"entrypoint: must start no ranks of its own where the platform starts it on {on}, got "
+        f"{name!r}, whose ranks would be started {processes} times over; {remedy}"
+    )
 
 
 def elastic_problems(resources: ResourcesConfig) -> Iterator[str]:
