@@ -53,6 +53,7 @@ from zerolab.contract.spec import (
     ENV_RUN_SPEC,
     ENV_SCRIPT,
     EXIT_INFRASTRUCTURE,
+    EXIT_PREEMPTED,
     Command,
     RunSpec,
     TrialClass,
@@ -62,6 +63,7 @@ from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
 from zerolab.staging.start import staged
 from zerotrial.compat.deepspeed import install_from_environment
+from zerotrial.process.early import EarlySignal, StoppedEarlyError
 from zerotrial.process.preloading import FOR_CLASSES, import_next
 from zerotrial.process.rendezvous import meet, name_interface
 
@@ -181,11 +183,12 @@ def _exit_codes(forked: ProcessContext) -> dict[int, int]:
     return {rank: code for rank, code in codes.items() if code is not None}
 
 
-def launch(spec_file: Path) -> Outcome:
+def launch(spec_file: Path, early: EarlySignal) -> Outcome:
     """Run all ranks of a run to their end.
 
     Args:
         spec_file: The :class:`zerolab.contract.spec.RunSpec`.
+        early: Holds SIGTERM until now.
 
     Returns:
         How the run ended; a rank's failure is not an exception here.
@@ -202,8 +205,20 @@ def launch(spec_file: Path) -> Outcome:
     os.environ.update(spec.variables.get(kind, {}))
     install_from_environment()
     os.chdir(spec.model_dir)
-    with staged(spec, spec_file) as refused:
-        return refused or _run_ranks(spec, folder)
+    try:
+        early.heed()
+        with staged(spec, spec_file) as refused:
+            return refused or _run_ranks(spec, folder)
+    except StoppedEarlyError:
+        told = "the run was stopped by SIGTERM before its ranks began"
+        # Ranks of other machines may wait for these: that is no run that has left in good order.
+        code = -signal.SIGTERM if _has_others(spec) else EXIT_PREEMPTED
+        return Outcome(code, told, told=True)
+
+
+def _has_others(spec: RunSpec) -> bool:
+    """Whether launchers of other machines belong to the run."""
+    return spec.nodes is not None and len(spec.nodes.slots) > 1
 
 
 def _run_ranks(spec: RunSpec, folder: RunFolder) -> Outcome:
@@ -241,6 +256,8 @@ def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
         waiting = [name for name in FOR_CLASSES if name not in sys.modules]
         while waiting and spec.local_slots > 1:
             import_next(waiting)
+    if _has_others(spec):  # it waits for them in calls of torch that no handler interrupts
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     workers = WorkerSpec(
         role="rank",
         local_world_size=spec.local_slots,
@@ -341,15 +358,19 @@ def _harness() -> int:
     return int(code or 0)
 
 
-def run_launcher(spec_file: Path) -> int:
+def run_launcher(spec_file: Path, early: EarlySignal) -> int:
     """Run all ranks and leave how it ended in the run's directory.
+
+    Args:
+        spec_file: As for :func:`launch`.
+        early: As for :func:`launch`.
 
     Returns:
         Exit code of this process: 0 when the outcome stands in the directory, else one of
         :mod:`zerolab.contract.spec`, or 1.
     """
     try:
-        outcome = launch(spec_file)
+        outcome = launch(spec_file, early)
     except Exception as error:
         logger.exception("the ranks could not be run")
         outcome = Outcome(1, f"the launcher failed: {type(error).__name__}: {error}")

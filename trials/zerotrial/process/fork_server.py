@@ -26,6 +26,7 @@ from typing import Any
 
 from zerolab.contract.spec import TrialClass, read_run_spec
 from zerolab.linux import head_a_family
+from zerotrial.process.early import EarlySignal
 from zerotrial.process.preloading import FOR_CLASSES, import_next
 
 __all__ = ["serve"]
@@ -91,23 +92,27 @@ def _start(channel: socket.socket, request: dict[str, Any], wake: tuple[int, int
     server = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it may come to a child at once
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
+            early = EarlySignal()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (channel.detach(), *wake):
                 os.close(descriptor)
-            code = _become_launcher(request, server)
+            code = _become_launcher(request, server, early)
         except BaseException:
             logger.exception("the launcher failed")
         finally:
             os._exit(code)  # the server's loop is not ours to go on with
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _send(channel, {"started": pid, "spec_file": request["spec_file"]})
 
 
-def _become_launcher(request: dict[str, Any], server: int) -> int:
+def _become_launcher(request: dict[str, Any], server: int, early: EarlySignal) -> int:
     from zerotrial.process.elastic import run_launcher
 
     os.setsid()
@@ -117,7 +122,7 @@ def _become_launcher(request: dict[str, Any], server: int) -> int:
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(request["environment"])
-    return run_launcher(Path(request["spec_file"]))
+    return run_launcher(Path(request["spec_file"]), early)
 
 
 def _reap(channel: socket.socket) -> None:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from zerolab.linux import die_with_parent, head_a_family
+from zerotrial.process.early import EarlySignal
 
 __all__ = ["main"]
 
@@ -35,10 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
 
             return serve(int(channel))
         case [parent, spec_file] if parent.isdecimal():
+            early = EarlySignal()
             head_a_family(int(parent))
             from zerotrial.process.elastic import run_launcher
 
-            return run_launcher(Path(spec_file).absolute())
+            return run_launcher(Path(spec_file).absolute(), early)
     usage = "python -m zerotrial.process.launch PARENT RUN_JSON"
     print(f"usage: {usage}, got {shlex.join(words)!r}", file=sys.stderr)  # noqa: T201 - usage
     return 2

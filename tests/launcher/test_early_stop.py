@@ -1,0 +1,63 @@
+"""A launcher that is told to stop before it has started a rank says so, as any other does."""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.launcher.helpers import code_of, end_of, make_run
+from tests.waiting import DEADLINE_S, until
+from zerolab.contract.outcome import Outcome, read_outcome
+from zerolab.contract.spec import EXIT_PREEMPTED, Nodes, read_run_spec, write_run_spec
+from zerolab.launcher.fork_client import ForkServer
+from zerolab.launcher.process import start_launcher
+from zerolab.linux import free_port
+
+pytestmark = pytest.mark.processes
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+EARLY = "the run was stopped by SIGTERM before its ranks began"
+
+
+def catches_sigterm(pid: int) -> bool:
+    """Whether a process has a handler for it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_sigterm_while_torch_is_imported_ends_a_run_in_good_order(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "print('began')")
+    process = start_launcher(folder, ENVIRONMENT)
+    until("it notes SIGTERM", lambda: catches_sigterm(process.pid))
+    os.kill(process.pid, signal.SIGTERM)
+    assert end_of(process, folder) == Outcome(EXIT_PREEMPTED, EARLY, told=True)
+    assert not folder.rank_pids()
+
+
+def test_sigterm_to_a_launcher_that_has_just_been_forked_is_heeded(tmp_path: Path) -> None:
+    server = ForkServer(tmp_path / "log")
+    try:
+        for number in range(5):
+            folder = make_run(tmp_path / f"run-{number}", "import signal; signal.pause()", slots=1)
+            process = server.start(folder, ENVIRONMENT, timeout_s=DEADLINE_S)
+            os.kill(process.pid, signal.SIGTERM)
+            end = end_of(process, folder)
+            assert end.told, end
+            assert str(end.reason).startswith("the run was stopped by SIGTERM"), end
+    finally:
+        server.close()
+
+
+def test_while_it_waits_for_another_machine_it_ends_at_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "print('began')")
+    nodes = Nodes((1, 1), 1, "127.0.0.1", free_port())  # nobody serves there
+    write_run_spec(msgspec.structs.replace(read_run_spec(folder.spec), nodes=nodes), folder.spec)
+    process = start_launcher(folder, ENVIRONMENT)
+    until("it notes SIGTERM", lambda: catches_sigterm(process.pid))
+    until("it waits", lambda: not catches_sigterm(process.pid))
+    os.kill(process.pid, signal.SIGTERM)
+    assert code_of(process) == -signal.SIGTERM
+    assert read_outcome(folder.path) is None
