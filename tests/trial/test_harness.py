@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.trial.helpers import last_checkpoint, make_spec, metrics
-from zerolab.contract.outcome import read_reason
+from zerolab.contract.outcome import Outcome, read_reason, write_reason
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT, RunSpec, TrialClass
 from zerolab.errors import TrialError
 from zerotrial.failures import exit_code_of
@@ -169,6 +169,11 @@ def test_of_several_ranks_the_one_that_failed_is_named_first(
     said = read_reason(Path(spec.run_dir))
     assert said is not None
     assert said.rank == 1
+
+
+def test_a_rank_that_passes_on_what_another_one_said_leaves_its_name_out(tmp_path: Path) -> None:
+    write_reason(tmp_path, 64, "rank 0: save_checkpoint(): 1 problem(s)", rank=1)
+    assert read_reason(tmp_path) == Outcome(64, "rank 0: save_checkpoint(): 1 problem(s)", 0)
 
 
 def test_a_module_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) -> None:

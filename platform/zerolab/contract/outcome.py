@@ -51,6 +51,8 @@ _TAIL_BYTES = 64 * 1024
 _REASON_CHARS = 500
 _LONGEST_TEXT = 2000
 """Lines at the end of a rank's standard error in which its last words are looked for."""
+_OF_A_RANK = re.compile(r"rank (\d+): ")
+"""What a rank says of another one's failure begins so."""
 _RANK_OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
 """Before each line of a traceback in a process whose ranks have met."""
 _FRAME = " \t│╭╮╰╯─"
@@ -97,10 +99,14 @@ def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | N
         run_dir: ``RunSpec.run_dir``.
         exit_code: The code with which the process is about to exit.
         reason: One line for the user.
-        rank: Which rank says so, where there are several; its name stands before the reason.
+        rank: Which rank says so, where there are several; its name stands before the reason, or
+            that of the one whose failure it only passes on (:meth:`zerolab.ranks.Ranks.together`).
     """
-    text = reason if rank is None else f"rank {rank}: {reason}"
-    content = msgspec.json.encode({"exit_code": exit_code, "reason": text, "rank": rank})
+    if rank is not None and (passed_on := _OF_A_RANK.match(reason)):
+        rank = int(passed_on[1])
+    elif rank is not None:
+        reason = f"rank {rank}: {reason}"
+    content = msgspec.json.encode({"exit_code": exit_code, "reason": reason, "rank": rank})
     try:
         create_private(RunFolder(Path(run_dir)).reason, content)
     except OSError as error:  # a full disk, maybe: the exit code says as much as it can
