@@ -11,15 +11,17 @@ import importlib
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zerolab.contract.wire import plain_number
-from zerolab.errors import ConfigError, ConflictError
+from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zerolab.linux import die_with_parent
 from zerolab.searcher import Continue, Create, Operation, Reopen, Searcher, Shutdown, Stop
 
@@ -27,12 +29,20 @@ __all__ = ["MakeSearcher", "main", "serve"]
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 MakeSearcher = Callable[[Mapping[str, Any], Mapping[str, Any], int], Searcher]
 """From the searcher's block, the hyperparameters and the seed."""
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
 
 
 def serve(client: Client, experiment_id: int, make: MakeSearcher, *, wait_s: float = 30.0) -> None:
     """Run a searcher until its experiment has ended.
+
+    Once the server has answered, one that is away is waited for: it may be started again.
 
     Args:
         client: Of the server.
@@ -42,6 +52,7 @@ def serve(client: Client, experiment_id: int, make: MakeSearcher, *, wait_s: flo
 
     Raises:
         ConflictError: If the experiment's searcher is another one, or somebody else serves it.
+        UnreachableError: If no server answers at the first question.
     """
     config = client.experiment(experiment_id)["config"]
     seed = config["reproducibility"]["experiment_seed"]
@@ -51,7 +62,8 @@ def serve(client: Client, experiment_id: int, make: MakeSearcher, *, wait_s: flo
     found = client.search_events(experiment_id, after=0, wait_s=0)
     handled = found["handled"]
     if handled < 0:
-        handled = _send(client, experiment_id, _body(handled, 0, waiting, searcher))
+        body = _body(handled, 0, waiting, searcher)
+        handled = _answered(_send, client, experiment_id, body)
     while not found["over"]:
         waiting = []
         for event in found["events"]:
@@ -60,8 +72,20 @@ def serve(client: Client, experiment_id: int, make: MakeSearcher, *, wait_s: flo
             if seen > handled:
                 waiting += operations
         if seen > handled:
-            handled = _send(client, experiment_id, _body(handled, seen, waiting, searcher))
-        found = client.search_events(experiment_id, after=seen, wait_s=wait_s)
+            body = _body(handled, seen, waiting, searcher)
+            handled = _answered(_send, client, experiment_id, body)
+        found = _answered(client.search_events, experiment_id, after=seen, wait_s=wait_s)
+
+
+def _answered(ask: Callable[P, T], *what: P.args, **how: P.kwargs) -> T:
+    """Ask until a server answers; to ask again changes nothing."""
+    backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+    while True:
+        try:
+            return ask(*what, **how)
+        except UnreachableError as error:
+            logger.warning("%s; asking goes on", error)
+        time.sleep(backoff.pause_s())
 
 
 def _tell(searcher: Searcher, event: Mapping[str, Any]) -> list[Operation]:

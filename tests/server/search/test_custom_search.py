@@ -1,12 +1,16 @@
 """A searcher outside of the server: events out, operations in."""
 
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 
 from tests.server.helpers import Server, serve, validation
+from tests.server.processes import played
+from tests.waiting import DEADLINE_S, until
+from zerolab.client import search as search_program
 from zerolab.client.search import _plain
-from zerolab.searcher import Create
+from zerolab.searcher import Create, Operation, Shutdown
 
 SPACE = {"deepspeed_config": "ds_config.json"}
 CUSTOM: dict[str, Any] = {"name": "custom", "metric": "loss", "max_length": 100}
@@ -78,6 +82,38 @@ def test_a_server_that_was_started_again_knows_what_was_answered(tmp_path: Any) 
         assert [event["kind"] for event in found["events"]] == ["created"]
         assert send(server, -1, 0, create(2)).json() == {"handled": 0}
         assert len(server.trials()) == 1
+
+
+class OneTrial:
+    """A searcher that is done when its only trial has ended, however it has."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def initial_operations(self) -> list[Operation]:
+        return [Create(1, {"lr": 0.1}, 0)]
+
+    def trial_created(self, _trial_id: int) -> list[Operation]:
+        return []
+
+    def trial_exited_early(self, _trial_id: int, _reason: str) -> list[Operation]:
+        return [Shutdown()]
+
+    def progress(self) -> float:
+        return 0.0
+
+
+@pytest.mark.processes
+def test_a_program_that_serves_a_search_outlives_the_server(tmp_path: Any) -> None:
+    with played(tmp_path) as (live, owner), ThreadPoolExecutor(1) as pool:
+        owner.submit(hyperparameters=SPACE, searcher=CUSTOM)
+        served = pool.submit(search_program.serve, live.client(), 1, cast("Any", OneTrial))
+        until("its trial is there", owner.trials)
+        live.kill()
+        live.start()
+        owner.post("/trials/1/kill")
+        served.result(DEADLINE_S)
+        assert owner.get(f"{PATH}/events")["over"]
 
 
 @pytest.mark.parametrize(
