@@ -81,8 +81,10 @@ def first_operations(
     """Make the searcher of a new experiment and return what it wants first."""
     searcher = _make(world, transaction, experiment_id)
     _keep(world, transaction, experiment_id, searcher)
-    if world.outside is not None and isinstance(searcher, ServedOutside):
-        world.outside.add(experiment_id)
+    if isinstance(searcher, ServedOutside):
+        world.served[experiment_id] = -math.inf  # nobody has known of it before
+        if world.outside is not None:
+            world.outside.add(experiment_id)
     return searcher.initial_operations()
 
 
@@ -111,12 +113,14 @@ def searcher_of(world: World, transaction: Transaction, experiment_id: int) -> S
 def unserved(world: World, transaction: Transaction) -> dict[int, str]:
     """Say of each search that waits for a program outside of the server how to start one.
 
-    None has asked for its events for a while, nor does the server run a class for it.
+    None has asked for its events for a while, nor does the server run a class for it. A program
+    that served one before this server was started has as long to be heard again.
     """
     known = experiments.c
     custom = select(known.id).where(known.searcher_name == "custom")
     if world.outside is None:
         world.outside = set(transaction.connection.scalars(custom))
+        world.served = dict.fromkeys(world.outside, world.steady()) | world.served
     if not world.outside:
         return {}
     active = custom.where(
@@ -128,7 +132,7 @@ def unserved(world: World, transaction: Transaction) -> dict[int, str]:
     return {
         experiment_id: _UNSERVED.format(experiment_id)
         for experiment_id in transaction.connection.scalars(active).all()
-        if world.served.get(experiment_id, -math.inf) < silent
+        if world.served[experiment_id] < silent
         and world.config(transaction, experiment_id).searcher.runs_beside is None
     }
 

@@ -84,6 +84,21 @@ def test_a_server_that_was_started_again_knows_what_was_answered(tmp_path: Any) 
         assert len(server.trials()) == 1
 
 
+def test_a_server_that_was_started_again_gives_a_program_a_minute_to_be_heard(
+    tmp_path: Any,
+) -> None:
+    with serve(tmp_path) as server:
+        server.submit(hyperparameters=SPACE, searcher=CUSTOM)
+        unserved, _ = reasons(server)
+        assert unserved  # at once: no program can have known of it
+        server.get(f"{PATH}/events")
+    with serve(tmp_path) as server:
+        server.tick()  # the first one
+        assert reasons(server) == (None, None)
+        server.tick(61)
+        assert reasons(server) == (unserved, unserved)
+
+
 class OneTrial:
     """A searcher that is done when its only trial has ended, however it has."""
 
