@@ -135,6 +135,16 @@ def test_a_missing_module_that_something_stands_for_here_is_told(
     assert reason_of(error, tmp_path) == f"{line}{rest}"
 
 
+def test_a_sharded_parameter_that_a_method_reads_is_told_with_the_remedy(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.stderr(0).parent.mkdir(parents=True)
+    line = "RuntimeError: aten.mul.Tensor got mixed torch.Tensor and DTensor, need to convert all"
+    folder.stderr(0).write_text(f"Traceback (most recent call last):\n  x * self.scale\n{line}\n")
+    reason = failure(tmp_path, 0, 1).reason or ""
+    assert reason.startswith(f"rank 0 exited with code 1: {line}; a method beside forward that")
+    assert "register_fsdp_forward_method" in reason
+
+
 def test_a_rank_that_fails_ends_the_run_with_its_last_words(
     server: ForkServer, tmp_path: Path
 ) -> None:

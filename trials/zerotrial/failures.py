@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerolab.contract.outcome import LESS_MEMORY, instead_of_module
+from zerolab.contract.outcome import LESS_MEMORY, remedy_of
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -98,8 +98,8 @@ def _hints(error: BaseException) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError) or any(word in text for word in _NO_MEMORY):
         hints.append(LESS_MEMORY)
-    missing = instead_of_module(str(error)) if isinstance(error, ModuleNotFoundError) else ""
-    return "".join(f"; {hint}" for hint in hints) + missing
+    known = isinstance(error, ModuleNotFoundError | RuntimeError)
+    return "".join(f"; {hint}" for hint in hints) + (remedy_of(str(error)) if known else "")
 
 
 def _users_line(error: BaseException, model_dir: Path) -> tuple[str, int, str] | None:

@@ -25,9 +25,9 @@ __all__ = [
     "LESS_MEMORY",
     "Outcome",
     "failure",
-    "instead_of_module",
     "read_outcome",
     "read_reason",
+    "remedy_of",
     "signal_text",
     "tail",
     "write_outcome",
@@ -86,8 +86,21 @@ _MODULES = {
 }
 
 
-def instead_of_module(told: str) -> str:
-    """Return ``; `` and what to do, where an error tells of a missing module that we know."""
+_SHARDED = (
+    "a method beside forward that begins with a parameter of the model itself needs, at ZeRO stage "
+    '3, torch.distributed.fsdp.register_fsdp_forward_method(engine.module, "its name"), once'
+)
+"""Where a whole tensor meets a parameter of which each rank has a part."""
+
+
+def remedy_of(told: str) -> str:
+    """Return ``; `` and what to do, where an error is one whose words alone do not help.
+
+    Args:
+        told: By Python of a missing module, or by torch of a sharded parameter, if by either.
+    """
+    if "mixed torch.Tensor and DTensor" in told:
+        return f"; {_SHARDED}"
     found = re.search(r"No module named '(\w+)", told)
     return f"; {_MODULES[found[1]]}" if found and found[1] in _MODULES else ""
 
@@ -152,7 +165,7 @@ def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
         return said
     last = _last_words(tail(RunFolder(run_dir).stderr(rank), _LONGEST_TEXT).splitlines())
     told = last[:_REASON_CHARS] or "it wrote nothing to standard error"
-    told += instead_of_module(told)
+    told += remedy_of(told)
     return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {told}", rank)
 
 

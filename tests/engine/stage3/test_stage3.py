@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from zerotrial.engine import Engine, initialize
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.muon import MuonWithAdamW
 from zerotrial.engine.watch.census import storage_bytes
+from zerotrial.failures import reason_of
 
 STEPS = 20
 LEARNING_RATE = 2e-3
@@ -656,11 +658,14 @@ class Encoder(Ways):
         return out
 
 
-def test_a_method_beside_forward_gathers_when_torch_is_told_of_it() -> None:
+def test_a_method_beside_forward_gathers_when_torch_is_told_of_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Encoder()
     expected = model.encode(torch.ones(1, 4)).item()
     engine = make_engine(model)
+    with pytest.raises(RuntimeError) as caught:
+        engine.encode(torch.ones(1, 4))
+    assert "register_fsdp_forward_method(engine.module" in reason_of(caught.value, tmp_path)
     register_fsdp_forward_method(engine.module, "encode")
     loss = engine.encode(torch.ones(1, 4))
     assert loss.item() == pytest.approx(expected, rel=1e-6)
