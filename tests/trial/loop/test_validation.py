@@ -101,12 +101,22 @@ class MeasuredWholeTrial(WholeTrial):
     kind = MeasuredRepeating
 
 
+class PassesTrial(MeasuredWholeTrial):
+    """Draws its three batches again and again."""
+
+    def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+        for _ in range(30_000):
+            super().evaluate_full_dataset(data_loader)
+        raise AssertionError("not told to end")
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "measured"),
     [
         ("directive", RepeatingTrial, MeasuredTrial),
         ("sigterm", RepeatingTrial, MeasuredTrial),
         ("sigterm", WholeTrial, MeasuredWholeTrial),
+        ("sigterm", PassesTrial, MeasuredWholeTrial),
     ],
 )
 def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
@@ -202,10 +212,19 @@ class LockstepTrial(WholeTrial):
         return {"validation_loss": self.engine(batch[:, None].float()).mean()}
 
 
+class LockstepPassesTrial(PassesTrial, LockstepTrial):
+    pass
+
+
 def leave_together(directory: str) -> list[tuple[str, int]]:
     ranks = Distributed.from_environment(cuda=False)
     found = []
-    for kind, hparams in ((UnevenTrial, {}), (LockstepTrial, {"stage": 3})):
+    gathers = {"stage": 3}
+    for kind, hparams in (
+        (UnevenTrial, {}),
+        (LockstepTrial, gathers),
+        (LockstepPassesTrial, gathers),
+    ):
         path = Path(directory) / kind.__name__
         spec = make_spec(path, hparams, slots=2, run_dir=str(path / f"run{ranks.rank}"))
         ending, _ = fit(spec, kind, make_settings(5), ranks)
@@ -217,7 +236,7 @@ def leave_together(directory: str) -> list[tuple[str, int]]:
 @pytest.mark.processes
 def test_ranks_leave_a_validation_together_whatever_their_data(tmp_path: Path) -> None:
     found = run_on_ranks(leave_together, 2, str(tmp_path))
-    assert found == [2 * [("PREEMPTED", 5)], 2 * [("PREEMPTED", 0)]]
+    assert found == [3 * [("PREEMPTED", 5)], 3 * [("PREEMPTED", 0)]]
 
 
 class UnmeasuredTrial(RepeatingTrial):

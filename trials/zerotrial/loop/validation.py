@@ -128,8 +128,9 @@ class _Whole:
 
     Args:
         loader: The user's.
-        look: Called between batches with those of this pass; raises where the trial is told to end.
-        tell: Called between batches with those of all passes.
+        look: Called between batches with those of all passes so far; raises where the trial is told
+            to end.
+        tell: Likewise.
     """
 
     def __init__(
@@ -138,14 +139,14 @@ class _Whole:
         self._loader = loader
         self._look = look
         self._tell = tell
-        self._evaluated = 0
+        self._drawn = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for drawn, batch in enumerate(_to_its_end(self._loader)):
-            self._look(drawn)
-            self._tell(self._evaluated)
+        for batch in _to_its_end(self._loader):
+            self._look(self._drawn)
+            self._tell(self._drawn)
+            self._drawn += 1
             yield batch
-            self._evaluated += 1
 
     def __len__(self) -> int:
         return len(self._loader)
