@@ -346,6 +346,8 @@ def of_slots(entrypoint: Any, **resources: Any) -> list[str]:
         ("env A=1 B= torchrun train.py", "torchrun", "python train.py"),
         ("bash -c 'cd src && exec torchrun train.py; date'", "torchrun", "python train.py"),
         (["sh", "-ec", "torchrun train"], "torchrun", "python script.py"),
+        (["sh", "-c", "torchrun train.py -n 1 2>&1 | tee a"], "torchrun", "python train.py -n 1"),
+        (["sh", "-c", "(torchrun train.py) >log"], "torchrun", "python train.py"),
         (
             "python3 -um torch.distributed.run --standalone train.py",
             "python -m torch.distributed.run",
@@ -438,10 +440,14 @@ def test_where_all_slots_for_one_process_would_not_help_it_is_not_advised() -> N
         "python -m zerotrial.compat.deepspeed train.py",
         "python -c 'import torchrun'",
         "accelerate launch --num_processes 1 train.py",  # becomes the script: our rank
+        "accelerate launch --num_processes 1 -m pkg.train --num_processes 8",
         "accelerate launch --cpu train.py",
         "accelerate env",
         "zerolab plan train.py",
         "echo torchrun",
+        "torchrun --help",
+        "./deepspeed train.py",  # a file of one's own
+        "tools/accelerate launch train.py",
         "bash run.sh",
         "bash '' x",
         "bash -c",
@@ -450,6 +456,7 @@ def test_where_all_slots_for_one_process_would_not_help_it_is_not_advised() -> N
         ["sh", "-c", "torchrun --nnodes 2 --node-rank $GROUP_RANK train.py"],
         ["sh", "-c", "torchrun 'train.py"],
         ["sh", "-c", "echo torchrun && python train.py"],
+        ["sh", "-c", "deepspeed --version && python train.py"],
     ],
 )
 def test_a_command_that_may_start_a_rank_of_the_platform_is_none_of_them(entrypoint: Any) -> None:

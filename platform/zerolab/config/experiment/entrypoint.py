@@ -131,6 +131,10 @@ _IN_FRONT = frozenset({"env", "exec", "nohup", "time"})
 """Words of a shell and programs that run the command behind them."""
 _LEFT_TO_THE_SHELL = re.compile(r"RANK|\|\||\b(?:if|case|for|while|until|test)\b|\[|\n")
 """In a shell's text: what may have a launcher run once, or know its place among others."""
+_TELLS = frozenset({"-h", "--help", "--version"})
+"""With these a launcher says something and ends."""
+_NUMBERED_OUTPUT = re.compile(r"\s\d+(?=[<>])")
+"""The 2 of ``2>&1``."""
 _NODES = re.compile(r"--?(?:nnodes|num[-_]nodes|num[-_]machines)")
 _BY_TORCHRUN = re.compile(r"--(?:multi[-_]gpu|use[-_](?:deepspeed|fsdp|megatron[-_]lm))")
 """With these accelerate starts torchrun, be it for one process."""
@@ -158,7 +162,7 @@ def _launcher(words: Sequence[str]) -> Launcher | None:
         return next(filter(None, map(_launcher, texts)), None)
     ran = what_python_runs(words)
     if ran is None:
-        program = posixpath.basename(words[0]) if words else ""
+        program = _program(words[0]) if words else ""
         name, behind = program, list(words[1:])
     elif ran[0] == "m":
         program, behind = ran[1], list(ran[2])
@@ -170,16 +174,21 @@ def _launcher(words: Sequence[str]) -> Launcher | None:
         return None
     name = f"{name} {verb}".rstrip()
     script = next((i for i, word in enumerate(behind) if word.endswith(".py")), len(behind))
-    said = dict(_pairs(behind[:script]))
-    if "accelerate" in name and _starts_none(said):
+    module = next((i for i in range(script) if behind[i] in {"-m", "--module"}), script)
+    said = dict(_pairs(behind[:module]))
+    if _TELLS.intersection(said) or ("accelerate" in name and _starts_none(said)):
         return None
     nodes = next((value for option, value in said.items() if _NODES.fullmatch(option)), "")
     if program in _STARTS_OTHERS and not {"--no_ssh", "--no-ssh"} & said.keys():
         nodes = ""
-    module = next((i for i in range(script) if behind[i] in {"-m", "--module"}), None)
-    words = ["-m", *behind[module + 1 :]] if module is not None else behind[script:]
+    words = ["-m", *behind[module + 1 :]] if module < script else behind[script:]
     instead = shlex.join(["python", *(words or ["script.py"])])
     return Launcher(name, instead, nodes, hides_run=program == "zerolab")
+
+
+def _program(word: str) -> str:
+    """Its name; nothing for a file of the model directory, which may be anything."""
+    return posixpath.basename(word) if "/" not in word or word.startswith("/") else ""
 
 
 def _starts_none(said: Mapping[str, str]) -> bool:
@@ -191,19 +200,25 @@ def _starts_none(said: Mapping[str, str]) -> bool:
 
 
 def _commands_in(text: str) -> Iterator[list[str]]:
-    """Split a shell's text into the commands that it runs one after the other."""
+    """Split a shell's text into the commands that it runs one after the other.
+
+    Each ends where its output is sent elsewhere.
+    """
     if _LEFT_TO_THE_SHELL.search(text):
         return
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer = shlex.shlex(_NUMBERED_OUTPUT.sub(" ", text), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words: list[str] = []
+    ended = False
     try:
         for word in lexer:
-            if word not in {"&&", ";"}:
+            if word in {"&&", ";"}:
+                yield words
+                words, ended = [], False
+            elif set(word) <= set(lexer.punctuation_chars):
+                ended = bool(words)
+            elif not ended:
                 words.append(word)
-                continue
-            yield words
-            words = []
     except ValueError:
         return
     yield words
