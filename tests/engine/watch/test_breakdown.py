@@ -166,7 +166,8 @@ def test_waiting_for_a_slow_rank_is_communication_at_every_stage() -> None:
         first, second = run_on_ranks(wait_at_each_stage, 2, slow_s)
         assert second == [{}] * 4  # rank 0 alone measures
         # However short: between the call that starts a collective and the one that waits for it.
-        assert all(measured["hidden_communication_share"] > 0 for measured in first)
+        # At stage 3 both ranks come at once, from a gather, and one may be done as it is started.
+        assert all(measured["hidden_communication_share"] > 0 for measured in first[:3])
         found = [shares(measured) for measured in first]
         return min(found, key=lambda each: each["communication"])
 
