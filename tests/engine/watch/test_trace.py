@@ -5,9 +5,10 @@ A GPU's kernels are played here; torch's profiler is real. What a GPU shows itse
 """
 
 import logging
-import os
+import subprocess
+import sys
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -103,13 +104,23 @@ def test_a_step_is_traced_between_two_calls(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
 
 
-def test_the_profilers_library_is_quiet(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    before = dict(os.environ)
+QUIET = """
+import os
+from tests.engine.watch.test_trace import trace_of_cpu
+for _ in range(2):
     trace = trace_of_cpu()
     trace.begin()
+    assert trace.runs
     trace.end()
-    assert dict(os.environ) == before
-    assert capfd.readouterr() == ("", "")
+    assert "KINETO_LOG_LEVEL" not in os.environ
+"""
+
+
+def test_the_profilers_library_is_quiet() -> None:
+    # It speaks of what is its first in a process.
+    words = [sys.executable, "-c", QUIET]
+    told = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert (told.stdout, told.stderr) == ("", "")
 
 
 def test_a_profiler_of_the_users_goes_first() -> None:
@@ -126,6 +137,60 @@ def test_a_profiler_of_the_users_goes_first() -> None:
     trace.begin()
     assert trace.runs
     trace.end()
+
+
+def test_what_ran_is_read_from_behind_the_anchor_wherever_copies_come_in() -> None:
+    class Event:
+        def __init__(self, name: str, start: int, end: int) -> None:
+            self.name, self.start_ns, self.end_ns = lambda: name, lambda: start, lambda: end
+            self.device_type, self.is_user_annotation = lambda: DeviceType.CPU, lambda: False
+
+    class Running:  # as torch's, after it has stopped
+        profiler = kineto_results = property(lambda self: self)
+        of_gpu = (("add", 1000, 2000), ("Memcpy HtoD (Pinned -> Device)", 500, 900))
+
+        def events(self) -> list[Event]:
+            return [Event("gemm", 2500, 4000), *(Event(*one) for one in self.of_gpu)]
+
+    found = trace_of_cpu()._kernels(Running())
+    assert found == [
+        ("Memcpy HtoD (Pinned -> Device)", pytest.approx(-1.5e-6), pytest.approx(-1.1e-6)),
+        ("gemm", pytest.approx(5e-7), pytest.approx(2e-6)),
+    ]
+
+
+@pytest.mark.parametrize("how", ["dropped", "gone", "broken"])
+def test_a_trace_that_nobody_ends_leaves_the_profiler_to_others(how: str) -> None:
+    trace = trace_of_cpu()
+    if how == "broken":
+        trace._marker = None  # nothing can be added to it
+    trace.begin()
+    if how == "dropped":
+        assert trace.runs
+        trace.drop()
+    assert not trace.runs or how == "gone"
+    assert trace.missing == ("torch's profiler cannot trace this device" * (how == "broken"))
+    del trace
+    assert not torch._C._autograd._profiler_enabled()
+    other = trace_of_cpu()
+    other.begin()
+    assert other.runs
+    assert other.end() == Behind(0, {})
+
+
+def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = trace_of_cpu()
+    trace.begin()
+    with trace.phase("forward"):
+        monkeypatch.setattr("zerotrial.engine.watch.trace._LONGEST_S", 0.0)
+        with ThreadPoolExecutor(1) as pool:  # as autograd's, which cannot stop it
+            pool.submit(trace.phase("communication").__enter__).result()
+        assert trace.runs
+        with trace.phase("communication"):
+            assert not trace.runs
+    assert not torch._C._autograd._profiler_enabled()
+    assert trace.end() is None
+    assert trace.missing == "a step that takes longer than 0 s is not traced"
 
 
 def test_training_goes_on_where_nothing_can_be_traced(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,6 +253,62 @@ def test_what_a_phase_waited_is_communication_and_what_was_hidden_comes_besides(
     breakdown.line(0.12, 1)
     assert "hidden_communication_share" not in breakdown.shares
     assert breakdown.shares["communication_share"] == 0
+
+
+def test_two_engines_are_traced_one_after_the_other() -> None:
+    traced: dict[str, list[int]] = {"actor": [], "critic": []}
+    engines = {}
+    for name in traced:
+        engines[name], *_ = zerotrial.initialize(model=Square(), config=watched())
+        engines[name].observer._breakdown._trace = Played()
+        engines[name].observer._breakdown._overlap = None
+
+    for step in range(1, STEPS + 1):
+        losses = {
+            name: engine(torch.ones(1, 4), torch.ones(1, 1)) for name, engine in engines.items()
+        }
+        for name, engine in engines.items():
+            engine.backward(losses[name])
+            if engine.observer._breakdown._trace.runs:
+                traced[name].append(step)
+            engine.step()
+    # Each a whole step, though the critic's profiler is free in the middle of its second.
+    assert traced == {"actor": [2], "critic": [3]}
+    for engine in engines.values():
+        assert engine.observer.measured["hidden_communication_share"] > 0
+        engine.close()
+
+
+def test_where_no_step_was_traced_the_line_says_why() -> None:
+    breakdown = Breakdown(CPU, 2)
+    breakdown._overlap, breakdown._trace = None, Played()
+    breakdown.restart()
+    with profile(activities=[ProfilerActivity.CPU]):
+        for _ in range(2):
+            with breakdown.phase("forward"):
+                pass
+            breakdown.end_trace()
+    why = "; what NCCL does beside them is not known: another profiler of torch's is there"
+    assert breakdown.line(1.0, 2).endswith(why)
+    breakdown.restart()
+    with breakdown.phase("forward"):
+        pass
+    breakdown.end_trace()
+    assert "not known" not in breakdown.line(1.0, 1)
+
+
+def test_a_trace_begins_with_a_step_and_not_in_a_validation() -> None:
+    breakdown = Breakdown(CPU, 2)
+    breakdown._overlap, breakdown._trace = None, Played()
+    breakdown.restart()
+    with breakdown.phase("input"):  # there was no more
+        pass
+    with breakdown.phase("evaluation"), breakdown.phase("communication"):  # as stage 3 gathers
+        assert not breakdown._trace.runs
+    with breakdown.phase("forward"), breakdown.phase("communication"):
+        assert breakdown._trace.runs
+    breakdown.drop_trace()
+    assert not breakdown._trace.runs
 
 
 def test_an_engine_has_one_step_of_each_interval_traced() -> None:

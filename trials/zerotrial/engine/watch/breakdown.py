@@ -22,7 +22,8 @@ __all__ = ["Breakdown"]
 
 _ALWAYS = ("input", "forward", "backward", COMMUNICATION, "step")
 _BETWEEN = "between"
-_EVALUATION = "evaluation"
+_OPENS = ("forward", "backward")
+"""Phases that a traced step begins with: not what is drawn, gathered or sent for anything else."""
 
 
 class Breakdown:
@@ -38,7 +39,8 @@ class Breakdown:
         self._overlap = Overlap() if device.type == "cpu" else None
         self._trace = make_trace(device, ranks)
         self._behind: Behind | None = None
-        self._is_due = False  # a trace, at the next phase of training
+        self._has_traced = False  # in this interval
+        self._is_due = False  # a trace, if the step has not begun
         self._tracing_s = 0.0
         self.shares: dict[str, float] = {}
         """``forward_share`` and so on, of the last :meth:`line`; they add up to one.
@@ -75,7 +77,7 @@ class Breakdown:
         self._timer.take()
         if self._overlap is not None:
             self._overlap.take()
-        self._behind = None
+        self._behind, self._has_traced = None, False
         self._is_due = self._trace is not None
 
     def end_trace(self) -> float:
@@ -88,16 +90,26 @@ class Breakdown:
             began = time.perf_counter()
             self._behind = self._trace.end()
             self._tracing_s += time.perf_counter() - began
+        self._is_due = self._trace is not None and not self._has_traced
         spent, self._tracing_s = self._tracing_s, 0.0
         return spent
 
+    def drop_trace(self) -> None:
+        """Stop tracing, if a step is being traced; waits for nothing."""
+        if self._trace is not None:
+            self._trace.drop()
+
     def _begin_trace(self, name: str) -> None:
-        """Trace what comes until :meth:`end_trace`, if that is due and nothing is evaluated."""
-        if self._is_due and self._trace is not None and name != _EVALUATION:
+        """Trace what comes until :meth:`end_trace`, if that is due.
+
+        A step is traced from its beginning or not at all: where a profiler is taken, as by another
+        engine whose step is not over, the next one is tried.
+        """
+        if self._is_due and self._trace is not None and name in _OPENS:
             began = time.perf_counter()
             self._trace.begin()
             self._tracing_s += time.perf_counter() - began
-            self._is_due = False
+            self._has_traced, self._is_due = self._trace.runs, False
 
     def line(self, seconds: float, steps: int) -> str:
         """Say where the time of a step went since the last restart, and keep :attr:`shares`.
@@ -124,6 +136,8 @@ class Breakdown:
             self.shares[f"hidden_{COMMUNICATION}_share"] = hidden / whole
             text += f"; {COMMUNICATION} hidden behind them {hidden * 1e3:.2f} ms"
             text += f" ({hidden / whole:.0%})"
+        if self._trace is not None and self._behind is None and self._trace.missing:
+            text += f"; what NCCL does beside them is not known: {self._trace.missing}"
         return text
 
     def _hidden(self, whole: float, steps: int) -> float:

@@ -288,7 +288,8 @@ class StepObserver:
 
     def close(self) -> None:
         """See :class:`~zerotrial.engine.seams.Observer`."""
-        self._end_trace()
+        if self._breakdown is not None:
+            self._breakdown.drop_trace()
 
     def _end_trace(self) -> None:
         if self._breakdown is not None and self._began is not None:

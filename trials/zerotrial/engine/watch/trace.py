@@ -12,9 +12,12 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
+import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +40,16 @@ Span = tuple[str, float, float]
 _COMMUNICATES = "nccl"
 _COPIES = ("Memcpy HtoD", "Memcpy DtoH")
 """Between host and device: neither computing nor communication between ranks."""
+_NO_KERNEL = ("Memcpy", "Memset")
 
 _WAITING = ("forward", "backward", "evaluation", "step")
 """Phases that a collective of another stream may hold up; the others are waiting by themselves."""
+
+_LONGEST_S = 60.0
+"""A trace grows by a few hundred bytes for each kernel, on the host, and is read one by one."""
+
+_STEP_NAME = "ProfilerStep"
+"""What torch counts the steps of its profilers under, from when one is made until it is left."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +177,17 @@ class GpuTrace:
         self._kind = kind
         self._clock = clock or CudaClock()
         self._marker = torch.zeros(1, device=device)
+        # while a step is traced
         self._profile: profile | None = None
+        self._stopping: weakref.finalize[[profile], GpuTrace] | None = None
+        self._began = 0.0
+        self._thread = 0  # the profiler is started and stopped in one
         self._anchor: object = None
         self._spans: list[tuple[str, object, list[object]]] = []  # the end comes later
+        # what came of it
         self._is_out_of_order = False
+        self.missing = ""
+        """Why nothing was seen the last time; nothing if it was."""
 
     @property
     def runs(self) -> bool:
@@ -178,14 +195,20 @@ class GpuTrace:
         return self._profile is not None
 
     def begin(self) -> None:
-        """Start, once the device has done everything."""
-        if self._is_out_of_order or _is_taken():
+        """Start, once the device has done everything; not while somebody else profiles."""
+        if self._is_out_of_order:
+            return
+        if _is_taken():
+            self.missing = "another profiler of torch's is there"
             return
         self._spans = []
         with self._reporting(), _quiet():
             self._wait()
-            self._profile = profile(activities=[self._activity])
-            self._profile.__enter__()  # type: ignore[no-untyped-call]  # ends in another call
+            trace = profile(activities=[self._activity])
+            self._stopping = weakref.finalize(self, _stop, trace)
+            self._began, self._thread = time.monotonic(), threading.get_ident()
+            trace.__enter__()  # type: ignore[no-untyped-call]  # ends in another call
+            self._profile = trace
             self._marker.add_(1)
             self._anchor = self._clock.mark()
 
@@ -199,7 +222,10 @@ class GpuTrace:
         Yields:
             Nothing.
         """
-        if self._profile is None:
+        if self.runs and self._is_too_long():
+            self.missing = f"a step that takes longer than {_LONGEST_S:.0f} s is not traced"
+            self.drop()
+        if not self.runs:
             yield
             return
         end: list[object] = []
@@ -216,19 +242,32 @@ class GpuTrace:
             What was seen; None where no step was traced, or the profiler saw nothing.
         """
         trace, self._profile = self._profile, None
-        if trace is None:
+        if trace is None or self._stopping is None:
             return None
         with self._reporting():
             self._wait()
             trace.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._stopping.detach()
             kernels = self._kernels(trace)
             spans = [
                 (name, self._since(begin), self._since(end[0])) for name, begin, end in self._spans
                 if end
             ]  # fmt: skip
             self._spans = []
+            self.missing = ""
             return behind(kernels, spans)
         return None
+
+    def drop(self) -> None:
+        """Stop, and do not wait for a device that may never be done."""
+        self._profile, self._spans = None, []
+        if self._stopping is not None:
+            self._stopping()
+
+    def _is_too_long(self) -> bool:
+        """Whether a step never ends: models are evaluated with gradients, too."""
+        passed = time.monotonic() - self._began
+        return passed > _LONGEST_S and threading.get_ident() == self._thread
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -238,16 +277,19 @@ class GpuTrace:
         return self._clock.seconds(self._anchor, mark)
 
     def _kernels(self, trace: profile) -> list[Span]:
-        """Name, begin and end of everything after the anchor, which is what ran first."""
+        """Name, begin and end of everything but the anchor, the first that is no copy."""
+        # Not events(), which takes twenty times as long to make more of the same.
+        results = trace.profiler and trace.profiler.kineto_results
         ran = sorted(
-            (event.time_range.start / 1e6, event.time_range.end / 1e6, event.name)
-            for event in trace.events() or ()  # type: ignore[no-untyped-call]
-            if event.device_type == self._kind and not getattr(event, "is_user_annotation", False)
+            (event.start_ns() / 1e9, event.end_ns() / 1e9, event.name())
+            for event in (results.events() if results else ())
+            if event.device_type() == self._kind and not event.is_user_annotation()
         )
-        if not ran:
+        first = next((i for i, one in enumerate(ran) if not one[2].startswith(_NO_KERNEL)), None)
+        if first is None:
             raise RuntimeError("the profiler has seen nothing of the device")
-        zero = ran[0][1]
-        return [(name, begin - zero, end - zero) for begin, end, name in ran[1:]]
+        _, zero, _ = ran.pop(first)
+        return [(name, begin - zero, end - zero) for begin, end, name in ran]
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -255,7 +297,9 @@ class GpuTrace:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - of the profiler, or a driver's
-            self._is_out_of_order, self._profile = True, None
+            self._is_out_of_order = True
+            self.missing = "torch's profiler cannot trace this device"
+            self.drop()
             logger.warning(
                 "wall_clock_breakdown: torch's profiler cannot trace this device (%s); what NCCL "
                 "does in streams of its own counts as forward and backward, and what of it is "
@@ -264,10 +308,19 @@ class GpuTrace:
             )
 
 
+def _stop(trace: profile) -> None:
+    """Stop a profiler whose trace nobody wants: one of an engine that is gone, or that failed."""
+    if trace.profiler is not None:
+        trace.profiler.use_device = None  # else it waits for the device
+    with suppress(Exception):  # of one that never started, or is another thread's
+        trace.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    KinetoStepTracker.erase_step_count(_STEP_NAME)
+
+
 def _is_taken() -> bool:
     """Whether somebody else profiles, or waits to: of torch's profilers one runs at a time."""
     enabled = torch._C._autograd._profiler_enabled()  # noqa: SLF001 - no public way
-    return enabled or "ProfilerStep" in getattr(KinetoStepTracker, "_step_dict", {})
+    return enabled or _STEP_NAME in getattr(KinetoStepTracker, "_step_dict", {})
 
 
 @contextmanager
