@@ -24,6 +24,9 @@ _ALWAYS = ("input", "forward", "backward", COMMUNICATION, "step")
 _BETWEEN = "between"
 _OPENS = ("forward", "backward")
 """Phases that a traced step begins with: not what is drawn, gathered or sent for anything else."""
+_APART = 9
+"""Steps from one that is traced to the next, at least: a trace may take as long as its step. From
+the second step, the first that may be traced, it is nine to the first after the tenth."""
 
 
 class Breakdown:
@@ -39,7 +42,8 @@ class Breakdown:
         self._overlap = Overlap() if device.type == "cpu" else None
         self._trace = make_trace(device, ranks)
         self._behind: Behind | None = None
-        self._has_traced = False  # in this interval
+        self._has_traced = False
+        self._steps_since = 0  # then
         self._is_due = False  # a trace, if the step has not begun
         self._tracing_s = 0.0
         self.shares: dict[str, float] = {}
@@ -73,10 +77,12 @@ class Breakdown:
         self._overlap_changes(under_way=change)
 
     def restart(self) -> None:
-        """Forget what was measured so far."""
+        """Forget what was measured so far, but for a trace that is not old."""
         self._timer.take()
         if self._overlap is not None:
             self._overlap.take()
+        if self._has_traced and self._steps_since < _APART:
+            return
         self._behind, self._has_traced = None, False
         self._is_due = self._trace is not None
 
@@ -90,6 +96,7 @@ class Breakdown:
             began = time.perf_counter()
             self._behind = self._trace.end()
             self._tracing_s += time.perf_counter() - began
+        self._steps_since += 1
         self._is_due = self._trace is not None and not self._has_traced
         spent, self._tracing_s = self._tracing_s, 0.0
         return spent
@@ -109,7 +116,8 @@ class Breakdown:
             began = time.perf_counter()
             self._trace.begin()
             self._tracing_s += time.perf_counter() - began
-            self._has_traced, self._is_due = self._trace.runs, False
+            self._has_traced, self._steps_since = self._trace.runs, 0
+            self._is_due = False
 
     def line(self, seconds: float, steps: int) -> str:
         """Say where the time of a step went since the last restart, and keep :attr:`shares`.

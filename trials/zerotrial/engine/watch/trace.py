@@ -1,7 +1,7 @@
 """What a GPU does behind a step: the communication that is hidden, and what phases wait for.
 
 NCCL works in streams of its own, so that marks in the stream that computes do not see it. One step
-in each line's interval is traced by torch's profiler: while a kernel of NCCL runs beside one that
+in a line's interval is traced by torch's profiler: while a kernel of NCCL runs beside one that
 computes, communication is hidden; while it runs alone, the phase under way waits for it.
 
 Times are seconds from the trace's anchor, one small kernel that nothing runs beside.
