@@ -335,7 +335,7 @@ def test_an_engine_has_a_step_of_nine_or_more_traced() -> None:
             measured = engine.observer.measured
             assert measured["hidden_communication_share"] > 0
             assert measured["communication_share"] > 0
-    # not the very first, which warms up, but the first after it, and after a line nine or more later
+    # not the very first, which warms up, but the first after it, and one nine or more later
     assert [step for step, runs in enumerate(traced, 1) if runs] == [2, 4 * STEPS + 1]
     breakdown = engine.observer._breakdown
     breakdown._has_traced, breakdown._is_due = False, True
