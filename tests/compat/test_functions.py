@@ -64,8 +64,8 @@ def whole_values(stage: int) -> None:
         safe_set_full_optimizer_state,
     )
 
-    def close(mine: Tensor, wanted: Tensor) -> None:
-        torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=1e-7)
+    def close(mine: Tensor, wanted: Tensor, atol: float) -> None:
+        torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=atol)
 
     plain = Net()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, weight_decay=0.0)
@@ -79,17 +79,21 @@ def whole_values(stage: int) -> None:
         pairs = list(zip(engine.module.parameters(), plain.parameters(), strict=True))
         for mine, wanted in pairs:
             assert wanted.grad is not None
-            close(safe_get_full_grad(mine), wanted.grad)
+            # A sum of some twelve terms, in another order; what is added up is about 1.
+            close(safe_get_full_grad(mine), wanted.grad, atol=5e-7)
+            # Adam divides what is written to exp_avg by the gradient's size, and so has the error
+            # of the smallest gradient as a relative one: both go on with the same gradients.
             if update == 0:
                 wanted.grad.mul_(-2)
-                safe_set_full_grad(mine, wanted.grad.clone())
-                close(safe_get_full_grad(mine), wanted.grad)
+            safe_set_full_grad(mine, wanted.grad.clone())
+            close(safe_get_full_grad(mine), wanted.grad, atol=0)
         engine.step()
         optimizer.step()
         for mine, wanted in pairs:
-            close(safe_get_full_fp32_param(mine), wanted.detach())
+            close(safe_get_full_fp32_param(mine), wanted.detach(), atol=1e-7)
             for state in ("exp_avg", "exp_avg_sq"):
-                close(safe_get_full_optimizer_state(mine, state), optimizer.state[wanted][state])
+                found = safe_get_full_optimizer_state(mine, state)
+                close(found, optimizer.state[wanted][state], atol=0)
             values = torch.linspace(-1, 1, wanted.numel()).view(wanted.shape)
             with torch.no_grad():
                 wanted.copy_(values)
