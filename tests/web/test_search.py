@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.long_names import CALLED
-from tests.server.helpers import validation
+from tests.server.helpers import metrics, validation
 from tests.waiting import until
 from tests.web.conftest import Watched
 from tests.web.drawings import near, pixels
@@ -427,6 +427,44 @@ def test_the_views_of_a_search_fit_a_narrow_window(
         expect(page.locator("section")).to_be_visible()
         page.wait_for_function("document.fonts.ready.then(() => true)")
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], view
+
+
+@pytest.mark.parametrize("of", ["experiment", "trial"])
+def test_a_narrow_window_has_room_for_the_word_that_nothing_is_heard_of_the_server(
+    stage: Stage, spectator: Watched, of: str
+) -> None:
+    page = spectator.page
+    page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
+    page.route("**/events*", lambda route: None)  # not yet answered
+    trial = stage.trials(stage.sweep)[0]
+    spectator.show(f"#/trials/{trial}" if of == "trial" else f"#/experiments/{stage.sweep}/search")
+    expect(page.get_by_text("not connected")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    page.unroute_all(behavior="ignoreErrors")
+
+
+def test_costs_fit_a_narrow_window_however_long_the_name_of_the_metric(
+    stage: Stage, spectator: Watched
+) -> None:
+    played = stage.played
+    metric = "validation_accuracy_of_the_mean"
+    searcher = {"name": "single", "metric": metric, "max_length": 20}
+    made = int(played.submit(name="long metric", searcher=searcher)["id"])
+    (item,) = until(
+        "its trial runs",
+        lambda: [item for item in played.work() if item.spec.experiment_id == made],
+        lambda found: len(found) == 1,
+    )
+    played.post(f"/runs/{item.run_id}/started", {})
+    played.send(item.run_id, 1, [metrics("validation", 20, **{metric: -1.2345e-10})])
+    played.exit(item.run_id, 0)
+    page = spectator.page
+    page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
+    spectator.show(f"#/experiments/{made}/search")
+    expect(figure(page, "cost").locator("td.figure")).to_contain_text(metric)
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    page.close()  # it would ask once more for what is gone
+    away(stage, made)
 
 
 def test_every_control_of_a_search_has_a_name(stage: Stage, spectator: Watched) -> None:
