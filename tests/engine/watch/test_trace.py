@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ import zerotrial
 from tests.engine.watch.test_breakdown import STEPS, Square, watched
 from zerotrial.engine.watch.breakdown import Breakdown
 from zerotrial.engine.watch.timers import HostClock
-from zerotrial.engine.watch.trace import Behind, GpuTrace, behind, innermost
+from zerotrial.engine.watch.trace import Behind, GpuTrace, Span, behind, innermost
 
 CPU = torch.device("cpu")
 
@@ -140,23 +141,63 @@ def test_a_profiler_of_the_users_goes_first() -> None:
 
 
 def test_what_ran_is_read_from_behind_the_anchor_wherever_copies_come_in() -> None:
+    now = 1_790_000_000_000_000_000  # since 1970: a float is 256 from the next
+
     class Event:
-        def __init__(self, name: str, start: int, end: int) -> None:
-            self.name, self.start_ns, self.end_ns = lambda: name, lambda: start, lambda: end
-            self.device_type, self.is_user_annotation = lambda: DeviceType.CPU, lambda: False
+        def __init__(
+            self,
+            name: str,
+            start: int,
+            end: int,
+            kind: DeviceType = DeviceType.CUDA,
+            annotates: bool = False,
+        ) -> None:
+            self.name = lambda: name
+            self.start_ns, self.end_ns = lambda: now + start, lambda: now + end
+            self.device_type, self.is_user_annotation = lambda: kind, lambda: annotates
 
     class Running:  # as torch's, after it has stopped
         profiler = kineto_results = property(lambda self: self)
-        of_gpu = (("add", 1000, 2000), ("Memcpy HtoD (Pinned -> Device)", 500, 900))
 
         def events(self) -> list[Event]:
-            return [Event("gemm", 2500, 4000), *(Event(*one) for one in self.of_gpu)]
+            return [
+                Event("gemm", 2510, 4020),
+                Event("add", 1000, 2000),
+                Event("Memcpy HtoD (Pinned -> Device)", 500, 900),
+                Event("nccl:all_gather", 400, 9000, annotates=True),
+                Event("cudaLaunchKernel", 450, 490, DeviceType.CPU),
+            ]
 
-    found = trace_of_cpu()._kernels(Running())
+    found = GpuTrace(CPU, kind=DeviceType.CUDA, clock=HostClock())._kernels(Running())
     assert found == [
         ("Memcpy HtoD (Pinned -> Device)", pytest.approx(-1.5e-6), pytest.approx(-1.1e-6)),
-        ("gemm", pytest.approx(5e-7), pytest.approx(2e-6)),
+        ("gemm", pytest.approx(5.1e-7), pytest.approx(2.02e-6)),
     ]
+
+
+def test_what_the_device_had_to_do_yet_is_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    class Slow(Played):
+        def _wait(self) -> None:
+            nonlocal now
+            now += 10  # the host was ahead of it
+
+        def _kernels(self, trace: profile) -> list[Span]:
+            nonlocal now
+            now += 3
+            return super()._kernels(trace)
+
+    clock = SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now)
+    monkeypatch.setattr("zerotrial.engine.watch.trace.time", clock)
+    breakdown = Breakdown(CPU, 2)
+    breakdown._overlap, breakdown._trace = None, Slow()
+    breakdown.restart()
+    with breakdown.phase("forward"):
+        pass
+    assert breakdown.end_trace() == 3
+    assert now == 23
+    assert breakdown.end_trace() == 0
 
 
 @pytest.mark.parametrize("how", ["dropped", "gone", "broken"])
@@ -190,6 +231,13 @@ def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.Mon
             assert not trace.runs
     assert not torch._C._autograd._profiler_enabled()
     assert trace.end() is None
+    assert trace.missing == "a step that takes longer than 0 s is not traced"
+    trace.begin()  # it may have been an evaluation
+    assert trace.runs
+    with trace.phase("forward"):
+        assert not trace.runs
+    trace.begin()  # but not again and again
+    assert not trace.runs
     assert trace.missing == "a step that takes longer than 0 s is not traced"
 
 
@@ -258,6 +306,25 @@ def test_what_a_phase_waited_is_communication_and_what_was_hidden_comes_besides(
     breakdown.line(0.12, 1)
     assert "hidden_communication_share" not in breakdown.shares
     assert breakdown.shares["communication_share"] == 0
+
+
+def test_that_nothing_is_hidden_is_told_where_it_is_known() -> None:
+    breakdown = Breakdown(CPU, 2)
+    told = "; communication hidden behind them 0.00 ms (0%)"
+    assert told not in breakdown.line(1.0, 1)  # nothing communicates
+    with breakdown.phase("communication"):
+        breakdown.under_way(1)
+        breakdown.under_way(-1)
+    for _ in range(2):
+        assert breakdown.line(1.0, 1).endswith(told)
+        assert breakdown.shares["hidden_communication_share"] == 0
+    breakdown._overlap, breakdown._trace = None, trace_of_cpu()
+    assert told not in breakdown.line(1.0, 1)  # nothing was traced yet
+    breakdown.restart()
+    with breakdown.phase("forward"):
+        pass
+    breakdown.end_trace()
+    assert breakdown.line(1.0, 1).endswith(told)
 
 
 def test_two_engines_are_traced_one_after_the_other() -> None:

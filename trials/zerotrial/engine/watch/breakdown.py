@@ -45,7 +45,6 @@ class Breakdown:
         self._has_traced = False
         self._steps_since = 0  # then
         self._is_due = False  # a trace, if the step has not begun
-        self._tracing_s = 0.0
         self.shares: dict[str, float] = {}
         """``forward_share`` and so on, of the last :meth:`line`; they add up to one.
         ``hidden_communication_share`` comes besides, where it is known."""
@@ -92,14 +91,13 @@ class Breakdown:
         Returns:
             Seconds that its tracing took, which are of no step.
         """
-        if self._trace is not None and self._trace.runs:
-            began = time.perf_counter()
-            self._behind = self._trace.end()
-            self._tracing_s += time.perf_counter() - began
         self._steps_since += 1
-        self._is_due = self._trace is not None and not self._has_traced
-        spent, self._tracing_s = self._tracing_s, 0.0
-        return spent
+        if self._trace is None:
+            return 0.0
+        if self._trace.runs:
+            self._behind = self._trace.end()
+        self._is_due = not self._has_traced
+        return self._trace.take_spent()
 
     def drop_trace(self) -> None:
         """Stop tracing, if a step is being traced; waits for nothing."""
@@ -113,9 +111,7 @@ class Breakdown:
         engine whose step is not over, the next one is tried.
         """
         if self._is_due and self._trace is not None and name in _OPENS:
-            began = time.perf_counter()
             self._trace.begin()
-            self._tracing_s += time.perf_counter() - began
             self._has_traced, self._steps_since = self._trace.runs, 0
             self._is_due = False
 
@@ -140,7 +136,7 @@ class Breakdown:
         self.shares = {f"{name}_share": part / whole for name, part in found.items()}
         parts = [f"{name} {part * 1e3:.2f} ms ({part / whole:.0%})" for name, part in found.items()]
         text = f"time of a step, {seconds * 1e3:.2f} ms: {', '.join(parts)}"
-        if hidden := self._hidden(whole, steps):
+        if (hidden := self._hidden(whole, steps)) is not None:
             self.shares[f"hidden_{COMMUNICATION}_share"] = hidden / whole
             text += f"; {COMMUNICATION} hidden behind them {hidden * 1e3:.2f} ms"
             text += f" ({hidden / whole:.0%})"
@@ -148,12 +144,12 @@ class Breakdown:
             text += f"; what NCCL does beside them is not known: {self._trace.missing}"
         return text
 
-    def _hidden(self, whole: float, steps: int) -> float:
-        """Seconds of a step; 0 where none are known."""
-        if self._overlap is not None:
+    def _hidden(self, whole: float, steps: int) -> float | None:
+        """Seconds of a step; None where nothing communicates, or nobody knows."""
+        if self._overlap is not None and self._overlap.is_used:
             # not with what has passed since the step ended
             return min(self._overlap.take() / steps, whole)
-        return min(self._behind.hidden_s, whole) if self._behind is not None else 0.0
+        return min(self._behind.hidden_s, whole) if self._behind is not None else None
 
     def _overlap_changes(self, *, under_way: int = 0, inside: int = 0) -> None:
         if self._overlap is not None:
@@ -173,6 +169,8 @@ class Overlap:
         self._inside = 0
         self._since = 0.0
         self._hidden = 0.0
+        self.is_used = False
+        """Whether there was a collective yet."""
 
     def change(self, *, under_way: int = 0, inside: int = 0) -> None:
         """Take note that collectives begin or end, or that the rank turns to them or away."""
@@ -180,6 +178,7 @@ class Overlap:
         if self._under_way and not self._inside:
             self._hidden += now - self._since
         self._since = now
+        self.is_used = self.is_used or under_way > 0
         self._under_way = max(0, self._under_way + under_way)
         self._inside += inside
 

@@ -186,6 +186,8 @@ class GpuTrace:
         self._spans: list[tuple[str, object, list[object]]] = []  # the end comes later
         # what came of it
         self._is_out_of_order = False
+        self._was_too_long = False
+        self._spent_s = 0.0
         self.missing = ""
         """Why nothing was seen the last time; nothing if it was."""
 
@@ -204,13 +206,14 @@ class GpuTrace:
         self._spans = []
         with self._reporting(), _quiet():
             self._wait()
-            trace = profile(activities=[self._activity])
-            self._stopping = weakref.finalize(self, _stop, trace)
-            self._began, self._thread = time.monotonic(), threading.get_ident()
-            trace.__enter__()  # type: ignore[no-untyped-call]  # ends in another call
-            self._profile = trace
-            self._marker.add_(1)
-            self._anchor = self._clock.mark()
+            with self._counting():
+                trace = profile(activities=[self._activity])
+                self._stopping = weakref.finalize(self, _stop, trace)
+                self._began, self._thread = time.monotonic(), threading.get_ident()
+                trace.__enter__()  # type: ignore[no-untyped-call]  # ends in another call
+                self._profile = trace
+                self._marker.add_(1)
+                self._anchor = self._clock.mark()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -224,6 +227,8 @@ class GpuTrace:
         """
         if self.runs and self._is_too_long():
             self.missing = f"a step that takes longer than {_LONGEST_S:.0f} s is not traced"
+            # Once it may be models that are evaluated with gradients; twice all steps are so long.
+            self._is_out_of_order, self._was_too_long = self._was_too_long, True
             self.drop()
         if not self.runs:
             yield
@@ -246,26 +251,45 @@ class GpuTrace:
             return None
         with self._reporting():
             self._wait()
-            trace.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._stopping.detach()
-            kernels = self._kernels(trace)
-            spans = [
-                (name, self._since(begin), self._since(end[0])) for name, begin, end in self._spans
-                if end
-            ]  # fmt: skip
-            self._spans = []
-            self.missing = ""
-            return behind(kernels, spans)
+            with self._counting():
+                trace.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                self._stopping.detach()
+                kernels = self._kernels(trace)
+                spans = [
+                    (name, self._since(begin), self._since(end[0]))
+                    for name, begin, end in self._spans
+                    if end
+                ]
+                self._spans = []
+                self.missing, self._was_too_long = "", False
+                return behind(kernels, spans)
         return None
+
+    def take_spent(self) -> float:
+        """Return the seconds that tracing has taken since the last call, which are of no step.
+
+        What the device had to do for its step when a trace began or ended is not among them.
+        """
+        spent, self._spent_s = self._spent_s, 0.0
+        return spent
 
     def drop(self) -> None:
         """Stop, and do not wait for a device that may never be done."""
         self._profile, self._spans = None, []
         if self._stopping is not None:
-            self._stopping()
+            with self._counting():
+                self._stopping()
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent_s += time.perf_counter() - began
 
     def _is_too_long(self) -> bool:
-        """Whether a step never ends: models are evaluated with gradients, too."""
+        """Whether a step does not end: models are evaluated with gradients, too."""
         passed = time.monotonic() - self._began
         return passed > _LONGEST_S and threading.get_ident() == self._thread
 
@@ -281,7 +305,7 @@ class GpuTrace:
         # Not events(), which takes twenty times as long to make more of the same.
         results = trace.profiler and trace.profiler.kineto_results
         ran = sorted(
-            (event.start_ns() / 1e9, event.end_ns() / 1e9, event.name())
+            (event.start_ns(), event.end_ns(), event.name())
             for event in (results.events() if results else ())
             if event.device_type() == self._kind and not event.is_user_annotation()
         )
@@ -289,7 +313,8 @@ class GpuTrace:
         if first is None:
             raise RuntimeError("the profiler has seen nothing of the device")
         _, zero, _ = ran.pop(first)
-        return [(name, begin - zero, end - zero) for begin, end, name in ran]
+        # of nanoseconds since 1970 a float would lose hundreds
+        return [(name, (begin - zero) / 1e9, (end - zero) / 1e9) for begin, end, name in ran]
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
