@@ -50,6 +50,7 @@ LAYOUTS = [
     (4, 1, "1f1b", 1),
     (4, 0, "gpipe", 1),
     (2, 1, "interleaved", 2),
+    (4, 1, "interleaved", 2),
     (2, 2, "zero-bubble", 2),
     (4, 1, "zero-bubble", 1),
 ]
