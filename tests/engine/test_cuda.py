@@ -418,12 +418,14 @@ def test_what_is_frozen_on_the_host_is_gathered_over_nccl() -> None:
 def test_what_nccl_does_is_told_hidden_and_not_at_every_stage() -> None:
     first, second = run_on_ranks(shares_over_nccl, 2, gpus=True)
     assert second == {stage: {} for stage in range(4)}  # rank 0 alone measures
+    hidden = []
     for stage, measured in first.items():
         shares = {name: part for name, part in measured.items() if name.endswith("_share")}
-        hidden = shares.pop("hidden_communication_share")
-        assert 0 < hidden < 1, stage
+        hidden.append(shares.pop("hidden_communication_share"))
+        assert 0 <= hidden[-1] < 1, stage  # a small model may have nothing to hide it behind
         assert 0 < shares["communication_share"] < 1, stage
         assert sum(shares.values()) == pytest.approx(1), stage
+    assert max(hidden) > 0
 
 
 @on_two_gpus
