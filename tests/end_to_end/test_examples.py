@@ -77,7 +77,7 @@ def test_the_examples_of_hugging_face_run_as_their_pages_say(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["digits", "hf_trainer"])
+@pytest.mark.parametrize("name", ["digits", "hf_trainer", "pipeline_gpt"])
 def test_test_mode_trains_one_batch_validates_once_and_saves_once(
     installation: Installation, name: str
 ) -> None:
