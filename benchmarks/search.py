@@ -55,7 +55,7 @@ def missing(options: argparse.Namespace) -> Iterator[Task]:
         for row in stored(options.results)
         if len(row["regret"]) >= needed
     }
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         for method in options.methods or METHODS:
             for objective in options.objectives or OBJECTIVES:
                 if (method, objective, seed) not in there:
@@ -95,6 +95,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("run")
     command.add_argument("--seeds", type=int, default=30)
+    command.add_argument("--first-seed", type=int, default=0)
     command.add_argument("--jobs", type=int, default=2)
     command.add_argument("--horizon", type=float, default=20)
     command.add_argument("--methods", nargs="*")

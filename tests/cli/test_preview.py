@@ -56,7 +56,7 @@ TABLES: dict[str, tuple[str, dict[int, int], str]] = {
     "async_halving": (f"num_rungs: 3, divisor: 2, max_time: 16, {STEPS}", {4: 4, 8: 2, 16: 2}, ""),
     # The 10th trains to the end at once; of the other 9 there begin 5 at 1, 3 at 3 and 1 at 9. Of
     # these 5 the best goes on, so 4 are at 3 and the best of them goes on, so 2 are at 9: none.
-    "tpe_asha": ("metric: loss, max_length: 27, max_trials: 10", {1: 4, 3: 3, 9: 2, 27: 1}, ""),
+    "tpe_asha": ("metric: loss, max_length: 27, max_trials: 10", {1: 4, 3: 2, 9: 1, 27: 3}, ""),
     # Two of five end after each of the first two rounds, and copies begin: the copies end first.
     "pbt": (
         "metric: loss, population_size: 5, num_rounds: 3, length_per_round: {batches: 10}, "
@@ -183,7 +183,7 @@ THIRTY = "metric: loss, max_trials: 30, max_length: {epochs: 27}, max_concurrent
             f"name: async_halving, {RUNGS}, stop_once: false, {THIRTY}",
         ),
         ("`adaptive_asha` 1.6 times", f"name: adaptive_asha, divisor: 3, {THIRTY}"),
-        ("`tpe_asha` 1.1 times", f"name: tpe_asha, {THIRTY}"),
+        ("`tpe_asha` 1.2 times", f"name: tpe_asha, {THIRTY}"),
     ],
 )
 def test_in_a_random_order_more_train_on_by_what_the_documents_say(said: str, block: str) -> None:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from zerolab.searcher.tpe import agreement, ladder, parzen, proposals
+from zerolab.searcher.tpe import (
+    agreement,
+    candidates,
+    gaussian,
+    ladder,
+    parzen,
+    proposals,
+    scores,
+)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "searchers.md"
 ENTRIES = tuple(map(int, ladder._ENTRIES))
@@ -14,11 +22,13 @@ NAMES = ", ".join(LENGTHS[ladder._DIVISOR**power] for power in range(ladder._RUN
 LONG = ladder._DIVISOR ** (ladder._RUNGS - 1)
 LOW, HIGH = agreement._NOTHING, agreement._PRIOR
 STRENGTH = agreement._STRENGTH
+WIDTHS = candidates._WIDTHS
 
 SAID = (
     f"The rungs are {NAMES} of `max_length` and the whole of it",
     f"so there are {ladder._RUNGS} of them from {LONG} on",
-    f"of the best {LENGTHS[ladder._DIVISOR].removeprefix('a ')} (rounded down) of all",
+    f"of the best {LENGTHS[ladder._DIVISOR].removeprefix('a ')} (rounded down, but up at the rung "
+    "below the top) of all",
     f"New trials number {PROBES[0]}, {PROBES[1]} and {PROBES[2]}, and then "
     f"{PROBES[3]}, {PROBES[4]}, {PROBES[5]} and so on",
     f"Of {sum(ENTRIES)} other new trials {ENTRIES[0]}, {ENTRIES[1]} and {ENTRIES[2]} are first "
@@ -30,11 +40,31 @@ SAID = (
     f"One trial in {1 / proposals._UNIFORM:.0f} ({proposals._UNIFORM:.0%}".replace("%", " %)"),
     f"at least {proposals._ENOUGH} finite values",
     f"the best {proposals._GOOD:.0%}".replace("%", " %")
-    + f", rounded up, at most {proposals._MOST_GOOD}, are *good*",
+    + f", rounded up, at most {proposals._MOST_GOOD}. ",
+    f"Of {proposals._CANDIDATES} candidates drawn from the density of the good, "
+    f"in {proposals._BY_DENSITIES:.0%} of".replace("%", " %"),
+    f"among these, {proposals._MOVED} *moves* and {proposals._ANYWHERE} points from anywhere",
+    f"as many as are good there, at least {proposals._FEWEST_MOVED_FROM}",
+    f"with probability {candidates._STAYS} as it is",
+    f"a normal deviate of {WIDTHS[0]}, {WIDTHS[1]} or {WIDTHS[2]}, in turn",
+    f"at least {candidates._STEPS} steps",
+    f"a category in {candidates._CHANGES:.0%} of the cases to any".replace("%", " %"),
     f"at most {proposals._MOST_BAD} of them, drawn at random when there are more",
-    f"Of {proposals._CANDIDATES} candidates drawn from the density of the good",
-    f"compared to {proposals._DIGITS} decimals",
     f"the width {parzen._WIDTH} (M + 1)^(-1 / (D + 4))",
+    f"the {scores._QUANTILES[0]:.0%} quantile and the median".replace("%", " %"),
+    f"at the worst of that scale and {scores._LOWER} below its best",
+    f"With fewer than {scores._FEWEST} finite values",
+    f"Two categories lie the root of {2 * gaussian._APART**2} apart",
+    f"expected at {gaussian._LENGTH} times the root of D, {gaussian._DECAY}, and {gaussian._NOISE} "
+    f"of the whole variance at the highest rung and {gaussian._NOISE_GROWTH:.0f} times as much",
+    f"with spreads of {gaussian._LENGTH_SPREAD:.0f}, {gaussian._DECAY_SPREAD:.0f} and "
+    f"{gaussian._NOISE_SPREAD}",
+    f"{gaussian._STEPS} steps by the sign of the gradient",
+    f"there are {proposals._GROWTH} times as many results",
+    f"At most {proposals._RESULTS} results are used",
+    f"half of what is left, or {proposals._LEAST_OF_A_RUNG}, or what it has",
+    f"highest trusted rung with at least {proposals._ENOUGH_ABOVE} finite values",
+    f"Gains are compared to {proposals._DIGITS} decimals",
 )
 
 

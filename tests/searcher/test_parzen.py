@@ -1,4 +1,4 @@
-"""Densities against their definition, and what is proposed from them."""
+"""Densities against their definition, and draws from them."""
 
 import math
 from random import Random
@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from zerolab.schema.space import Space
-from zerolab.searcher.tpe.ladder import Ladder
 from zerolab.searcher.tpe.parzen import Mixture
-from zerolab.searcher.tpe.proposals import propose
 
 REAL = {"x": {"type": "double", "minval": 0, "maxval": 1}}
 WHOLE = {"n": {"type": "int", "minval": 1, "maxval": 4}}
@@ -63,7 +61,8 @@ def test_a_leaf_that_does_not_exist_takes_part_in_no_kernel() -> None:
 @pytest.mark.parametrize("space", [REAL, WHOLE])
 def test_draws_lie_in_the_unit_interval_and_follow_the_density(space: dict[str, Any]) -> None:
     kernels = mixture(space, (0.05,), (0.1,), (0.9,))
-    draws = np.array([kernels.draw(Random(seed)) for seed in range(4000)])
+    draws = kernels.draw(Random(0), 4000)
+    assert draws.shape == (4000, 1)
     assert ((draws >= 0) & (draws <= 1)).all()
     edges = np.linspace(0, 1, 11)
     counts, _ = np.histogram(draws, edges)
@@ -75,62 +74,7 @@ def test_draws_lie_in_the_unit_interval_and_follow_the_density(space: dict[str, 
 
 def test_draws_of_categories_follow_the_density() -> None:
     kernels = mixture(CHOICE, (0.0,), (0.0,), (2.0,))
-    draws = np.array([kernels.draw(Random(seed)) for seed in range(4000)])
+    draws = kernels.draw(Random(0), 4000)
     at = np.array([[0.0], [1.0], [2.0]])
     shares = [(draws == value).mean() for value in at]
     assert shares == pytest.approx(np.exp(kernels.log_density(at)), abs=0.04)
-
-
-def proposals(points: list[float], count: int) -> list[float | None]:
-    """What is proposed when so many trials were judged at full length, best first."""
-    ladder = Ladder(1)
-    for trial_id in range(len(points)):
-        ladder.insert(0, trial_id, trial_id)
-    known = {trial_id: (value,) for trial_id, value in enumerate(points)}
-    drawn = [propose(Space(REAL), ladder, known, [], Random(seed)) for seed in range(count)]
-    return [None if point is None else point[0] for point in drawn]
-
-
-def test_one_trial_in_twenty_is_drawn_from_the_whole_space() -> None:
-    drawn = proposals([0.3] * 8, 1000)
-    assert drawn.count(None) == pytest.approx(50, abs=20)
-
-
-def test_the_best_tenth_is_good_and_the_rest_is_not() -> None:
-    drawn = proposals([0.1, 0.1, 0.9] + [0.5] * 17, 300)
-    known = [value for value in drawn if value is not None]
-    assert sum(value < 0.3 for value in known) > 0.9 * len(known)
-    assert sum(abs(value - 0.9) < 0.1 for value in known) < 0.05 * len(known)
-
-
-@pytest.mark.parametrize(
-    ("judged", "good", "bad"), [(8, 1, 7), (21, 3, 18), (250, 25, 100), (400, 25, 100)]
-)
-def test_so_many_are_good_and_bad_and_what_has_begun_is_bad_too(
-    judged: int, good: int, bad: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[list[float]] = []
-
-    class Seen(Mixture):
-        def __init__(self, dimensions: Any, points: Any) -> None:
-            super().__init__(dimensions, points)
-            made.append([float(point[0]) for point in points])
-
-    monkeypatch.setattr("zerolab.searcher.tpe.proposals.Mixture", Seen)
-    ladder = Ladder(1)
-    points = {trial_id: (trial_id / 1000,) for trial_id in range(judged + 2)}
-    for trial_id in range(judged):
-        ladder.insert(0, trial_id, trial_id)
-    begun = [judged, judged + 1]
-    seed = next(seed for seed in range(99) if Random(seed).random() > 0.05)
-    propose(Space(REAL), ladder, points, begun, Random(seed))
-    best, others = made
-    assert best == [points[i][0] for i in range(good)]
-    assert others[bad:] == [points[i][0] for i in begun]
-    assert len(set(others[:bad])) == bad
-    assert set(others[:bad]) <= {points[i][0] for i in range(good, judged)}
-    assert max(others[:bad]) > points[judged // 2][0]  # drawn from all of them, not their head
-
-
-def test_before_eight_trials_were_judged_nothing_is_proposed() -> None:
-    assert set(proposals([0.3] * 7, 20)) == {None}

@@ -128,6 +128,8 @@ def test_a_seed_gives_the_same_trials_in_another_process() -> None:
         "PYTHONHASHSEED": "1",
         # Where it is glibc, logarithms and cosines of older processors: other last digits.
         "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4",
+        # And sums of matrices in another order.
+        "OPENBLAS_CORETYPE": "Prescott",
     }
     told = subprocess.run(
         [sys.executable, "-m", "tests.searcher.test_same_trials"],

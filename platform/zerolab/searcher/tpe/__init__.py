@@ -1,1 +1,1 @@
-"""``tpe_asha``: one ladder of lengths, and proposals by a tree-structured Parzen estimator."""
+"""``tpe_asha``: one ladder of lengths, and proposals by a Gaussian process and by densities."""

@@ -31,6 +31,11 @@ class Agreement:
         self._trust = [1.0] * rungs
         self._is_stale = False
 
+    @property
+    def values(self) -> list[Mapping[int, float]]:
+        """For each rung, trial id to value; a value that is not finite is infinite."""
+        return [*self._values]
+
     def note(self, rung: int, trial_id: int, value: float) -> None:
         """Note a trial's value at a rung, whether it is judged there or passes by."""
         self._values[rung][trial_id] = value

@@ -6,7 +6,7 @@ last; of equal values the older trial's is the better one.
 
 import math
 from bisect import insort
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
 
 from zerolab.searcher.tpe.agreement import Agreement
 
@@ -14,11 +14,12 @@ __all__ = ["Ladder", "forecast", "make_levels"]
 
 _DIVISOR = 3
 _RUNGS = 4
-_ENTRIES = (9.0, 4.0, 2.0)
-"""Of 15 new trials, so many are first judged at rung 0, 1 and 2."""
-_PROBES = (10, 13, 16)
-"""New trials, counted from 1, that train to the whole length at once; then every time their number
-has doubled."""
+_ENTRIES = (24.0, 8.0, 3.0)
+"""Of 35 new trials, so many are first judged at rung 0, 1 and 2."""
+_PROBES = (9, 10, 13)
+"""New trials, counted from 1, that train to the whole length at once; and then every power of two
+from this number on:"""
+_DOUBLING = 32
 
 
 def make_levels(length: int) -> list[int]:
@@ -47,7 +48,7 @@ def forecast(length: int, trials: int) -> dict[int, int]:
         judged[ladder.enter()] += 1
     ends = {}
     for rung, level in enumerate(ladder.levels):
-        promoted = judged[rung] // _DIVISOR if rung < ladder.top else 0
+        promoted = ladder.places(rung, judged[rung]) if rung < ladder.top else 0
         if rung < ladder.top:
             judged[rung + 1] += promoted
         ends[level] = judged[rung] - promoted
@@ -160,10 +161,19 @@ class Ladder:
         trust = self._agreement.trust()
         for rung in range(self.top - 1, -1, -1):
             if trust[rung] > 0:
-                found = self._go_on(rung, len(self.rungs[rung]) // _DIVISOR, ended)
+                found = self._go_on(rung, self.places(rung, len(self.rungs[rung])), ended)
                 if found is not None:
                     return found
         return None
+
+    def places(self, rung: int, judged: int) -> int:
+        """How many of so many that were judged at a rung may go on.
+
+        A third, rounded down; at the rung below the top rounded up: the first one that comes there
+        trains to the end at once.
+        """
+        more = _DIVISOR - 1 if rung == self.top - 1 else 0
+        return (judged + more) // _DIVISOR
 
     def last_chance(self, ended: Container[int]) -> tuple[int, int] | None:
         """The same when no new trial will come: somebody shall reach the whole length."""
@@ -186,6 +196,14 @@ class Ladder:
     def has_gone_on(self, rung: int, trial_id: int) -> bool:
         """Whether a trial has left a rung for the next one."""
         return trial_id in self._promoted[rung]
+
+    def known(self) -> list[Mapping[int, float]]:
+        """For each rung, trial id to value, of all that were judged there or passed by."""
+        return self._agreement.values
+
+    def trusted(self) -> list[int]:
+        """Rungs that tell something of what longer trainings come to, and the last one."""
+        return [rung for rung, trust in enumerate(self._agreement.trust()) if trust > 0]
 
     def left_behind(self, known: Collection[int]) -> list[int]:
         """Trials that were judged at a trusted rung and are not among those known.
@@ -218,5 +236,4 @@ class Ladder:
 
 def _is_probe(number: int) -> bool:
     """Whether a new trial trains to the whole length, so that rungs can be compared with it."""
-    rounds, rest = divmod(number, _PROBES[-1])
-    return number in _PROBES or (rest == 0 and rounds.bit_count() == 1)
+    return number in _PROBES or (number >= _DOUBLING and number.bit_count() == 1)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerolab.schema.space import Dimension
+from zerolab.searcher.tpe.candidates import normal, reflected, uniform
 
 __all__ = ["Mixture"]
 
@@ -25,8 +26,6 @@ Points = NDArray[np.float64]
 
 _WIDTH = 0.1
 """Width of a kernel around a single point, in the unit interval."""
-_DIGITS = 9
-"""Decimals of a coordinate: logarithms and cosines of machines differ in the sixteenth."""
 
 
 class Mixture:
@@ -46,31 +45,23 @@ class Mixture:
         steps = np.array([0.5 / d.size if d.kind == "int" else 0.0 for d in dimensions])
         self._widths = np.maximum(width, steps)  # (D,)
 
-    def draw(self, rng: Random) -> list[float]:
-        """Draw one point: a kernel, then each coordinate from it.
+    def draw(self, rng: Random, count: int) -> Points:
+        """Draw points: a kernel for each, then each coordinate from it.
 
         Returns:
-            D coordinates; every leaf has one, whether it exists or not.
+            (count, D); every leaf has a coordinate, whether it exists or not.
         """
-        kernel = rng.randrange(len(self._points) + 1)
-        centre = self._points[kernel].tolist() if kernel < len(self._points) else None
-        drawn = []
-        for index, (is_choice, size) in enumerate(zip(self._is_choice, self._sizes, strict=True)):
-            at = math.nan if centre is None else centre[index]
-            if is_choice:
-                drawn.append(self._draw_choice(rng, at, int(size)))
-            elif math.isnan(at):
-                drawn.append(rng.random())
-            else:
-                moved = _reflect(at + float(self._widths[index]) * _normal(rng))
-                drawn.append(round(moved, _DIGITS))
+        known, dimensions = len(self._points), len(self._sizes)
+        kernels = np.floor(uniform(rng, count) * (known + 1)).astype(int)
+        nowhere = np.full((1, dimensions), np.nan)  # the flat kernel
+        centres = np.concatenate([self._points, nowhere])[kernels]  # (count, D)
+        one, other, fresh = uniform(rng, 3, count, dimensions)
+        near = reflected(centres + self._widths * normal(one, other))
+        same = one < known / (self._sizes + known)
+        choices = np.where(same & ~np.isnan(centres), centres, np.floor(fresh * self._sizes))
+        numbers = np.where(np.isnan(centres), fresh, near)
+        drawn: Points = np.where(self._is_choice, choices, numbers)
         return drawn
-
-    def _draw_choice(self, rng: Random, at: float, size: int) -> float:
-        count = len(self._points)
-        if not math.isnan(at) and rng.random() < count / (size + count):
-            return at
-        return float(rng.randrange(size))
 
     def log_density(self, at: Points) -> NDArray[np.float64]:
         """The logarithm of the density, up to a constant.
@@ -113,14 +104,3 @@ def _log_reflected(x: Points, c: Points, width: float) -> Points:
     folded = near + np.exp(scale * (x + c) ** 2) + np.exp(scale * (2 - x - c) ** 2)
     values: Points = np.log(folded + 1e-300) - math.log(width * math.sqrt(2 * math.pi))
     return values
-
-
-def _normal(rng: Random) -> float:
-    """A standard normal number from two draws: one trial's draws do not depend on another's."""
-    return math.sqrt(-2 * math.log(1 - rng.random())) * math.cos(2 * math.pi * rng.random())
-
-
-def _reflect(value: float) -> float:
-    """Fold a number back into the unit interval."""
-    value %= 2.0
-    return 2.0 - value if value > 1.0 else value

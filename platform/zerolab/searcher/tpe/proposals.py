@@ -1,66 +1,205 @@
-"""Where the next trial should lie: what is known of the space, and a draw from it."""
+"""Where the next trial should lie: what is known of the space, and a draw from it.
+
+Candidates are drawn where good trials lie, beside the best, and anywhere. Of these mostly a
+Gaussian process over all rungs takes the one that promises most; now and then the ratio of two
+densities does, which supposes less: neither misses for long what the other would find.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerolab.schema.space import Point, Space
+from zerolab.searcher.tpe.candidates import anywhere, moved, rows_of, snapped
+from zerolab.searcher.tpe.gaussian import Process, embed, log_improvement
 from zerolab.searcher.tpe.ladder import Ladder
 from zerolab.searcher.tpe.parzen import Mixture
+from zerolab.searcher.tpe.scores import Scores, on_one_scale
 
-__all__ = ["propose"]
+__all__ = ["Proposer"]
+
+Array = NDArray[np.float64]
 
 _UNIFORM = 0.05
 """Part of the trials that are drawn from the whole space."""
+_BY_DENSITIES = 0.33
+"""Part of the others that the ratio of two densities chooses; the process chooses the rest."""
 _ENOUGH = 8
-"""Finite values that a rung must have before it is learned from."""
+"""Finite values that a rung must have before there is anything to learn from."""
+_ENOUGH_ABOVE = 4
+"""Finite values that a rung must have before the process says what trials come to there."""
 _GOOD, _MOST_GOOD = 0.1, 25
 _MOST_BAD = 100
 _CANDIDATES = 24
-_DIGITS = 9
+"""Drawn from the density of the good; the process has these besides:"""
+_MOVED, _ANYWHERE = 48, 24
+_FEWEST_MOVED_FROM = 3
+_DIGITS = 6
 """Decimals in which gains are compared."""
+_RESULTS = 100
+"""Most that the process is made of; and of them of one rung, while others have some:"""
+_LEAST_OF_A_RUNG = 20
+_GROWTH = 1.12
+"""So many times as many results make its shape be fitted anew."""
 
 
-def propose(
-    space: Space,
-    ladder: Ladder,
-    points: Mapping[int, Point],
-    pending: Sequence[int],
-    rng: Random,
-) -> Point | None:
-    """Draw a promising point.
+@dataclass(frozen=True)
+class _Results:
+    """What a process is made of; N results."""
+
+    rung: int
+    """The highest rung that says enough."""
+    best: list[int]
+    """The best trials there."""
+    trials: list[int]
+    """Of each result."""
+    rungs: NDArray[np.int64]
+    """(N,)"""
+    scores: Array
+    """(N,)"""
+    known: int
+    """How many results there are in all."""
+
+
+class Proposer:
+    """Draws points that promise most.
 
     Args:
         space: Where points may lie.
-        ladder: What is known of trials.
-        points: Where the trials lie, by id.
-        pending: Trials that nothing is known of yet.
-        rng: The new trial's own randomness.
-
-    Returns:
-        A coordinate for each dimension, or None when the point should be any of the space.
     """
-    if rng.random() < _UNIFORM or not space.dimensions:
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._shape: Array | None = None
+        self._fitted_to: tuple[list[int], int] = ([], 0)  # rungs, and how many results there were
+
+    def propose(
+        self,
+        ladder: Ladder,
+        points: Mapping[int, Point],
+        pending: Sequence[int],
+        rng: Random,
+    ) -> Point:
+        """Draw a promising point.
+
+        Args:
+            ladder: What is known of trials.
+            points: Where the trials lie, by id.
+            pending: Trials that nothing is known of yet.
+            rng: The new trial's own randomness.
+
+        Returns:
+            A coordinate for each dimension.
+        """
+        known = ladder.best_known(_ENOUGH)
+        if rng.random() < _UNIFORM or known is None or not self._space.dimensions:
+            return self._space.point(rng)
+        count = _good(len(known))
+        good = self._mixture(points, known[:count])
+        drawn = snapped(self._space.dimensions, good.draw(rng, _CANDIDATES))
+        if rng.random() < _BY_DENSITIES:
+            rest = [*known[count:], *ladder.left_behind(known)]
+            if len(rest) > _MOST_BAD:
+                rest = rng.sample(rest, _MOST_BAD)
+            bad = self._mixture(points, [*rest, *pending])
+            gain = good.log_density(drawn) - bad.log_density(drawn)
+        else:
+            results = _results(ladder)
+            drawn = self._more(drawn, self._rows(points, results.best), rng)
+            gain = self._improvement(results, points, pending, drawn)
+        # Of those that are alike the first, on machines too whose sums differ in their last digits.
+        chosen = drawn[int(gain.round(_DIGITS).argmax())].tolist()
+        return self._space.snap([None if math.isnan(at) else at for at in chosen])
+
+    def _rows(self, points: Mapping[int, Point], trials: Sequence[int]) -> Array:
+        return rows_of([points[trial_id] for trial_id in trials], len(self._space.dimensions))
+
+    def _mixture(self, points: Mapping[int, Point], trials: Sequence[int]) -> Mixture:
+        return Mixture(self._space.dimensions, self._rows(points, trials))
+
+    def _more(self, drawn: Array, best: Array, rng: Random) -> Array:
+        """Candidates beside the best, and anywhere, after those that were drawn."""
+        dimensions = self._space.dimensions
+        beside = moved(dimensions, best, _MOVED, rng)
+        others = np.concatenate([beside, anywhere(dimensions, _ANYWHERE, rng)])
+        return np.concatenate([drawn, snapped(dimensions, others)])
+
+    def _improvement(
+        self,
+        results: _Results,
+        points: Mapping[int, Point],
+        pending: Sequence[int],
+        candidates: Array,
+    ) -> Array:
+        """The logarithm of how much each candidate is expected to be better than what there is."""
+        n, p = len(results.trials), len(pending)
+        rows = self._rows(points, [*results.trials, *pending])
+        dimensions = self._space.dimensions
+        features, owners = embed(dimensions, np.concatenate([rows, candidates]))
+        process = Process(
+            features[:n],
+            owners,
+            len(dimensions),
+            results.rungs,
+            results.scores,
+            shape=self._shape_for(results),
+        )
+        self._shape = process.shape
+        found = process.predict(results.rung, features[n + p :], features[n : n + p])
+        return log_improvement(*found)
+
+    def _shape_for(self, results: _Results) -> Array | None:
+        """The shape that was fitted last; None when it is another process, or there is more now."""
+        rungs, known = self._fitted_to
+        now = np.unique(results.rungs).tolist()
+        if rungs == now and known <= results.known < known * _GROWTH:
+            return self._shape
+        self._fitted_to = now, results.known
         return None
-    known = ladder.best_known(_ENOUGH)
-    if known is None:
-        return None
-    count = min(math.ceil(_GOOD * len(known)), _MOST_GOOD)
-    rest = [*known[count:], *ladder.left_behind(known)]
-    if len(rest) > _MOST_BAD:
-        rest = rng.sample(rest, _MOST_BAD)
-    good = Mixture(space.dimensions, _array([points[i] for i in known[:count]]))
-    bad = Mixture(space.dimensions, _array([points[i] for i in [*rest, *pending]]))
-    candidates = [space.snap(good.draw(rng)) for _ in range(_CANDIDATES)]
-    at = _array(candidates)
-    gain = good.log_density(at) - bad.log_density(at)
-    # Of those that are alike the first, on machines too whose sums differ in their last digits.
-    return candidates[int(gain.round(_DIGITS).argmax())]
 
 
-def _array(points: Sequence[Point]) -> NDArray[np.float64]:
-    rows = [[math.nan if at is None else at for at in point] for point in points]
-    return np.array(rows, dtype=float).reshape(len(rows), -1)
+def _good(known: int) -> int:
+    """How many of so many trials are good."""
+    return min(math.ceil(_GOOD * known), _MOST_GOOD)
+
+
+def _results(ladder: Ladder) -> _Results:
+    """What a process is made of: of the rungs that are trusted, from the highest one down.
+
+    Half of what a rung gives are its best, the others stand evenly among all the rest.
+    """
+    values = ladder.known()
+    trusted = [rung for rung in ladder.trusted() if values[rung]]
+    rung = max(
+        rung for rung in trusted if sum(map(math.isfinite, values[rung].values())) >= _ENOUGH_ABOVE
+    )
+    scored = on_one_scale(values)
+    levels = [level for level in reversed(trusted) if level <= rung]
+    trials: list[int] = []
+    rungs: list[int] = []
+    scores: list[float] = []
+    for level in levels:
+        left = _RESULTS - len(trials)
+        most = left if level == levels[-1] else max(left // 2, min(left, _LEAST_OF_A_RUNG))
+        ids, found = _thinned(scored[level], most)
+        trials += ids.tolist()
+        rungs += [level] * len(ids)
+        scores += found.tolist()
+    ids, _ = scored[rung]
+    best = ids[: max(_FEWEST_MOVED_FROM, _good(len(ids)))].tolist()
+    known = sum(len(values[level]) for level in levels)
+    return _Results(rung, best, trials, np.array(rungs), np.array(scores), known)
+
+
+def _thinned(scored: Scores, most: int) -> Scores:
+    ids, scores = scored
+    if len(ids) <= most:
+        return scored
+    half = most // 2
+    others = np.linspace(half, len(ids) - 1, most - half).round().astype(int)
+    picked = np.concatenate([np.arange(half), others])
+    return ids[picked], scores[picked]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping
-from random import Random
 from typing import Any
 
 from zerolab.schema.space import Point, Space
@@ -11,7 +10,7 @@ from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.listed import trial_rng
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zerolab.searcher.tpe.ladder import Ladder
-from zerolab.searcher.tpe.proposals import propose
+from zerolab.searcher.tpe.proposals import Proposer
 from zerolab.searcher.view import BracketView, EntryState, RungEntry, RungView, SearchView
 
 __all__ = ["TpeAshaSearcher"]
@@ -42,6 +41,7 @@ class TpeAshaSearcher(FillingSearcher):
         smaller_is_better: bool,
     ) -> None:
         self._space = Space(space)
+        self._proposer = Proposer(self._space)
         self._ladder = Ladder(length)
         self._total = total
         self._concurrent = concurrent
@@ -196,16 +196,11 @@ class TpeAshaSearcher(FillingSearcher):
         rng = trial_rng(self._seed, trial_id)
         seed = rng.randrange(2**31)
         rung = self._ladder.enter()
-        point = self._propose(rng)
+        point = self._proposer.propose(self._ladder, self._points, list(self._first), rng)
         self._points[trial_id] = point
         self._due[trial_id] = self._first[trial_id] = rung
         create = Create(trial_id, self._space.hparams(point), seed)
         return [create, Continue(trial_id, self._ladder.levels[rung])]
-
-    def _propose(self, rng: Random) -> Point:
-        pending = list(self._first)
-        drawn = propose(self._space, self._ladder, self._points, pending, rng)
-        return self._space.point(rng) if drawn is None else drawn
 
     def _finish(self) -> list[Operation]:
         """Nothing trains, and nothing may begin or go on: end what waits at a rung."""

@@ -1,0 +1,67 @@
+"""Places where the next trial might lie."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from zerolab.schema.space import Space
+from zerolab.searcher.tpe.candidates import anywhere, moved, rows_of, snapped
+
+SPACE = Space(
+    {
+        "kind": {"type": "categorical", "vals": ["a", "b", "c"]},
+        "inner": {"type": "categorical", "vals": [1, 2], "when": {"kind": ["a", "b"]}},
+        "n": {"type": "int", "minval": 1, "maxval": 5},
+        "x": {"type": "double", "minval": -3, "maxval": 3},
+        "y": {"type": "log", "minval": -4, "maxval": 0, "when": {"inner": 2}},
+    }
+)
+DIMENSIONS = SPACE.dimensions
+NAMES = [dimension.name for dimension in DIMENSIONS]
+
+
+def test_rows_are_snapped_as_single_points_are() -> None:
+    drawn = anywhere(DIMENSIONS, 500, Random(1))
+    rows = snapped(DIMENSIONS, drawn)
+    one_by_one = rows_of([SPACE.snap(row) for row in drawn.tolist()], len(DIMENSIONS))
+    np.testing.assert_array_equal(rows, one_by_one)
+    assert np.isnan(rows[:, NAMES.index("y")]).mean() == pytest.approx(2 / 3, abs=0.07)
+
+
+def test_anywhere_is_everywhere() -> None:
+    drawn = anywhere(DIMENSIONS, 3000, Random(2))
+    for name, size in (("kind", 3), ("inner", 2)):
+        shares = np.bincount(drawn[:, NAMES.index(name)].astype(int)) / 3000
+        assert shares == pytest.approx([1 / size] * size, abs=0.04)
+    counts, _ = np.histogram(drawn[:, NAMES.index("x")], 10, (0, 1))
+    assert counts == pytest.approx([300] * 10, abs=75)
+
+
+def test_half_of_the_coordinates_move_by_three_widths_in_turn() -> None:
+    start = rows_of([SPACE.snap([0, 1, 0.5, 0.5, 0.5])], len(DIMENSIONS))
+    rows = moved(DIMENSIONS, start, 3000, Random(3))
+    x = rows[:, NAMES.index("x")]
+    assert (x == 0.5).mean() == pytest.approx(0.5, abs=0.04)
+    for turn, width in enumerate((0.2, 0.08, 0.03)):
+        mine = x[turn::3]
+        assert np.std(mine[mine != 0.5]) == pytest.approx(width, rel=0.1)
+    n = snapped(DIMENSIONS, rows)[:, NAMES.index("n")]
+    assert (n[2::3] != n[0]).mean() > 0.1  # a whole number moves, too, where widths are small
+    kind = rows[:, NAMES.index("kind")]
+    assert (kind != 0).mean() == pytest.approx(0.5 * 0.3 * 2 / 3, abs=0.03)
+
+
+def test_moves_stay_within_the_space_and_start_at_each_of_the_points() -> None:
+    starts = rows_of([SPACE.point(Random(seed)) for seed in range(3)], len(DIMENSIONS))
+    rows = moved(DIMENSIONS, starts, 600, Random(4))
+    assert not np.isnan(rows).any()
+    assert ((rows >= 0) & (rows <= 2)).all()
+    x = NAMES.index("x")
+    assert [(rows[:, x] == start).mean() > 0.1 for start in starts[:, x]] == [True] * 3
+
+
+def test_the_same_randomness_gives_the_same_candidates() -> None:
+    starts = rows_of([SPACE.point(Random(0))], len(DIMENSIONS))
+    one, two = (moved(DIMENSIONS, starts, 9, Random(5)) for _ in range(2))
+    np.testing.assert_array_equal(one, two)

@@ -1,0 +1,220 @@
+"""What is proposed from what is known: by two densities, and by a process over all rungs."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerolab.schema.space import Point, Space
+from zerolab.searcher.tpe import proposals
+from zerolab.searcher.tpe.ladder import Ladder
+from zerolab.searcher.tpe.parzen import Mixture
+from zerolab.searcher.tpe.proposals import Proposer
+
+REAL = {"x": {"type": "double", "minval": 0, "maxval": 1}}
+MIXED = REAL | {
+    "kind": {"type": "categorical", "vals": ["a", "b", "c"]},
+    "n": {"type": "int", "minval": 1, "maxval": 9},
+    "y": {"type": "log", "minval": -4, "maxval": 0, "when": {"kind": "b"}},
+}
+
+
+class Counting(Space):
+    """Counts the points that are drawn from the whole space."""
+
+    drawn = 0
+
+    def point(self, rng: Random) -> Point:
+        self.drawn += 1
+        return super().point(rng)
+
+
+@pytest.fixture
+def densities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two densities choose always."""
+    monkeypatch.setattr(proposals, "_BY_DENSITIES", 1.0)
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process chooses always."""
+    monkeypatch.setattr(proposals, "_BY_DENSITIES", 0.0)
+    monkeypatch.setattr(proposals, "_UNIFORM", 0.0)
+
+
+def at_full_length(points: Sequence[float]) -> tuple[Ladder, dict[int, Point]]:
+    """A ladder of one rung at which so many trials were judged, best first."""
+    ladder = Ladder(1)
+    for trial_id in range(len(points)):
+        ladder.insert(0, trial_id, trial_id)
+    return ladder, {trial_id: (value,) for trial_id, value in enumerate(points)}
+
+
+def proposed(space: Space, points: Sequence[float], count: int) -> list[float]:
+    ladder, known = at_full_length(points)
+    drawn = [Proposer(space).propose(ladder, known, [], Random(seed)) for seed in range(count)]
+    return [float(point[0] or 0.0) for point in drawn]
+
+
+def test_one_trial_in_twenty_is_drawn_from_the_whole_space() -> None:
+    space = Counting(REAL)
+    proposed(space, [0.3] * 8, 1000)
+    assert space.drawn == pytest.approx(50, abs=20)
+
+
+def test_before_eight_trials_were_judged_all_are_drawn_from_the_whole_space() -> None:
+    space = Counting(REAL)
+    proposed(space, [0.3] * 7, 20)
+    assert space.drawn == 20
+
+
+def test_a_third_of_the_others_is_chosen_by_two_densities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    log_density = Mixture.log_density
+    monkeypatch.setattr(
+        Mixture, "log_density", lambda self, at: asked.append(1) or log_density(self, at)
+    )
+    proposed(Space(REAL), [0.1 * i for i in range(9)], 600)
+    assert len(asked) / 2 == pytest.approx(0.33 * 0.95 * 600, abs=35)
+
+
+@pytest.mark.usefixtures("densities")
+def test_the_best_tenth_is_good_and_the_rest_is_not() -> None:
+    drawn = proposed(Space(REAL), [0.1, 0.1, 0.9] + [0.5] * 17, 300)
+    assert sum(value < 0.3 for value in drawn) > 0.85 * len(drawn)
+    assert sum(abs(value - 0.9) < 0.1 for value in drawn) < 0.05 * len(drawn)
+
+
+@pytest.mark.usefixtures("densities")
+@pytest.mark.parametrize(
+    ("judged", "good", "bad"), [(8, 1, 7), (21, 3, 18), (250, 25, 100), (400, 25, 100)]
+)
+def test_so_many_are_good_and_bad_and_what_has_begun_is_bad_too(
+    judged: int, good: int, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[float]] = []
+
+    class Seen(Mixture):
+        def __init__(self, dimensions: Any, points: Any) -> None:
+            super().__init__(dimensions, points)
+            made.append([float(point[0]) for point in points])
+
+    monkeypatch.setattr("zerolab.searcher.tpe.proposals.Mixture", Seen)
+    ladder, points = at_full_length([trial_id / 1000 for trial_id in range(judged)])
+    begun = [judged, judged + 1]
+    points |= {trial_id: (trial_id / 1000,) for trial_id in begun}
+    seed = next(seed for seed in range(99) if Random(seed).random() > 0.05)
+    Proposer(Space(REAL)).propose(ladder, points, begun, Random(seed))
+    best, others = made
+    assert best == [points[i][0] for i in range(good)]
+    assert others[bad:] == [points[i][0] for i in begun]
+    assert len(set(others[:bad])) == bad
+    assert set(others[:bad]) <= {points[i][0] for i in range(good, judged)}
+    assert max(others[:bad]) > (points[judged // 2][0] or 0.0)  # of all of them, not their head
+
+
+@pytest.mark.usefixtures("process")
+def test_the_process_goes_to_the_hollow_that_values_point_to_though_nobody_was_there() -> None:
+    ladder, points = Ladder(1), {}
+    for trial_id, x in enumerate(np.linspace(0, 1, 11)):
+        points[trial_id] = (float(x),)
+        ladder.insert(0, (x - 0.55) ** 2, trial_id)  # 0.5 and 0.6 are alike
+    proposer = Proposer(Space(REAL))
+    drawn = [proposer.propose(ladder, points, [], Random(seed))[0] for seed in range(20)]
+    assert all(abs((x or 0.0) - 0.55) < 0.03 for x in drawn)
+
+
+@pytest.mark.usefixtures("process")
+def test_where_a_trial_is_under_way_no_other_one_is_sent() -> None:
+    ladder, points = Ladder(1), {}
+    for trial_id, x in enumerate(np.linspace(0, 0.5, 9)):
+        points[trial_id] = (float(x),)
+        ladder.insert(0, -x, trial_id)  # nobody knows how it goes on
+    first = Proposer(Space(REAL)).propose(ladder, points, [], Random(1))
+    points[99] = first
+    again = Proposer(Space(REAL)).propose(ladder, points, [99], Random(1))
+    assert abs((again[0] or 0.0) - (first[0] or 0.0)) > 0.02
+
+
+def ladder_of(space: Space, trials: int, top: int) -> tuple[Ladder, dict[int, Point]]:
+    """So many trials that were judged at the lowest rung, the first of which came to the top."""
+    ladder, points = Ladder(27), {}
+    for trial_id in range(trials):
+        points[trial_id] = space.point(Random(trial_id))
+        value = Random(f"value {trial_id}").random()
+        if trial_id < top:
+            for length in (1, 3, 9):
+                ladder.pass_by(length, value, trial_id)
+            ladder.insert(3, value, trial_id)
+        else:
+            ladder.insert(0, value, trial_id)
+    return ladder, points
+
+
+@pytest.mark.parametrize(
+    ("trials", "top", "rung", "each"),
+    [
+        (12, 3, 0, [12]),  # three at the top say too little of it
+        (12, 4, 3, [12, 4, 4, 4]),
+        (90, 0, 0, [90]),
+        (300, 0, 0, [100]),
+        (300, 30, 3, [20, 20, 30, 30]),
+        (900, 200, 3, [5, 20, 25, 50]),
+    ],
+)
+def test_a_process_is_made_of_a_hundred_results_at_most_from_the_highest_rung_down(
+    trials: int, top: int, rung: int, each: list[int]
+) -> None:
+    ladder, _ = ladder_of(Space(REAL), trials, top)
+    results = proposals._results(ladder)
+    assert results.rung == rung
+    assert np.bincount(results.rungs).tolist() == each
+    assert len(results.scores) == len(results.trials) == sum(each)
+    values = ladder.known()[rung]
+    order = sorted(values, key=lambda trial_id: (values[trial_id], trial_id))
+    assert results.best == order[: len(results.best)]
+    of_rung = [i for i, r in zip(results.trials, results.rungs, strict=True) if r == rung]
+    assert of_rung[: len(of_rung) // 2] == order[: len(of_rung) // 2]
+    assert of_rung[-1] == order[-1]
+
+
+@pytest.mark.usefixtures("process")
+def test_a_shape_is_fitted_anew_when_there_is_an_eighth_more_and_never_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits = []
+    fit = proposals.Process._fit
+    monkeypatch.setattr(proposals.Process, "_fit", lambda self: fits.append(1) or fit(self))
+    space = Space(MIXED)
+    proposer = Proposer(space)
+    counted = []
+    for trials in range(50, 80):
+        ladder, points = ladder_of(space, trials, 0)
+        proposer.propose(ladder, points, [], Random(trials))
+        counted.append(len(fits))
+    grown = [trials for trials, (a, b) in enumerate(pairwise(counted), 51) if b > a]
+    assert (counted[0], grown) == (1, [57, 64, 72])
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_proposed_is_a_point_of_the_space(seed: int) -> None:
+    space = Space(MIXED)
+    ladder, points = ladder_of(space, 40, 6)
+    proposer = Proposer(space)
+    for trial_id in range(40, 60):
+        point = proposer.propose(ladder, points, [39], Random(f"{seed} {trial_id}"))
+        hparams = space.hparams(point)
+        assert ("y" in hparams) == (hparams["kind"] == "b")
+        assert space.read(hparams) == pytest.approx(point)
+
+
+def test_a_space_of_constants_needs_no_process() -> None:
+    ladder, points = at_full_length([0.5] * 9)
+    constant = Space({"x": {"type": "const", "val": 3}})
+    assert Proposer(constant).propose(ladder, points, [], Random(0)) == ()

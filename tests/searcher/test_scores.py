@@ -1,0 +1,92 @@
+"""Values of all rungs on one scale."""
+
+import math
+from random import Random
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from zerolab.searcher.tpe.scores import on_one_scale
+
+
+def values_of(count: int, seed: int = 0) -> dict[int, float]:
+    rng = Random(seed)
+    return {trial_id: rng.gauss(0, 1) for trial_id in range(count)}
+
+
+def as_dict(scored: tuple[np.ndarray, np.ndarray]) -> dict[int, float]:
+    return dict(zip(scored[0].tolist(), scored[1].tolist(), strict=True))
+
+
+def test_a_few_have_the_deviates_of_their_ranks() -> None:
+    ((ids, scores),) = on_one_scale([{5: 3.0, 7: -8.0, 6: 2.0, 9: math.inf}])
+    assert ids.tolist() == [7, 6, 5, 9]
+    normal = NormalDist()
+    assert scores == pytest.approx(
+        [normal.inv_cdf(share) for share in (1 / 8, 3 / 8, 5 / 8, 7 / 8)]
+    )
+
+
+def test_the_median_and_the_best_tenth_of_more_lie_where_those_of_a_normal_distribution_do() -> (
+    None
+):
+    ((_, scores),) = on_one_scale([{i: value * 1000 for i, value in values_of(501).items()}])
+    assert np.quantile(scores, (0.1, 0.5)) == pytest.approx([-1.2816, 0.0], abs=0.02)
+
+
+@pytest.mark.parametrize(("stretch", "shift"), [(1e-6, 0.0), (1.0, 1e3), (250.0, -70.0)])
+def test_how_a_metric_is_measured_at_a_length_makes_no_difference(
+    stretch: float, shift: float
+) -> None:
+    low, high = values_of(60), values_of(20, seed=1)
+    other = {i: value * stretch + shift for i, value in high.items()}
+    expected, found = on_one_scale([low, high]), on_one_scale([low, other])
+    for one, two in zip(expected, found, strict=True):
+        assert one[0].tolist() == two[0].tolist()
+        assert one[1] == pytest.approx(two[1], abs=1e-6)
+
+
+def test_who_was_promoted_has_scores_as_good_as_that_says() -> None:
+    low = values_of(90)
+    best = sorted(low, key=low.__getitem__)[:30]
+    high = {i: Random(i).gauss(0, 1) for i in best}
+    below, above = map(as_dict, on_one_scale([low, high]))
+    was = [below[i] for i in best]
+    assert np.median(list(above.values())) == pytest.approx(np.median(was), abs=1e-9)
+    assert max(above.values()) <= max(was)
+
+
+def test_rungs_that_say_the_same_give_the_same_scores() -> None:
+    low = values_of(60)
+    high = {i: 5 * low[i] + 2 for i in sorted(low, key=low.__getitem__)[:20]}
+    below, above = map(as_dict, on_one_scale([low, high]))
+    assert [above[i] for i in high] == pytest.approx([below[i] for i in high])
+
+
+def test_what_diverged_is_last_and_an_outlier_weighs_no_more_than_that() -> None:
+    values = values_of(20) | {20: 1e30, 21: math.inf, 22: math.inf}
+    ((ids, scores),) = on_one_scale([values])
+    assert ids[-3:].tolist() == [20, 21, 22]
+    assert scores[-2] == scores[-1]
+    assert (np.diff(scores) >= 0).all()
+    assert scores.max() < 3
+    assert on_one_scale([values_of(20) | {20: -1e30}])[0][1].min() > -4
+
+
+def test_who_fails_on_the_way_counts_as_the_worst_of_the_rung_below() -> None:
+    low = values_of(9)
+    scored = on_one_scale([low, {0: 0.1, 1: 0.2, 99: math.inf}])
+    assert as_dict(scored[1])[99] == pytest.approx(max(as_dict(scored[0]).values()))
+
+
+def test_equal_values_have_equal_scores() -> None:
+    ((_, scores),) = on_one_scale([{i: float(i // 4) for i in range(16)}])
+    assert len(set(scores.tolist())) == 4
+    ((_, scores),) = on_one_scale([dict.fromkeys(range(9), 0.25)])
+    assert set(scores.tolist()) == {0.0}
+
+
+def test_a_rung_without_values_has_no_scores() -> None:
+    scored = on_one_scale([{}, {}, {1: 0.5, 2: 0.25}])
+    assert [len(ids) for ids, _ in scored] == [0, 0, 2]
