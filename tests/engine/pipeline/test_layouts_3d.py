@@ -129,9 +129,12 @@ def refused() -> str:
     return str(caught.value)
 
 
+def all_trained(directory: str) -> dict[str, Trained]:
+    return {name: trained(name, f"{directory}/{name}") for name in SCHEDULES}
+
+
 def everything(directory: str) -> Any:
-    runs = {name: trained(name, f"{directory}/{name}") for name in SCHEDULES}
-    return runs, resumed(f"{directory}/1f1b"), refused()
+    return all_trained(directory), resumed(f"{directory}/1f1b"), refused()
 
 
 def check(runs: list[Trained]) -> None:
@@ -203,7 +206,7 @@ def test_cut_ranks_share_what_recomputed_layers_keep_but_for_what_a_stage_receiv
 
 
 def on_eight(directory: str) -> Any:
-    return trained("1f1b", directory), moved(directory)
+    return all_trained(directory), moved(f"{directory}/1f1b")
 
 
 @pytest.mark.slow
@@ -224,12 +227,17 @@ def test_the_example_gives_the_same_losses_on_4_ranks_and_on_one(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_2_stages_of_2_replicas_of_2_cut_ranks_train_as_one_process(tmp_path: Path) -> None:
+def test_2_stages_of_2_replicas_of_2_cut_ranks_train_as_one_process_by_every_schedule(
+    tmp_path: Path,
+) -> None:
     answers = run_on_ranks(on_eight, 8, str(tmp_path))
-    assert answers[0][0].layout == {"pipe": 2, "data": 2, "tensor": 2}
-    check([run for run, _ in answers])
     losses, *_ = reference(STEPS)
-    for run, found in answers:
+    for schedule in SCHEDULES:
+        runs = [found[schedule] for found, _ in answers]
+        assert runs[0].layout == {"pipe": 2, "data": 2, "tensor": 2}
+        check(runs)
+    for runs_of_rank, found in answers:
         assert len(found) == 2 * len(MOVED)
         assert found == {name: pytest.approx(losses[-1], abs=1e-5) for name in found}
-        assert found["from 2x2x2"] == run.losses[-1]  # a new engine, to the last bit
+        # a new engine, to the last bit
+        assert found["from 2x2x2"] == runs_of_rank["1f1b"].losses[-1]
