@@ -144,17 +144,19 @@ def comparisons(runs: Runs) -> list[str]:
 def ranks(runs: Runs) -> list[str]:
     """Mean rank of every method, and how probable its distance from ours is by chance.
 
-    Ranked are the regrets of one objective and seed, where all methods ran it; each objective
-    weighs the same. The p is that of Wilcoxon's signed-rank test over the objectives' mean ranks,
-    two-sided, after Holm's correction for as many methods as are compared.
+    Ranked are the regrets of one objective and seed, of the methods that have runs of every
+    objective at that time, where all of them ran it; each objective weighs the same. The p is that
+    of Wilcoxon's signed-rank test over the objectives' mean ranks, two-sided, after Holm's
+    correction for as many methods as are compared.
     """
     methods = list(dict.fromkeys(method for method, _ in runs))
     table: dict[str, list[str]] = {method: [] for method in methods}
     fewest = []
     for index in range(4):
+        here = [method for method in methods if _is_everywhere(runs, method, index)]
         means = []  # for each objective, each method's mean rank
         for objective in ALL:
-            each = [runs.get((method, objective.name), {}) for method in methods]
+            each = [runs[method, objective.name] for method in here]
             shared = set.intersection(
                 *({seed for seed in one if len(one[seed]) > index} for one in each)
             )
@@ -162,11 +164,14 @@ def ranks(runs: Runs) -> list[str]:
             if rows:
                 means.append([statistics.fmean(column) for column in zip(*rows, strict=True)])
                 fewest.append(len(rows))
-        by_method = dict(zip(methods, zip(*means, strict=True), strict=True))
-        p = corrected({m: apart(by_method[m], by_method[OURS]) for m in methods if m != OURS})
-        for method, values in by_method.items():
+        by_method = dict(zip(here, zip(*means, strict=True), strict=True))
+        p = corrected({m: apart(by_method[m], by_method[OURS]) for m in here if m != OURS})
+        for method in methods:
             told = f" ({p[method]:.1g})" if method in p else ""
-            table[method].append(f"{statistics.fmean(values):.2f}{told}")
+            known = method in by_method
+            table[method].append(
+                f"{statistics.fmean(by_method[method]):.2f}{told}" if known else "-"
+            )
     seeds = f"{min(fewest)} to {max(fewest)} seeds of {len(ALL)} objectives"
     lines = ["", f"Mean rank (1 is best; p beside {OURS}, two-sided, Holm), {seeds}", ""]
     lines += [
@@ -175,6 +180,14 @@ def ranks(runs: Runs) -> list[str]:
     ]
     lines += [f"| {method} | " + " | ".join(cells) + " |" for method, cells in table.items()]
     return lines
+
+
+def _is_everywhere(runs: Runs, method: str, index: int) -> bool:
+    """Whether a method has a run of every objective at a time."""
+    return all(
+        any(len(regrets) > index for regrets in runs.get((method, objective.name), {}).values())
+        for objective in ALL
+    )
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
