@@ -64,6 +64,10 @@ SAID = (
     f"At most {proposals._RESULTS} results are used",
     f"half of what is left, or {proposals._LEAST_OF_A_RUNG}, or what it has",
     f"highest trusted rung with at least {proposals._ENOUGH_ABOVE} finite values",
+    f"the newest {proposals._MOST_PENDING} of the trials that have not been judged",
+    f"the newest {proposals._MOST_PENDING} trials that have not been judged",
+    f"more than {proposals._MOST_FEATURES} features (one for a number, one for each category, of a "
+    f"dimension at most {proposals._RESULTS})",
     f"Gains are compared to {proposals._DIGITS} decimals",
 )
 

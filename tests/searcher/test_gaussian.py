@@ -164,6 +164,11 @@ def test_of_two_hopeless_candidates_the_less_hopeless_one_is_better() -> None:
     assert (np.diff(gains) < 0).all()
 
 
+def test_a_gain_falls_with_the_mean_where_its_formulas_meet_too() -> None:
+    means = np.linspace(4, 8, 4001)  # in deviations above the lowest
+    assert (np.diff(log_improvement(means, np.ones(4001), 0.0)) < 0).all()
+
+
 def test_results_that_are_all_the_same_are_no_error() -> None:
     x = np.linspace(0, 1, 9)[:, None]
     process = Process(x, np.zeros(1, dtype=np.intp), 1, np.zeros(9, dtype=int), np.full(9, 0.5))

@@ -214,6 +214,40 @@ def test_what_is_proposed_is_a_point_of_the_space(seed: int) -> None:
         assert space.read(hparams) == pytest.approx(point)
 
 
+@pytest.mark.usefixtures("process")
+def test_only_the_newest_200_trials_that_nothing_is_known_of_are_weighed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighed = []
+    predict = proposals.Process.predict
+    monkeypatch.setattr(
+        proposals.Process,
+        "predict",
+        lambda self, rung, candidates, training: (
+            weighed.append(training[:, 0].tolist()) or predict(self, rung, candidates, training)
+        ),
+    )
+    ladder, points = at_full_length([0.1 * i for i in range(9)])
+    begun = {trial_id: (trial_id / 1000,) for trial_id in range(100, 350)}
+    Proposer(Space(REAL)).propose(ladder, points | begun, list(begun), Random(1))
+    assert weighed == [[trial_id / 1000 for trial_id in range(150, 350)]]
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize(("leaves", "fits"), [(30, 1), (31, 0)])
+def test_in_a_space_of_thousands_of_categories_no_process_holds_up_the_server(
+    leaves: int, fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = []
+    fit = proposals.Process._fit
+    monkeypatch.setattr(proposals.Process, "_fit", lambda self: fitted.append(1) or fit(self))
+    many = {"type": "categorical", "vals": list(range(300))}
+    space = Space({f"c{index}": many for index in range(leaves)})
+    ladder, points = ladder_of(space, 12, 0)
+    Proposer(space).propose(ladder, points, [], Random(1))
+    assert len(fitted) == fits
+
+
 def test_a_space_of_constants_needs_no_process() -> None:
     ladder, points = at_full_length([0.5] * 9)
     constant = Space({"x": {"type": "const", "val": 3}})

@@ -87,6 +87,16 @@ def test_equal_values_have_equal_scores() -> None:
     assert set(scores.tolist()) == {0.0}
 
 
+@pytest.mark.parametrize("unit", [5e-324, 1e-300, 1e300, 1.7e308])
+def test_values_as_small_or_large_as_there_are_have_scores(unit: float) -> None:
+    low = {i: unit * (-1 if i % 3 else 1) * ((i % 4) / 3) for i in range(12)}
+    for values in (low, low | {12: 1.7e308, 13: -1.7e308, 14: math.inf}):
+        for ids, scores in on_one_scale([values, dict(list(values.items())[4:])]):
+            assert (np.diff(scores) >= 0).all()
+            assert np.abs(scores).max() < 6
+            assert len(ids) == len(scores)
+
+
 def test_a_rung_without_values_has_no_scores() -> None:
     scored = on_one_scale([{}, {}, {1: 0.5, 2: 0.25}])
     assert [len(ids) for ids, _ in scored] == [0, 0, 2]

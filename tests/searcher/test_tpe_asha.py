@@ -214,6 +214,14 @@ def test_a_length_is_trusted_as_far_as_it_ranks_pairs_right(
     assert agreement.trust() == pytest.approx([trust, 1.0])
 
 
+def test_values_that_lie_infinitely_far_apart_are_ranked() -> None:
+    agreement = Agreement(2)
+    for trial_id, value in enumerate((-1.7e308, 0.0, 1.7e308, math.inf)):
+        agreement.note(0, trial_id, value)
+        agreement.note(1, trial_id, value)
+    assert agreement.trust() == [1.0, 1.0]
+
+
 def test_below_a_length_that_misleads_none_is_trusted_however_well_it_ranks() -> None:
     agreement = Agreement(3)
     for trial_id, longer in enumerate([(1, 2), (3, 3), (4, 1), (2, 4)], start=1):

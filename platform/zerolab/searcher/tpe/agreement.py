@@ -105,8 +105,8 @@ class Agreement:
 
 
 def _differences(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of every pair; two that are both infinite do not differ."""
-    with np.errstate(invalid="ignore"):
+    """Of every pair, infinite where it is too large; two that are both infinite do not differ."""
+    with np.errstate(invalid="ignore", over="ignore"):
         apart: NDArray[np.float64] = values[:, None] - values[None, :]
     apart[np.isnan(apart)] = 0.0
     return apart

@@ -248,7 +248,8 @@ def log_improvement(mean: Array, deviation: Array, lowest: float) -> Array:
     near = z.clip(-5)
     below = np.array([math.erfc(-each / math.sqrt(2)) / 2 for each in near])
     improved = np.exp(-near * near / 2) / math.sqrt(2 * math.pi) + near * below
-    far = np.minimum(z, -5)  # there the expectation is nearly the density by z^2
+    far = np.minimum(z, -5)  # there it is nearly, and not less than, this part of the density
     tail = -far * far / 2 - 0.5 * math.log(2 * math.pi) - 2 * np.log(-far)
+    tail += np.log1p(-3 / far**2)
     gain: Array = np.where(z > -5, np.log(improved.clip(1e-300)), tail) + np.log(deviation)
     return gain

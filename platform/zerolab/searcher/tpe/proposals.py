@@ -13,7 +13,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from zerolab.schema.space import Point, Space
+from zerolab.schema.space import Dimension, Point, Space
 from zerolab.searcher.tpe.candidates import anywhere, moved, rows_of, snapped
 from zerolab.searcher.tpe.gaussian import Process, embed, log_improvement
 from zerolab.searcher.tpe.ladder import Ladder
@@ -45,6 +45,10 @@ _RESULTS = 100
 _LEAST_OF_A_RUNG = 20
 _GROWTH = 1.12
 """So many times as many results make its shape be fitted anew."""
+_MOST_FEATURES = 3000
+"""In a space of more the densities choose always: a fit takes as long as there are features."""
+_MOST_PENDING = 200
+"""Of the trials that nothing is known of the newest count; the time grows with their cube."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Proposer:
 
     def __init__(self, space: Space) -> None:
         self._space = space
+        self._is_wide = sum(map(_features, space.dimensions)) > _MOST_FEATURES
         self._shape: Array | None = None
         self._fitted_to: tuple[list[int], int] = ([], 0)  # rungs, and how many results there were
 
@@ -89,7 +94,7 @@ class Proposer:
         Args:
             ladder: What is known of trials.
             points: Where the trials lie, by id.
-            pending: Trials that nothing is known of yet.
+            pending: Trials that nothing is known of yet, oldest first.
             rng: The new trial's own randomness.
 
         Returns:
@@ -98,10 +103,11 @@ class Proposer:
         known = ladder.best_known(_ENOUGH)
         if rng.random() < _UNIFORM or known is None or not self._space.dimensions:
             return self._space.point(rng)
+        pending = pending[-_MOST_PENDING:]
         count = _good(len(known))
         good = self._mixture(points, known[:count])
         drawn = snapped(self._space.dimensions, good.draw(rng, _CANDIDATES))
-        if rng.random() < _BY_DENSITIES:
+        if rng.random() < _BY_DENSITIES or self._is_wide:
             rest = [*known[count:], *ladder.left_behind(known)]
             if len(rest) > _MOST_BAD:
                 rest = rng.sample(rest, _MOST_BAD)
@@ -160,6 +166,11 @@ class Proposer:
             return self._shape
         self._fitted_to = now, results.known
         return None
+
+
+def _features(dimension: Dimension) -> int:
+    """How many features of a dimension a process is fitted to, at most."""
+    return min(dimension.size, _RESULTS) if dimension.kind == "categorical" else 1
 
 
 def _good(known: int) -> int:

@@ -58,10 +58,12 @@ def _laid(values: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np
     finite = int(np.isfinite(values).sum())
     laid = scale.copy()
     if finite >= _FEWEST:
-        best, middle = np.quantile(values[:finite], _QUANTILES)
+        small = values[:finite] / 4  # so that no difference of two is infinite
+        best, middle = np.quantile(small, _QUANTILES)
         low, centre = np.quantile(scale[:finite], _QUANTILES)
         if middle > best:
-            on_line = centre + (values[:finite] - middle) * (centre - low) / (middle - best)
+            with np.errstate(over="ignore"):  # what lies so far away is cut off
+                on_line = centre + (small - middle) * (centre - low) / (middle - best)
             laid[:finite] = on_line.clip(scale[0] - _LOWER, scale[-1])
             laid[finite:] = scale[-1]
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
