@@ -12,6 +12,7 @@ from zerolab.searcher.tpe import (
     parzen,
     proposals,
     scores,
+    search,
 )
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "searchers.md"
@@ -68,6 +69,7 @@ SAID = (
     f"the newest {proposals._MOST_PENDING} trials that have not been judged",
     f"more than {proposals._MOST_FEATURES} features (one for a number, one for each category, of a "
     f"dimension at most {proposals._RESULTS})",
+    f"Of more than {search._MOST_PROPOSED} trials that begin at one event",
     f"Gains are compared to {proposals._DIGITS} decimals",
 )
 

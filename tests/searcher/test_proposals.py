@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from zerolab.schema.space import Point, Space
 from zerolab.searcher.tpe import proposals
@@ -246,6 +247,26 @@ def test_in_a_space_of_thousands_of_categories_no_process_holds_up_the_server(
     ladder, points = ladder_of(space, 12, 0)
     Proposer(space).propose(ladder, points, [], Random(1))
     assert len(fitted) == fits
+
+
+@pytest.mark.usefixtures("process")
+def test_a_proposal_computes_on_one_core_and_leaves_the_others_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def threads() -> list[int]:
+        return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+    seen = []
+    predict = proposals.Process.predict
+    monkeypatch.setattr(
+        proposals.Process,
+        "predict",
+        lambda self, *known: seen.append(threads()) or predict(self, *known),
+    )
+    with threadpool_limits(2, user_api="blas"):
+        proposed(Space(REAL), [0.1 * i for i in range(9)], 1)
+        assert set(threads()) == {2}
+    assert set(seen[0]) == {1}
 
 
 def test_a_space_of_constants_needs_no_process() -> None:

@@ -97,6 +97,17 @@ def test_values_as_small_or_large_as_there_are_have_scores(unit: float) -> None:
             assert len(ids) == len(scores)
 
 
+@pytest.mark.parametrize("alike", [20, 15])
+def test_who_was_alike_below_is_told_apart_above(alike: int) -> None:
+    """After one epoch nothing is learned yet: all have the accuracy of guesses."""
+    low = {i: 0.9 if i < alike else 1.0 + i for i in range(20)}
+    high = values_of(20)
+    _, (ids, scores) = on_one_scale([low, high])
+    assert ids.tolist() == sorted(high, key=high.__getitem__)
+    assert (np.diff(scores) > 0).sum() >= 18  # all but what is cut off at the end
+    assert np.quantile(scores, 0.5) - np.quantile(scores, 0.1) > 1
+
+
 def test_a_rung_without_values_has_no_scores() -> None:
     scored = on_one_scale([{}, {}, {1: 0.5, 2: 0.25}])
     assert [len(ids) for ids, _ in scored] == [0, 0, 2]

@@ -23,6 +23,7 @@ from zerolab.searcher import (
 )
 from zerolab.searcher.tpe.agreement import Agreement
 from zerolab.searcher.tpe.ladder import Ladder, forecast, make_levels
+from zerolab.searcher.tpe.proposals import Proposer
 
 SPACE: dict[str, Any] = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
@@ -306,6 +307,19 @@ def test_a_trial_of_the_best_third_goes_on_before_a_new_one_begins() -> None:
     run.report(5, 0.6)
     assert run.training == [4, 6, 3]
     assert run.log[-1] == Continue(3, 3)
+
+
+def test_of_many_trials_that_begin_at_once_200_are_drawn_from_what_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    propose = Proposer.propose
+    monkeypatch.setattr(
+        Proposer, "propose", lambda self, *known: asked.append(1) or propose(self, *known)
+    )
+    operations = searcher(trials=500, concurrent=300).initial_operations()
+    assert sum(isinstance(operation, Create) for operation in operations) == 300
+    assert len(asked) == 200
 
 
 def test_a_value_before_the_rung_changes_nothing() -> None:

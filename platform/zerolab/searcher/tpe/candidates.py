@@ -4,6 +4,7 @@ Points are rows of coordinates, as in :mod:`zerolab.searcher.tpe.parzen`. Every 
 from the trial's own generator, a fixed number of them for each candidate.
 """
 
+import math
 from collections.abc import Sequence
 from random import Random
 
@@ -42,8 +43,8 @@ def rows_of(points: Sequence[Sequence[float | None]], dimensions: int) -> Points
 
 def uniform(rng: Random, *shape: int) -> NDArray[np.float64]:
     """Random numbers from 0 to below 1."""
-    count = int(np.prod(shape))
-    return np.array([rng.random() for _ in range(count)]).reshape(shape)
+    draw = rng.random
+    return np.array([draw() for _ in range(math.prod(shape))]).reshape(shape)
 
 
 def normal(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ last; of equal values the older trial's is the better one.
 """
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Collection, Container, Mapping
 
 from zerolab.searcher.tpe.agreement import Agreement
@@ -229,7 +229,7 @@ class Ladder:
         trust = self._agreement.trust()
         for rung in range(self.top, -1, -1):
             judged = self.rungs[rung]
-            if trust[rung] > 0 and sum(math.isfinite(value) for value, _ in judged) >= enough:
+            if trust[rung] > 0 and bisect_left(judged, (math.inf,)) >= enough:
                 return [trial_id for _, trial_id in judged]
         return None
 

@@ -12,6 +12,7 @@ from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 
 from zerolab.schema.space import Dimension, Point, Space
 from zerolab.searcher.tpe.candidates import anywhere, moved, rows_of, snapped
@@ -23,6 +24,10 @@ from zerolab.searcher.tpe.scores import Scores, on_one_scale
 __all__ = ["Proposer"]
 
 Array = NDArray[np.float64]
+
+_BLAS = ThreadpoolController()
+"""Of what numpy has loaded. Its threads gain nothing with matrices of a hundred rows, take cores
+from trials, and add up in an order that depends on how many there are."""
 
 _UNIFORM = 0.05
 """Part of the trials that are drawn from the whole space."""
@@ -103,6 +108,17 @@ class Proposer:
         known = ladder.best_known(_ENOUGH)
         if rng.random() < _UNIFORM or known is None or not self._space.dimensions:
             return self._space.point(rng)
+        with _BLAS.limit(limits=1, user_api="blas"):
+            return self._promising(ladder, points, pending, known, rng)
+
+    def _promising(
+        self,
+        ladder: Ladder,
+        points: Mapping[int, Point],
+        pending: Sequence[int],
+        known: list[int],
+        rng: Random,
+    ) -> Point:
         pending = pending[-_MOST_PENDING:]
         count = _good(len(known))
         good = self._mixture(points, known[:count])

@@ -3,7 +3,8 @@
 At the lowest rung values are moved and stretched so that their median and best tenth lie where
 those of a normal distribution do; at any other one, where those trials lay one rung below that came
 to it. So who was promoted has scores as good as its promotion said, outliers weigh no more than the
-worst of the others, and where two rungs say the same they give the same scores.
+worst of the others, and where two rungs say the same they give the same scores. Where trials were
+all alike one rung below, as before anything is learned, normal deviates take the place of that.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 __all__ = ["Scores", "on_one_scale"]
 
-Scores = tuple[NDArray[np.int64], NDArray[np.float64]]
+Array = NDArray[np.float64]
+
+Scores = tuple[NDArray[np.int64], Array]
 """Ids of the trials of a rung, best first, and their scores; (N,) each."""
 
 _QUANTILES = (0.1, 0.5)
@@ -53,26 +56,36 @@ def on_one_scale(rungs: Sequence[Mapping[int, float]]) -> list[Scores]:
     return scored
 
 
-def _laid(values: NDArray[np.float64], scale: NDArray[np.float64]) -> NDArray[np.float64]:
+def _laid(values: Array, scale: Array) -> Array:
     """Lay sorted values on a scale of as many sorted scores."""
-    finite = int(np.isfinite(values).sum())
+    finite = int(np.searchsorted(values, np.inf))
+    if finite and _common(scale[:finite])[0] == _common(scale[:finite])[1]:
+        # Below they were all alike, so that they can only be told from each other here.
+        scale = scale[0] + _deviates(len(scale))
     laid = scale.copy()
     if finite >= _FEWEST:
         small = values[:finite] / 4  # so that no difference of two is infinite
-        best, middle = np.quantile(small, _QUANTILES)
-        low, centre = np.quantile(scale[:finite], _QUANTILES)
+        (best, middle), (low, centre) = _common(small), _common(scale[:finite])
         if middle > best:
             with np.errstate(over="ignore"):  # what lies so far away is cut off
                 on_line = centre + (small - middle) * (centre - low) / (middle - best)
             laid[:finite] = on_line.clip(scale[0] - _LOWER, scale[-1])
             laid[finite:] = scale[-1]
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    means: NDArray[np.float64] = np.bincount(group, laid, len(counts)) / counts
-    return means.round(_DIGITS)[group]
+    group = np.concatenate([[0], np.cumsum(values[1:] != values[:-1])])[: len(values)]
+    means = np.bincount(group, laid) / np.bincount(group)
+    shared: Array = means.round(_DIGITS)[group]
+    return shared
 
 
-@lru_cache(maxsize=64)
-def _deviates(count: int) -> NDArray[np.float64]:
+def _common(sorted_values: Array) -> tuple[float, float]:
+    """The quantiles that two scales have in common, between neighbours in proportion."""
+    places = (len(sorted_values) - 1) * np.array(_QUANTILES)
+    low, middle = np.interp(places, np.arange(len(sorted_values)), sorted_values)
+    return float(low), float(middle)
+
+
+@lru_cache(maxsize=8)
+def _deviates(count: int) -> Array:
     """Normal deviates of so many ranks, smallest first."""
     normal = NormalDist()
     return np.array([normal.inv_cdf((rank + 0.5) / count) for rank in range(count)])

@@ -16,6 +16,8 @@ from zerolab.searcher.view import BracketView, EntryState, RungEntry, RungView, 
 __all__ = ["TpeAshaSearcher"]
 
 _COMPLETED = "completed"
+_MOST_PROPOSED = 200
+"""Trials that begin in one event and are drawn from what is known, which takes its time."""
 
 
 class TpeAshaSearcher(FillingSearcher):
@@ -174,12 +176,13 @@ class TpeAshaSearcher(FillingSearcher):
 
     def _fill(self) -> list[Operation]:
         operations: list[Operation] = []
+        before = self._created
         while not self._closing and len(self._due) + len(self._stopping) < self._concurrent:
             promoted = self._ladder.promote(self._ended)
             if promoted is not None:
                 operations.append(self._go_on(*promoted))
             elif self._created < self._total + self._replaced:
-                operations += self._create()
+                operations += self._create(anywhere=self._created - before >= _MOST_PROPOSED)
             else:
                 break
         if not self._due and not self._stopping and not self._over:
@@ -190,13 +193,16 @@ class TpeAshaSearcher(FillingSearcher):
         self._due[trial_id] = rung
         return Continue(trial_id, self._ladder.levels[rung])
 
-    def _create(self) -> list[Operation]:
+    def _create(self, *, anywhere: bool) -> list[Operation]:
         self._created += 1
         trial_id = self._created
         rng = trial_rng(self._seed, trial_id)
         seed = rng.randrange(2**31)
         rung = self._ladder.enter()
-        point = self._proposer.propose(self._ladder, self._points, list(self._first), rng)
+        if anywhere:
+            point = self._space.point(rng)
+        else:
+            point = self._proposer.propose(self._ladder, self._points, list(self._first), rng)
         self._points[trial_id] = point
         self._due[trial_id] = self._first[trial_id] = rung
         create = Create(trial_id, self._space.hparams(point), seed)
