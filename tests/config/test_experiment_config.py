@@ -354,6 +354,12 @@ def test_a_searcher_that_does_not_exist_here_is_refused_by_one_line(name: str) -
     assert line.startswith(f"searcher.name: must be one of {', '.join(SEARCHERS)}; {name} is a")
 
 
+def test_a_length_that_the_searcher_and_the_class_need_is_asked_for_once() -> None:
+    searcher = {"name": "tpe_asha", "metric": "loss", "max_trials": 3}
+    (line,) = problems(with_values(searcher=searcher))
+    assert line.startswith("searcher.max_length: is required by the tpe_asha searcher")
+
+
 def test_variables_may_differ_by_kind_of_slot() -> None:
     both = {"environment_variables": {"cpu": ["A=1"], "cuda": ["A=2", "B="]}}
     config = load_experiment(with_values(environment=both))

@@ -228,12 +228,14 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
     searcher = config.searcher
     if searcher.max_length is not None and searcher.max_length.count == 0:
         yield "searcher.max_length: must be at least one batch or epoch, got 0"
-    if searcher.full_length is None and config.trial_class is not None:
+    told = list(searcher.problems(config.hyperparameters))
+    yield from told
+    is_told = any(each.startswith("searcher.max_length: ") for each in told)
+    if searcher.full_length is None and config.trial_class is not None and not is_told:
         yield (
             "searcher.max_length: is required for a trial class, got nothing; "
             "say how far to train, e.g. {batches: 1000}"
         )
-    yield from searcher.problems(config.hyperparameters)
     yield from _backend_problems(config)
     yield from storage_problems(config.checkpoint_storage)
     yield from stage_problems(config.data)
