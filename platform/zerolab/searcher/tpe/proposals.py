@@ -200,12 +200,12 @@ def _results(ladder: Ladder) -> _Results:
     Half of what a rung gives are its best, the others stand evenly among all the rest.
     """
     values = ladder.known()
-    trusted = [rung for rung in ladder.trusted() if values[rung]]
-    rung = max(
+    trusted = [rung for rung in reversed(ladder.trusted()) if values[rung]]  # highest first
+    rung = next(
         rung for rung in trusted if sum(map(math.isfinite, values[rung].values())) >= _ENOUGH_ABOVE
     )
     scored = on_one_scale(values)
-    levels = [level for level in reversed(trusted) if level <= rung]
+    levels = trusted[trusted.index(rung) :]
     trials: list[int] = []
     rungs: list[int] = []
     scores: list[float] = []

@@ -88,4 +88,5 @@ def _common(sorted_values: Array) -> tuple[float, float]:
 def _deviates(count: int) -> Array:
     """Normal deviates of so many ranks, smallest first."""
     normal = NormalDist()
-    return np.array([normal.inv_cdf((rank + 0.5) / count) for rank in range(count)])
+    below = [normal.inv_cdf((rank + 0.5) / count) for rank in range(count // 2)]
+    return np.array([*below, *[0.0] * (count % 2), *(-each for each in reversed(below))])
