@@ -20,8 +20,8 @@ from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
-from zeroserver.orchestrator.custom_search import fail_search
 from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.trials import fail_experiment
 from zeroserver.services import Services
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import archive_path, unpack_archive
@@ -121,7 +121,7 @@ class SearchProcesses:
         if code == EXIT_USER_ERROR or failures.count >= _MOST_FAILURES:
             error = f"searcher.entrypoint: its class failed: {line[:_LINE_CHARACTERS]}"
             await self.services.write(
-                lambda world, transaction: fail_search(world, transaction, experiment_id, error)
+                lambda world, transaction: fail_experiment(world, transaction, experiment_id, error)
             )
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ SAID = (
     f"One trial in {1 / proposals._UNIFORM:.0f} ({proposals._UNIFORM:.0%}".replace("%", " %)"),
     f"at least {proposals._ENOUGH} finite values",
     f"the best {proposals._GOOD:.0%}".replace("%", " %")
-    + f", rounded up, at most {proposals._MOST_GOOD}. ",
+    + f", rounded up, at most {proposals._MOST_GOOD}, and ",
     f"Of {proposals._CANDIDATES} candidates drawn from the density of the good, "
     f"in {proposals._BY_DENSITIES:.0%} of".replace("%", " %"),
     f"among these, {proposals._MOVED} *moves* and {proposals._ANYWHERE} points from anywhere",
@@ -60,15 +60,20 @@ SAID = (
     f"of the whole variance at the highest rung and {gaussian._NOISE_GROWTH:.0f} times as much",
     f"with spreads of {gaussian._LENGTH_SPREAD:.0f}, {gaussian._DECAY_SPREAD:.0f} and "
     f"{gaussian._NOISE_SPREAD}",
-    f"{gaussian._STEPS} steps by the sign of the gradient",
+    f"{gaussian._FLOOR} is added to every noise",
+    f"{gaussian._STEPS} steps by the sign of the gradient (Rprop: {gaussian._STEP} at first, "
+    f"{gaussian._FASTER} times as far where a sign stays, {gaussian._SLOWER} times where it turns, "
+    f"from {gaussian._LEAST_STEP} to {gaussian._MOST_STEP}), nowhere more than "
+    f"{gaussian._FARTHEST:.0f} spreads",
+    f"rounded to {gaussian._SHAPE_DIGITS} decimals (the gradient to {gaussian._GRADIENT_DIGITS})",
     f"there are {proposals._GROWTH} times as many results",
     f"At most {proposals._RESULTS} results are used",
     f"half of what is left, or {proposals._LEAST_OF_A_RUNG}, or what it has",
     f"highest trusted rung with at least {proposals._ENOUGH_ABOVE} finite values",
     f"the newest {proposals._MOST_PENDING} of the trials that have not been judged",
     f"the newest {proposals._MOST_PENDING} trials that have not been judged",
-    f"more than {proposals._MOST_FEATURES} features (one for a number, one for each category, of a "
-    f"dimension at most {proposals._RESULTS})",
+    f"more than {proposals._MOST_FEATURES} features (one for a number, two for one that does not "
+    f"always exist, one for each category, of a dimension at most {proposals._RESULTS})",
     f"Of more than {search._MOST_PROPOSED} trials that begin at one event",
     f"Gains are compared to {proposals._DIGITS} decimals",
 )

@@ -8,7 +8,7 @@ import pytest
 
 from zerolab.schema.space import Space
 from zerolab.searcher.tpe.candidates import rows_of
-from zerolab.searcher.tpe.gaussian import Array, Process, embed, log_improvement
+from zerolab.searcher.tpe.gaussian import Array, GaussianProcess, embed, log_improvement
 
 SPACE = Space(
     {
@@ -57,12 +57,12 @@ def kernel(shape: Array, one: Array, at: int, other: Array, other_at: int) -> fl
 RUNGS = np.array([0] * 12 + [1] * 6 + [3] * 4)
 
 
-def mixed_process(shape: Array | None = None) -> tuple[Process, Array, Array, Array]:
+def mixed_process(shape: Array | None = None) -> tuple[GaussianProcess, Array, Array, Array]:
     """A process of 22 results on three rungs, its points, their features and their scores."""
     points = points_of(SPACE, 40)
     features, owners = embed(SPACE.dimensions, points)
     scores = np.random.default_rng(1).normal(size=22)
-    process = Process(features[:22], owners, 4, RUNGS, scores, shape=shape)
+    process = GaussianProcess(features[:22], owners, 4, RUNGS, scores, shape=shape)
     return process, points, features, (scores - scores.mean()) / scores.std()
 
 
@@ -128,7 +128,7 @@ def errors(rungs: list[int], scores: Array, x: Array) -> float:
     """How far a process is off the sine at the highest rung, in the mean over a grid."""
     grid = np.linspace(0, 1, 50)[:, None]
     owners = np.zeros(1, dtype=np.intp)
-    process = Process(x[:, None], owners, 1, np.array(rungs), scores)
+    process = GaussianProcess(x[:, None], owners, 1, np.array(rungs), scores)
     means, _, _ = process.predict(max(rungs), grid, grid[:0])
     truth = np.sin(6 * grid[:, 0])
     slope, shift = np.polyfit(means, truth, 1)  # scores are on a scale of their own
@@ -171,7 +171,9 @@ def test_a_gain_falls_with_the_mean_where_its_formulas_meet_too() -> None:
 
 def test_results_that_are_all_the_same_are_no_error() -> None:
     x = np.linspace(0, 1, 9)[:, None]
-    process = Process(x, np.zeros(1, dtype=np.intp), 1, np.zeros(9, dtype=int), np.full(9, 0.5))
+    process = GaussianProcess(
+        x, np.zeros(1, dtype=np.intp), 1, np.zeros(9, dtype=int), np.full(9, 0.5)
+    )
     means, deviations, _ = process.predict(0, x, x[:1])
     assert np.isfinite(means).all()
     assert np.isfinite(deviations).all()

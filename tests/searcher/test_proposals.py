@@ -1,5 +1,8 @@
 """What is proposed from what is known: by two densities, and by a process over all rungs."""
 
+import math
+import threading
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -52,6 +55,11 @@ def at_full_length(points: Sequence[float]) -> tuple[Ladder, dict[int, Point]]:
     for trial_id in range(len(points)):
         ladder.insert(0, trial_id, trial_id)
     return ladder, {trial_id: (value,) for trial_id, value in enumerate(points)}
+
+
+def blas_threads() -> list[int]:
+    """How many numpy computes with; what other tests have loaded has its own."""
+    return [each["num_threads"] for each in proposals._BLAS.info() if each["user_api"] == "blas"]
 
 
 def proposed(space: Space, points: Sequence[float], count: int) -> list[float]:
@@ -189,8 +197,8 @@ def test_a_shape_is_fitted_anew_when_there_is_an_eighth_more_and_never_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fits = []
-    fit = proposals.Process._fit
-    monkeypatch.setattr(proposals.Process, "_fit", lambda self: fits.append(1) or fit(self))
+    fit = proposals.GaussianProcess._fit
+    monkeypatch.setattr(proposals.GaussianProcess, "_fit", lambda self: fits.append(1) or fit(self))
     space = Space(MIXED)
     proposer = Proposer(space)
     counted = []
@@ -220,9 +228,9 @@ def test_only_the_newest_200_trials_that_nothing_is_known_of_are_weighed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weighed = []
-    predict = proposals.Process.predict
+    predict = proposals.GaussianProcess.predict
     monkeypatch.setattr(
-        proposals.Process,
+        proposals.GaussianProcess,
         "predict",
         lambda self, rung, candidates, training: (
             weighed.append(training[:, 0].tolist()) or predict(self, rung, candidates, training)
@@ -240,8 +248,10 @@ def test_in_a_space_of_thousands_of_categories_no_process_holds_up_the_server(
     leaves: int, fits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted = []
-    fit = proposals.Process._fit
-    monkeypatch.setattr(proposals.Process, "_fit", lambda self: fitted.append(1) or fit(self))
+    fit = proposals.GaussianProcess._fit
+    monkeypatch.setattr(
+        proposals.GaussianProcess, "_fit", lambda self: fitted.append(1) or fit(self)
+    )
     many = {"type": "categorical", "vals": list(range(300))}
     space = Space({f"c{index}": many for index in range(leaves)})
     ladder, points = ladder_of(space, 12, 0)
@@ -250,25 +260,100 @@ def test_in_a_space_of_thousands_of_categories_no_process_holds_up_the_server(
 
 
 @pytest.mark.usefixtures("process")
+def test_what_is_fitted_grows_neither_with_candidates_nor_with_trials_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fitted = []
+    fit = proposals.GaussianProcess._fit
+    monkeypatch.setattr(
+        proposals.GaussianProcess,
+        "_fit",
+        lambda self: fitted.append(self._used.shape[1]) or fit(self),
+    )
+    many = {"type": "categorical", "vals": list(range(1000))}
+    space = Space({f"c{index}": many for index in range(5)})
+    ladder, points = ladder_of(space, 12, 0)
+    begun = {100 + i: space.point(Random(i)) for i in range(100)}
+    Proposer(space).propose(ladder, points | begun, list(begun), Random(1))
+    assert len(fitted) == 1
+    assert fitted[0] <= 5 * 12
+
+
+def test_a_number_that_exists_only_sometimes_is_two_features() -> None:
+    kinds = {"kind": {"type": "categorical", "vals": ["a", "b"]}}
+    leaf = {"type": "double", "minval": 0, "maxval": 1, "when": {"kind": "a"}}
+    for leaves, is_wide in ((1499, False), (1500, True)):
+        dimensions = Space(kinds | {"x": leaf}).dimensions
+        space = Space({})
+        space.dimensions = (dimensions[0], *[dimensions[1]] * leaves)
+        assert Proposer(space)._is_wide is is_wide
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("finite", [4, 9])
+def test_nobody_that_has_failed_is_moved_from(finite: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    more = Proposer._more
+    monkeypatch.setattr(
+        Proposer, "_more", lambda self, *known: seen.append(known[1]) or more(self, *known)
+    )
+    ladder, points = Ladder(3), {}
+    for trial_id in range(200):
+        points[trial_id] = (trial_id / 200,)
+        if trial_id < 20:
+            ladder.insert(0, trial_id, trial_id)
+        else:
+            ladder.insert(1, trial_id if trial_id < 20 + finite else math.inf, trial_id)
+    Proposer(Space(REAL)).propose(ladder, points, [], Random(1))
+    assert [len(best) for best in seen] == [finite]
+
+
+@pytest.mark.usefixtures("process")
+def test_two_that_propose_at_once_compute_on_one_core_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server proposes in the thread that writes, and replays searches in those that read."""
+    inside, both = [], threading.Barrier(2)
+    predict = proposals.GaussianProcess.predict
+
+    def slow(self: Any, *known: Any) -> Any:
+        inside.append(1)
+        time.sleep(0.05)
+        counts.append(len(inside))
+        inside.pop()
+        return predict(self, *known)
+
+    def propose(seed: int) -> None:
+        both.wait()
+        ladder, known = at_full_length([0.1 * i for i in range(9)])
+        Proposer(Space(REAL)).propose(ladder, known, [], Random(seed))
+
+    counts: list[int] = []
+    monkeypatch.setattr(proposals.GaussianProcess, "predict", slow)
+    with threadpool_limits(2, user_api="blas"):
+        threads = [threading.Thread(target=propose, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(blas_threads()) == {2}
+    assert counts == [1, 1]
+
+
+@pytest.mark.usefixtures("process")
 def test_a_proposal_computes_on_one_core_and_leaves_the_others_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def threads() -> list[int]:
-        # of numpy's alone: what other tests have loaded has its own
-        return [
-            each["num_threads"] for each in proposals._BLAS.info() if each["user_api"] == "blas"
-        ]
-
     seen = []
-    predict = proposals.Process.predict
+    predict = proposals.GaussianProcess.predict
     monkeypatch.setattr(
-        proposals.Process,
+        proposals.GaussianProcess,
         "predict",
-        lambda self, *known: seen.append(threads()) or predict(self, *known),
+        lambda self, *known: seen.append(blas_threads()) or predict(self, *known),
     )
     with threadpool_limits(2, user_api="blas"):
         proposed(Space(REAL), [0.1 * i for i in range(9)], 1)
-        assert set(threads()) == {2}
+        assert set(blas_threads()) == {2}
     assert set(seen[0]) == {1}
 
 

@@ -80,6 +80,41 @@ def test_who_fails_on_the_way_counts_as_the_worst_of_the_rung_below() -> None:
     assert as_dict(scored[1])[99] == pytest.approx(max(as_dict(scored[0]).values()))
 
 
+def test_who_reports_only_where_it_is_judged_counts_as_any_other() -> None:
+    """Scripts may report only at the lengths that they are told; some begin at a higher one."""
+    low, straight = values_of(60), values_of(9, seed=1)
+    below, above = map(
+        as_dict, on_one_scale([low, {100 + i: value for i, value in straight.items()}])
+    )
+    assert np.quantile(list(above.values()), (0.1, 0.5)) == pytest.approx(
+        np.quantile(list(below.values()), (0.1, 0.5)), abs=0.3
+    )
+    best = sorted(low, key=low.__getitem__)[:6]
+    high = {i: low[i] for i in best} | {100: 5.0, 101: -5.0, 102: math.inf}
+    scores = as_dict(on_one_scale([low, high])[1])
+    assert scores[101] < min(scores[i] for i in best)
+    assert max(scores[i] for i in best) + 1 < scores[100] < scores[102]
+    assert scores[102] == pytest.approx(max(below.values()))
+
+
+@pytest.mark.parametrize("finite", [1, 2, 4, 5])
+def test_of_a_rung_where_most_failed_the_others_are_better_than_they(finite: int) -> None:
+    low = values_of(30)
+    high = {i: low[i] if i < finite else math.inf for i in range(10)}
+    below, above = map(as_dict, on_one_scale([low, high]))
+    came = sorted(below[i] for i in high)
+    alone, failed = [above[i] for i in range(finite)], above[9]
+    if finite < 5:  # the order alone counts
+        assert sorted(alone) == pytest.approx(came[:finite])
+        assert failed == pytest.approx(np.mean(came[finite:]))
+    else:
+        assert failed == pytest.approx(came[-1])
+    assert max(alone) < failed
+    alike = dict.fromkeys(low, 0.5)
+    above = as_dict(on_one_scale([alike, high])[1])
+    assert max(above[i] for i in range(finite)) <= above[9]
+
+
 def test_equal_values_have_equal_scores() -> None:
     ((_, scores),) = on_one_scale([{i: float(i // 4) for i in range(16)}])
     assert len(set(scores.tolist())) == 4

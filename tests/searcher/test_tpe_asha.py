@@ -167,7 +167,7 @@ def test_a_search_whose_rungs_all_mislead_trains_every_new_trial_to_the_whole_le
     for trial_id in range(1, 9):
         judge(ladder, trial_id, -trial_id, -trial_id, -trial_id, trial_id)
     assert {ladder.enter() for _ in range(20)} == {3}
-    assert ladder.best_known(8) == list(range(1, 9))
+    assert ladder.best_known(8) == (list(range(1, 9)), 8)
 
 
 def test_nothing_is_learned_from_a_rung_that_misleads() -> None:

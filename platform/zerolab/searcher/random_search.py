@@ -25,6 +25,7 @@ class RandomConfig(SearcherConfig):
     """How many trials there are."""
 
     may_grow: ClassVar[frozenset[str]] = frozenset({"max_length", "max_trials"})
+    is_independent: ClassVar[bool] = True
     continues_ended: ClassVar[bool] = True
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:

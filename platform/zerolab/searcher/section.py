@@ -65,6 +65,8 @@ class SearcherConfig(Section):
     follows_growth: ClassVar[frozenset[str]] = frozenset()
     """Fields that :meth:`settled` sets for those, and that may be said with them."""
 
+    is_independent: ClassVar[bool] = False
+    """Whether no trial has to do with another, so that any may follow those that there are."""
     continues_ended: ClassVar[bool] = False
     """Whether a trial of which it was told that it has ended may go on all the same: nothing
     follows from what trials report, so that a searcher made with greater fields, and told all

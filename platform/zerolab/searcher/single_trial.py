@@ -22,6 +22,7 @@ class SingleConfig(SearcherConfig):
 
     has_one_trial: ClassVar[bool] = True
     may_grow: ClassVar[frozenset[str]] = frozenset({"max_length"})
+    is_independent: ClassVar[bool] = True
     continues_ended: ClassVar[bool] = True
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:

@@ -657,6 +657,8 @@ export interface SearcherState {
   progress: number;
   /** Empty for a searcher that compares no trials while they train. */
   brackets: Array<Bracket>;
+  /** Why nothing can be said of where the trials stand; null when all is well. */
+  problem: string | null;
 }
 
 /** A device of an agent. */

@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select
-
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, ServedOutside, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World, find
-from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
+from zeroserver.orchestrator.experiments import settle_experiment
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.trials import cancel_idle_trials, carry_out, stop_trial
-from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING, TRIAL_ENDED, ExperimentState
+from zeroserver.orchestrator.trials import carry_out
+from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
 from zeroserver.store.database import Transaction
-from zeroserver.store.schema import experiments, trials
+from zeroserver.store.schema import experiments
 
-__all__ = ["Answered", "fail_search", "handled", "take_operations"]
+__all__ = ["Answered", "handled", "take_operations"]
 
 
 def handled(world: World, transaction: Transaction, experiment_id: int) -> int:
@@ -107,25 +105,3 @@ def _check(
             problems.append(f"{key}: must be the last operation, got {len(operations)} of them")
     if problems:
         raise ConfigError("operations", problems)
-
-
-def fail_search(world: World, transaction: Transaction, experiment_id: int, error: str) -> None:
-    """End an experiment whose searcher has failed, and its trials with it.
-
-    Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
-        experiment_id: Any; one that has ended stays as it is.
-        error: One line for the user.
-    """
-    experiment = find(transaction, experiments, experiment_id)
-    if experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
-        return
-    move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR, error=error)
-    cancel_idle_trials(world, transaction, experiment_id, "kill")
-    running = select(trials).where(
-        trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
-    )
-    for trial in transaction.connection.execute(running.order_by(trials.c.id)).mappings().all():
-        stop_trial(world, transaction, trial, "kill")
-    settle_experiment(world, transaction, experiment_id)

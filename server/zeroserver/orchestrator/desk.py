@@ -60,6 +60,11 @@ class World:
     journal: Journal
     keys: MetricKeys = field(default_factory=MetricKeys)
     searchers: dict[int, "Searcher"] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+    """Experiment to why its searcher cannot be made anew; each is ended at the next tick."""
+    looked_back: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """Experiment that has ended to its last event, and what was shown of its search; of any
+    thread."""
     configs: dict[int, "ExperimentConfig"] = field(default_factory=dict)
     jobs: dict[int, Job] = field(default_factory=dict)
     """Experiment to what the scheduler knows of it; see :meth:`forget_job`."""

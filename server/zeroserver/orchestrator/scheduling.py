@@ -20,7 +20,7 @@ from zeroserver.orchestrator.cluster.reading import (
 from zeroserver.orchestrator.desk import Fields, World, find, log_line, save, touch
 from zeroserver.orchestrator.nodes import failed_before_its_kill
 from zeroserver.orchestrator.runs import assign, current_run
-from zeroserver.orchestrator.trials import direct_run, end_trial, kill_run
+from zeroserver.orchestrator.trials import direct_run, end_trial, fail_experiment, kill_run
 from zeroserver.orchestrator.waiting import Waiting, changed_reasons
 from zeroserver.orchestrator.warm_start import source_problem, waiting_for_weights
 from zeroserver.states import TrialState
@@ -194,6 +194,8 @@ _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 def tick(world: World, transaction: Transaction) -> None:
     """Look after deadlines and dead agents, and schedule; what then still waits may have to end."""
+    for experiment_id, why in searching.forget_lost(world, transaction).items():
+        fail_experiment(world, transaction, experiment_id, why)
     lose_silent(world, transaction)
     _kill_late_runs(world, transaction)
     schedule(world, transaction)

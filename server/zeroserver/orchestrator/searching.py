@@ -2,26 +2,28 @@
 
 An event is stored and told to the searcher in one transaction with everything that follows from
 it. A searcher that is not in memory is made anew: its first operations and the events so far are
-replayed and their operations, which were carried out long ago, dropped.
+replayed and their operations, which were carried out long ago, are compared with the trials that
+there are. They are others when another version of a searcher began the search: such a one cannot
+know where its trials stand, and ends with words rather than waiting for trials that never come.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, func, select
 
-from zerolab.searcher import Operation, Searcher, ServedOutside, make_searcher
+from zerolab.errors import ConflictError
+from zerolab.searcher import Create, Operation, Searcher, ServedOutside, make_searcher
 from zerolab.searcher.make import read_section
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
 from zeroserver.states import ExperimentState
 from zeroserver.store.database import Change, Transaction
-from zeroserver.store.schema import experiments, searcher_events
+from zeroserver.store.schema import experiments, searcher_events, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config import ExperimentConfig
     from zerolab.searcher.section import SearcherConfig
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Seen",
     "created",
     "first_operations",
+    "forget_lost",
     "grow",
     "look",
     "look_back",
@@ -47,6 +50,14 @@ _UNSERVED = (
     "no program asks what its custom searcher must know: start one that calls "
     "zerolab.client.search.serve(client, {0}, MySearch), or any that uses "
     "/api/v1/experiments/{0}/searcher/events and /operations"
+)
+_LOOKED_BACK = 32
+"""Searches that have ended of which is kept what was shown; a replay takes seconds."""
+_LOST = (
+    "another version of Zerolab began this search, whose searcher made other trials than this one "
+    "does; where they stand is known to that one alone. Their metrics and checkpoints stay: "
+    "`zerolab experiment fork {0}` searches anew, and under that version `zerolab experiment "
+    "continue {0}` goes on"
 )
 
 
@@ -151,28 +162,41 @@ class Seen(NamedTuple):
 
     unit: Literal["batches", "epochs"] | None
     """Of its lengths."""
-    view: SearchView
+    view: SearchView = SearchView()
+    problem: str | None = None
+    """Why it cannot be shown."""
 
 
 def look(world: World, transaction: Transaction, experiment_id: int) -> Seen:
     """Say where the trials of a search stand now."""
     config = world.config(transaction, experiment_id)
-    return Seen(config.searcher.unit, _view(_find(world, transaction, experiment_id)))
+    view = _view(_find(world, transaction, experiment_id))
+    return Seen(config.searcher.unit, view, world.lost.get(experiment_id))
 
 
-def look_back(connection: Connection, row: RowMapping) -> Seen:
+def look_back(world: World, connection: Connection, row: RowMapping) -> Seen:
     """Say where the trials of an experiment that has ended stood at its end.
 
     Args:
+        world: Of the orchestrator; any thread may ask.
         connection: Only read from.
         row: The experiment.
     """
-    told = _told(connection, row["id"])
-    if not told:  # it was brought in from elsewhere
-        return Seen(None, SearchView())
-    config = config_of(row)
-    searcher, _ = _fold(row, config, told)
-    return Seen(config.searcher.unit, _view(searcher))
+    columns = searcher_events.c
+    newest = select(func.max(columns.id)).where(columns.experiment_id == row["id"])
+    last: int | None = connection.scalar(newest)
+    if last is None:  # it was brought in from elsewhere
+        return Seen(None)
+    then, seen = world.looked_back.get(row["id"], (None, Seen(None)))
+    if then == last:
+        return seen
+    section = config_of(row).searcher
+    searcher, _, problem = _fold(connection, row, section)
+    seen = Seen(section.unit, SearchView() if problem else _view(searcher), problem)
+    world.looked_back[row["id"]] = last, seen
+    for experiment_id in list(world.looked_back)[:-_LOOKED_BACK]:
+        world.looked_back.pop(experiment_id, None)
+    return seen
 
 
 def _view(searcher: Searcher) -> SearchView:
@@ -180,16 +204,30 @@ def _view(searcher: Searcher) -> SearchView:
 
 
 def _find(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
-    if experiment_id not in world.searchers:
-        replay(world, transaction, experiment_id)
-    searcher = world.searchers[experiment_id]
+    searcher = world.searchers.get(experiment_id)
+    if searcher is None:
+        searcher, _, problem = _replay(world, transaction, experiment_id)
+        if problem is not None:
+            searcher = _Lost()
+            world.lost[experiment_id] = problem
     _keep(world, transaction, experiment_id, searcher)
     return searcher
 
 
+def forget_lost(world: World, transaction: Transaction) -> dict[int, str]:
+    """Say of each running search that it cannot go on, and why; once of each."""
+    lost, world.lost = world.lost, {}
+    transaction.undo.append(lambda: world.lost.update(lost))
+    return lost
+
+
 def replay(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
-    """Make a searcher anew from all that was told; return what it has ever wanted."""
-    return [one for step in _replay(world, transaction, experiment_id) for one in step]
+    """Make a searcher anew from all that was told; return what it has ever wanted.
+
+    Raises:
+        ConflictError: If that are other trials than there are.
+    """
+    return [one for step in _replayed(world, transaction, experiment_id) for one in step]
 
 
 def grow(
@@ -209,34 +247,53 @@ def grow(
         experiment_id: Whose configuration has the new bounds already.
         before: Its searcher's section until now.
         lost: The searcher's numbers of the trials that have no checkpoint left to go on from.
+
+    Raises:
+        ConflictError: If it has other trials than its searcher makes.
     """
     growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
     event = Event("grown", 0, reason=msgspec.json.encode(growth).decode())
     row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
     transaction.connection.execute(_INSERT, row)
-    return _replay(world, transaction, experiment_id)[-1]
+    return _replayed(world, transaction, experiment_id)[-1]
 
 
-def _replay(
+def _replayed(
     world: World, transaction: Transaction, experiment_id: int
 ) -> list[Sequence[Operation]]:
-    row: RowMapping = find(transaction, experiments, experiment_id)
-    told = _told(transaction.connection, experiment_id)
-    searcher, operations = _fold(row, world.config(transaction, experiment_id), told)
+    searcher, operations, problem = _replay(world, transaction, experiment_id)
+    if problem is not None:
+        msg = f"experiment {experiment_id}: cannot be continued: {problem}"
+        raise ConflictError(msg)
     _keep(world, transaction, experiment_id, searcher)
     return operations
 
 
-def _fold(
-    row: RowMapping, config: "ExperimentConfig", told: Sequence[Event]
-) -> tuple[Searcher, list[Sequence[Operation]]]:
-    """Make a searcher and tell it everything; what it wanted first, and after each event."""
+class _Replayed(NamedTuple):
+    """A searcher that was made anew."""
+
+    searcher: Searcher
+    operations: list[Sequence[Operation]]
+    """What it wanted first, and after each event."""
+    problem: str | None
+    """Why it is not the one that has made the experiment's trials."""
+
+
+def _replay(world: World, transaction: Transaction, experiment_id: int) -> _Replayed:
+    row: RowMapping = find(transaction, experiments, experiment_id)
+    section = world.config(transaction, experiment_id).searcher
+    return _fold(transaction.connection, row, section)
+
+
+def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") -> _Replayed:
+    """Make a searcher and tell it everything."""
+    told = _told(connection, row["id"])
     growths = [
         msgspec.json.decode(event.reason or "", type=_Growth)
         for event in told
         if event.kind == "grown"
     ]
-    sections = [*(read_section(growth.before) for growth in growths), config.searcher]
+    sections = [*(read_section(growth.before) for growth in growths), section]
     searcher = _searcher(row, sections[0])
     operations: list[Sequence[Operation]] = [searcher.initial_operations()]
     stage = 0
@@ -246,7 +303,64 @@ def _fold(
             operations.append(sections[stage].grow(searcher, growths[stage - 1].lost))
         else:
             operations.append(_apply(searcher, event))
-    return searcher, operations
+    known = section.is_independent or isinstance(searcher, ServedOutside)
+    same = known or _made_the_trials(connection, row["id"], told, operations)
+    return _Replayed(searcher, operations, None if same else _LOST.format(row["id"]))
+
+
+def _made_the_trials(
+    connection: Connection,
+    experiment_id: int,
+    told: Iterable[Event],
+    operations: Iterable[Sequence[Operation]],
+) -> bool:
+    """Whether the trials of an experiment are those that its searcher has wanted."""
+    wanted = {
+        one.trial_id: one.hparams for step in operations for one in step if isinstance(one, Create)
+    }
+    there = {event.request_id for event in told if event.kind == "created"}
+    columns = trials.c
+    made = connection.execute(
+        select(columns.request_id, columns.hparams).where(columns.experiment_id == experiment_id)
+    )
+    return there <= wanted.keys() and all(
+        _alike(wanted[number], msgspec.json.decode(hparams))
+        for number, hparams in made
+        if number in there
+    )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether hyperparameters are the same but for the last digits, which machines may round."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)
+
+
+class _Lost:
+    """Stands where a searcher was that cannot be made anew, until its experiment is ended."""
+
+    def initial_operations(self) -> list[Operation]:
+        return []
+
+    def trial_created(self, trial_id: int) -> list[Operation]:
+        return []
+
+    def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
+        return []
+
+    def trial_exited(self, trial_id: int) -> list[Operation]:
+        return []
+
+    def trial_exited_early(self, trial_id: int, reason: str) -> list[Operation]:
+        return []
+
+    def progress(self) -> float:
+        return 0.0
 
 
 def _told(connection: Connection, experiment_id: int) -> list[Event]:

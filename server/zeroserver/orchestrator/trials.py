@@ -36,7 +36,7 @@ __all__ = [
     "carry_out",
     "direct_run",
     "end_trial",
-    "give_up_experiment",
+    "fail_experiment",
     "kill_run",
     "move_trial",
     "reopen_trial",
@@ -194,20 +194,25 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         direct_run(world, transaction, trial["run_id"], "stop")
 
 
-def give_up_experiment(
-    world: World, transaction: Transaction, experiment_id: int, error: str
-) -> None:
-    """End an experiment of which nothing runs, with an error of its own.
+def fail_experiment(world: World, transaction: Transaction, experiment_id: int, error: str) -> None:
+    """End an experiment with an error of its own, and its trials with it.
 
     Args:
         world: Of the orchestrator.
         transaction: Of the writer.
-        experiment_id: One that searches.
+        experiment_id: Any; one that has ended, or is about to, stays as it is.
         error: One line for the user.
     """
     experiment = find(transaction, experiments, experiment_id)
+    if experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
+        return
     move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR, error=error)
     cancel_idle_trials(world, transaction, experiment_id, "kill")
+    running = select(trials).where(
+        trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
+    )
+    for trial in transaction.connection.execute(running.order_by(trials.c.id)).mappings().all():
+        stop_trial(world, transaction, trial, "kill")
     settle_experiment(world, transaction, experiment_id)
 
 

@@ -1,7 +1,8 @@
 """How far short trainings tell what longer ones will: rungs that rank trials alike.
 
-Every trial that has come to a rung has been validated at the lower ones too, so pairs of trials
-that are known at two lengths say whether the shorter one orders them as the longer one does.
+A trial that has come to a rung has been validated at the lower ones, too, unless its script reports
+only where it is judged; so pairs of trials that are known at two lengths say whether the shorter
+one orders them as the longer one does.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,6 @@ class Agreement:
         self._trust = [1.0] * rungs
         self._is_stale = False
 
-    @property
     def values(self) -> list[Mapping[int, float]]:
         """For each rung, trial id to value; a value that is not finite is infinite."""
         return [*self._values]

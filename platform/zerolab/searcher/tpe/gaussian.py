@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from zerolab.schema.space import Dimension
 
-__all__ = ["Process", "embed", "log_improvement"]
+__all__ = ["GaussianProcess", "embed", "log_improvement"]
 
 Array = NDArray[np.float64]
 
@@ -41,6 +41,8 @@ _FLOOR = 1e-6
 """Least variance of the noise."""
 _STEPS = 25
 _STEP, _LEAST_STEP, _MOST_STEP = 0.25, 1e-3, 0.8
+_FASTER, _SLOWER = 1.3, 0.5
+"""How much longer a step is while the sign of the gradient stays, and when it has turned."""
 _FARTHEST = 3.0
 """Spreads from what is expected."""
 _SHAPE_DIGITS = 3
@@ -81,7 +83,7 @@ def embed(dimensions: Sequence[Dimension], points: Array) -> tuple[Array, NDArra
     return features, np.array(owners, dtype=np.intp)
 
 
-class Process:
+class GaussianProcess:
     """Results, and what follows from them.
 
     Args:
@@ -104,6 +106,8 @@ class Process:
         shape: Array | None = None,
     ) -> None:
         self._features, self._owners, self._dimensions = features, owners, dimensions
+        used = features.any(axis=0)  # of a category that no result has there is nothing to learn
+        self._used, self._their_owners = features[:, used], owners[used]
         self._rungs = rungs
         centred = scores - scores.mean()
         self._scores = centred / (centred.std() or 1.0)
@@ -130,7 +134,7 @@ class Process:
             if loss < lowest:
                 lowest, best = loss, shape
             kept = gradient * before
-            step = np.where(kept > 0, step * 1.3, np.where(kept < 0, step * 0.5, step))
+            step = np.where(kept > 0, step * _FASTER, np.where(kept < 0, step * _SLOWER, step))
             step = step.clip(_LEAST_STEP, _MOST_STEP)
             moved = shape - np.sign(gradient) * step
             shape, before = moved.clip(self._expected - reach, self._expected + reach), gradient
@@ -143,7 +147,7 @@ class Process:
         """
         d, n = self._dimensions, len(self._scores)
         noise = np.exp(shape[d + 1 :])  # (L,)
-        r = self._distances(shape, self._features, self._features)  # (N, N)
+        r = _distances(shape[self._their_owners], self._used, self._used)  # (N, N)
         falls, along = np.exp(-r), _along(shape[d], self._between)
         k = _matern(r) * along
         inverse = np.linalg.inv(k + np.diag(noise @ self._is_at + _FLOOR))
@@ -155,9 +159,9 @@ class Process:
         gradient = off / self._spread
         # For each feature the sum over i, j of across[i, j] (x_i - x_j)^2.
         across = slope * along * (1 + r) * falls * (5 / 3)
-        sums = across.sum(axis=1) @ self._features**2
-        sums -= (self._features * (across @ self._features)).sum(axis=0)
-        gradient[:d] += np.exp(-2 * shape[:d]) * np.bincount(self._owners, sums, d)
+        sums = across.sum(axis=1) @ self._used**2
+        sums -= (self._used * (across @ self._used)).sum(axis=0)
+        gradient[:d] += np.exp(-2 * shape[:d]) * np.bincount(self._their_owners, sums, d)
         gradient[d] -= 0.5 * math.exp(shape[d]) * float((slope * k * self._between).sum())
         gradient[d + 1 :] += 0.5 * noise * (self._is_at @ np.diag(slope))
         return loss, gradient.round(_GRADIENT_DIGITS)
@@ -180,9 +184,8 @@ class Process:
         rungs = np.concatenate([self._rungs, np.full(p, rung)])
         noise = np.exp(self.shape[d + 1 :])
         noises = np.concatenate([noise @ self._is_at, np.full(p, noise[-1])]) + _FLOOR
-        like = _matern(
-            self._distances(self.shape, features, features[: n + p])
-        )  # (N + P + C, N + P)
+        lengths = self.shape[self._owners]  # (F,)
+        like = _matern(_distances(lengths, features, features[: n + p]))  # (N + P + C, N + P)
         there = like * _along(self.shape[d], np.abs(rung - rungs))  # were all at that rung
         among = like[: n + p] * _along(self.shape[d], np.abs(rungs[:, None] - rungs))
         among[np.diag_indices_from(among)] += noises
@@ -207,13 +210,23 @@ class Process:
         variance = float((self._scores - mean) @ weights) / len(weights)
         return weights, max(variance, _FLOOR)
 
-    def _distances(self, shape: Array, one: Array, other: Array) -> Array:
-        """Of all pairs, in length scales, times the root of 5."""
-        scale = math.sqrt(5) * np.exp(-shape[self._owners])  # (F,)
-        one, other = one * scale, other * scale
-        squares: Array = (one * one).sum(axis=1)[:, None] + (other * other).sum(axis=1)
-        distances: Array = np.sqrt((squares - 2 * one @ other.T).clip(0))
-        return distances
+
+def _distances(lengths: Array, one: Array, other: Array) -> Array:
+    """Of all pairs, in length scales, times the root of 5.
+
+    Args:
+        lengths: (F,), logarithms of the length scales.
+        one: (K, F).
+        other: (L, F).
+
+    Returns:
+        (K, L)
+    """
+    scale = math.sqrt(5) * np.exp(-lengths)
+    one, other = one * scale, other * scale
+    squares: Array = (one * one).sum(axis=1)[:, None] + (other * other).sum(axis=1)
+    distances: Array = np.sqrt((squares - 2 * one @ other.T).clip(0))
+    return distances
 
 
 def _matern(r: Array) -> Array:

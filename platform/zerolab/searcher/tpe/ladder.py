@@ -158,12 +158,10 @@ class Ladder:
         Args:
             ended: Trials that cannot go on.
         """
-        trust = self._agreement.trust()
-        for rung in range(self.top - 1, -1, -1):
-            if trust[rung] > 0:
-                found = self._go_on(rung, self.places(rung, len(self.rungs[rung])), ended)
-                if found is not None:
-                    return found
+        for rung in reversed(self.trusted()[:-1]):
+            found = self._go_on(rung, self.places(rung, len(self.rungs[rung])), ended)
+            if found is not None:
+                return found
         return None
 
     def places(self, rung: int, judged: int) -> int:
@@ -199,7 +197,7 @@ class Ladder:
 
     def known(self) -> list[Mapping[int, float]]:
         """For each rung, trial id to value, of all that were judged there or passed by."""
-        return self._agreement.values
+        return self._agreement.values()
 
     def trusted(self) -> list[int]:
         """Rungs that tell something of what longer trainings come to, and the last one."""
@@ -211,26 +209,20 @@ class Ladder:
         Whoever has come far is good, even the last of them: without those that have not, the model
         would take the neighbourhood of the best for bad, and flee it.
         """
-        trust, there = self._agreement.trust(), set(known)
-        ids = {
-            trial_id
-            for rung in range(self.top)
-            if trust[rung] > 0
-            for _, trial_id in self.rungs[rung]
-        }
-        return sorted(ids - there)
+        ids = {trial_id for rung in self.trusted()[:-1] for _, trial_id in self.rungs[rung]}
+        return sorted(ids - set(known))
 
-    def best_known(self, enough: int) -> list[int] | None:
-        """Trials of the highest rung that says enough, best first.
+    def best_known(self, enough: int) -> tuple[list[int], int] | None:
+        """Trials of the highest rung that says enough, best first; and how many did not fail.
 
         Args:
             enough: Finite values that a rung must have; one that is not trusted says nothing.
         """
-        trust = self._agreement.trust()
-        for rung in range(self.top, -1, -1):
+        for rung in reversed(self.trusted()):
             judged = self.rungs[rung]
-            if trust[rung] > 0 and bisect_left(judged, (math.inf,)) >= enough:
-                return [trial_id for _, trial_id in judged]
+            finite = bisect_left(judged, (math.inf,))
+            if finite >= enough:
+                return [trial_id for _, trial_id in judged], finite
         return None
 
 

@@ -6,6 +6,7 @@ densities does, which supposes less: neither misses for long what the other woul
 """
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -16,7 +17,7 @@ from threadpoolctl import ThreadpoolController
 
 from zerolab.schema.space import Dimension, Point, Space
 from zerolab.searcher.tpe.candidates import anywhere, moved, rows_of, snapped
-from zerolab.searcher.tpe.gaussian import Process, embed, log_improvement
+from zerolab.searcher.tpe.gaussian import GaussianProcess, embed, log_improvement
 from zerolab.searcher.tpe.ladder import Ladder
 from zerolab.searcher.tpe.parzen import Mixture
 from zerolab.searcher.tpe.scores import Scores, on_one_scale
@@ -28,6 +29,8 @@ Array = NDArray[np.float64]
 _BLAS = ThreadpoolController()
 """Of what numpy has loaded. Its threads gain nothing with matrices of a hundred rows, take cores
 from trials, and add up in an order that depends on how many there are."""
+_ALONE = threading.Lock()
+"""The limit is the whole process', and is taken back by whoever has set it."""
 
 _UNIFORM = 0.05
 """Part of the trials that are drawn from the whole space."""
@@ -108,7 +111,7 @@ class Proposer:
         known = ladder.best_known(_ENOUGH)
         if rng.random() < _UNIFORM or known is None or not self._space.dimensions:
             return self._space.point(rng)
-        with _BLAS.limit(limits=1, user_api="blas"):
+        with _ALONE, _BLAS.limit(limits=1, user_api="blas"):
             return self._promising(ladder, points, pending, known, rng)
 
     def _promising(
@@ -116,11 +119,12 @@ class Proposer:
         ladder: Ladder,
         points: Mapping[int, Point],
         pending: Sequence[int],
-        known: list[int],
+        judged: tuple[list[int], int],
         rng: Random,
     ) -> Point:
+        known, finite = judged
         pending = pending[-_MOST_PENDING:]
-        count = _good(len(known))
+        count = min(_good(len(known)), finite)
         good = self._mixture(points, known[:count])
         drawn = snapped(self._space.dimensions, good.draw(rng, _CANDIDATES))
         if rng.random() < _BY_DENSITIES or self._is_wide:
@@ -162,7 +166,7 @@ class Proposer:
         rows = self._rows(points, [*results.trials, *pending])
         dimensions = self._space.dimensions
         features, owners = embed(dimensions, np.concatenate([rows, candidates]))
-        process = Process(
+        process = GaussianProcess(
             features[:n],
             owners,
             len(dimensions),
@@ -186,7 +190,9 @@ class Proposer:
 
 def _features(dimension: Dimension) -> int:
     """How many features of a dimension a process is fitted to, at most."""
-    return min(dimension.size, _RESULTS) if dimension.kind == "categorical" else 1
+    if dimension.kind == "categorical":
+        return min(dimension.size, _RESULTS)
+    return 2 if dimension.when else 1
 
 
 def _good(known: int) -> int:
@@ -200,10 +206,9 @@ def _results(ladder: Ladder) -> _Results:
     Half of what a rung gives are its best, the others stand evenly among all the rest.
     """
     values = ladder.known()
+    finite = [sum(map(math.isfinite, there.values())) for there in values]
     trusted = [rung for rung in reversed(ladder.trusted()) if values[rung]]  # highest first
-    rung = next(
-        rung for rung in trusted if sum(map(math.isfinite, values[rung].values())) >= _ENOUGH_ABOVE
-    )
+    rung = next(rung for rung in trusted if finite[rung] >= _ENOUGH_ABOVE)
     scored = on_one_scale(values)
     levels = trusted[trusted.index(rung) :]
     trials: list[int] = []
@@ -217,7 +222,7 @@ def _results(ladder: Ladder) -> _Results:
         rungs += [level] * len(ids)
         scores += found.tolist()
     ids, _ = scored[rung]
-    best = ids[: max(_FEWEST_MOVED_FROM, _good(len(ids)))].tolist()
+    best = ids[: min(max(_FEWEST_MOVED_FROM, _good(len(ids))), finite[rung])].tolist()
     known = sum(len(values[level]) for level in levels)
     return _Results(rung, best, trials, np.array(rungs), np.array(scores), known)
 

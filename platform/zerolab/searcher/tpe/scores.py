@@ -7,6 +7,7 @@ worst of the others, and where two rungs say the same they give the same scores.
 all alike one rung below, as before anything is learned, normal deviates take the place of that.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
@@ -45,23 +46,43 @@ def on_one_scale(rungs: Sequence[Mapping[int, float]]) -> list[Scores]:
         found = np.fromiter(values.values(), np.float64, len(values))
         order = np.lexsort((ids, found))
         ids, found = ids[order], found[order]
-        if not below:
-            scale = _deviates(len(ids))
-        else:  # who was not seen below, for it failed on the way, was as bad as anyone there
-            worst = max(below.values())
-            scale = np.sort(np.array([below.get(trial_id, worst) for trial_id in ids.tolist()]))
+        scale = _expected(ids, found, below) if below else _deviates(len(ids))
         scores = _laid(found, scale)
         scored.append((ids, scores))
         below = dict(zip(ids.tolist(), scores.tolist(), strict=True)) or below
     return scored
 
 
+def _expected(ids: NDArray[np.int64], values: Array, below: Mapping[int, float]) -> Array:
+    """The scores that the trials of a rung had one rung below, smallest first.
+
+    Who was not seen there failed on the way, and was as bad as anyone; or it reports only where it
+    is judged, and was like all others.
+    """
+    scores = sorted(below.values())
+    had = [below[trial_id] for trial_id in ids.tolist() if trial_id in below]
+    silent = sum(
+        trial_id not in below and math.isfinite(value)
+        for trial_id, value in zip(ids.tolist(), values.tolist(), strict=True)
+    )
+    like_all = np.interp(_middles(silent), _middles(len(scores)), scores)
+    failed = [scores[-1]] * (len(ids) - len(had) - silent)
+    return np.sort(np.array([*had, *like_all, *failed]))
+
+
+def _middles(count: int) -> Array:
+    """The middles of so many equal parts of the unit interval."""
+    middles: Array = (np.arange(count) + 0.5) / count
+    return middles
+
+
 def _laid(values: Array, scale: Array) -> Array:
     """Lay sorted values on a scale of as many sorted scores."""
     finite = int(np.searchsorted(values, np.inf))
-    if finite and _common(scale[:finite])[0] == _common(scale[:finite])[1]:
+    if finite > 1 and _common(scale[:finite])[0] == _common(scale[:finite])[1]:
         # Below they were all alike, so that they can only be told from each other here.
-        scale = scale[0] + _deviates(len(scale))
+        spread = scale[0] + _deviates(finite)
+        scale = np.concatenate([spread, scale[finite:].clip(spread[-1])])
     laid = scale.copy()
     if finite >= _FEWEST:
         small = values[:finite] / 4  # so that no difference of two is infinite

@@ -69,6 +69,8 @@ class SearcherState(Resource, frozen=True):
     """0 to 1."""
     brackets: list[Bracket]
     """Empty for a searcher that compares no trials while they train."""
+    problem: str | None
+    """Why nothing can be said of where the trials stand; null when all is well."""
 
 
 class SearcherAnswer(Resource, frozen=True):

@@ -34,6 +34,7 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response
         done=bool(row["searcher_done"]),
         progress=row["progress"],
         brackets=[_bracket(bracket, ids) for bracket in seen.view.brackets],
+        problem=seen.problem,
     )
     return respond(SearcherAnswer(state))
 
@@ -41,7 +42,7 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response
 async def _seen(services: Services, row: RowMapping) -> searching.Seen:
     """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
     if row["state"] in EXPERIMENT_ENDED:
-        return await services.read(lambda found: searching.look_back(found, row))
+        return await services.read(lambda found: searching.look_back(services.world, found, row))
     return await services.write(
         lambda world, transaction: searching.look(world, transaction, row["id"])
     )

@@ -4,7 +4,7 @@ from sqlalchemy import ColumnElement, RowMapping, and_, exists, or_, select, tex
 
 from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
 from zeroserver.orchestrator.desk import World, save
-from zeroserver.orchestrator.trials import give_up_experiment
+from zeroserver.orchestrator.trials import fail_experiment
 from zeroserver.states import ExperimentState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import WAITING, experiments, runs, trials
@@ -57,4 +57,4 @@ def _end(world: World, transaction: Transaction, experiment: RowMapping) -> None
     error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
     why = world.waiting.of_job(experiment["id"], experiment["state"])
     error = f"{error}: {why}" if why else error
-    give_up_experiment(world, transaction, experiment["id"], error)
+    fail_experiment(world, transaction, experiment["id"], error)
