@@ -19,12 +19,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.searching.clock import Cluster
+from benchmarks.searching.clock import TIMES, Cluster
 from benchmarks.searching.methods import METHODS
 from benchmarks.searching.suite import OBJECTIVES
 
 RESULTS = Path(__file__).resolve().parent / "results" / "search.jsonl"
-TIMES = (1, 2, 5, 10, 20)
 WORKERS = 8
 
 Task = tuple[str, str, int, float]
@@ -98,8 +97,8 @@ def main() -> int:
     command.add_argument("--first-seed", type=int, default=0)
     command.add_argument("--jobs", type=int, default=2)
     command.add_argument("--horizon", type=float, default=20)
-    command.add_argument("--methods", nargs="*")
-    command.add_argument("--objectives", nargs="*")
+    command.add_argument("--methods", nargs="*", choices=METHODS, metavar="METHOD")
+    command.add_argument("--objectives", nargs="*", choices=OBJECTIVES, metavar="OBJECTIVE")
     command.add_argument("--results", type=Path, default=RESULTS)
     command.set_defaults(call=run)
     command = commands.add_parser("report")

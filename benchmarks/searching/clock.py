@@ -17,6 +17,8 @@ from zerolab.searcher import Continue, Create, Operation, Searcher, Stop
 
 START = 0.1
 """Epochs that a start, or a resumption, costs."""
+TIMES = (1, 2, 5, 10, 20)
+"""When it is asked how good the best trial so far is."""
 
 
 @dataclass

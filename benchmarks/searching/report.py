@@ -9,9 +9,9 @@ from pathlib import Path
 
 from scipy.stats import rankdata, wilcoxon
 
+from benchmarks.searching.clock import TIMES
 from benchmarks.searching.suite import CHOSEN_ON, CONFIRMED_ON, TRAPS
 
-TIMES = (1, 2, 5, 10, 20)
 FLOOR = 1e-3
 """Regrets below it count as this: a thousandth of what a random configuration lacks is noise."""
 OURS = "tpe_asha"
@@ -152,8 +152,12 @@ def ranks(runs: Runs) -> list[str]:
     methods = list(dict.fromkeys(method for method, _ in runs))
     table: dict[str, list[str]] = {method: [] for method in methods}
     fewest = []
-    for index in range(4):
+    for index in range(len(TIMES)):
         here = [method for method in methods if _is_everywhere(runs, method, index)]
+        if OURS not in here or len(here) < 2:
+            for cells in table.values():
+                cells.append("-")
+            continue
         means = []  # for each objective, each method's mean rank
         for objective in ALL:
             each = [runs[method, objective.name] for method in here]
@@ -172,11 +176,13 @@ def ranks(runs: Runs) -> list[str]:
             table[method].append(
                 f"{statistics.fmean(by_method[method]):.2f}{told}" if known else "-"
             )
+    if not fewest:
+        return ["", f"No ranks: {OURS} and another method must have a run of every objective"]
     seeds = f"{min(fewest)} to {max(fewest)} seeds of {len(ALL)} objectives"
     lines = ["", f"Mean rank (1 is best; p beside {OURS}, two-sided, Holm), {seeds}", ""]
     lines += [
-        "| method | " + " | ".join(f"T = {t}" for t in TIMES[:4]) + " |",
-        "|---|---|---|---|---|",
+        "| method | " + " | ".join(f"T = {t}" for t in TIMES) + " |",
+        "|" + "---|" * (len(TIMES) + 1),
     ]
     lines += [f"| {method} | " + " | ".join(cells) + " |" for method, cells in table.items()]
     return lines

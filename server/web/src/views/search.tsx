@@ -49,7 +49,7 @@ function Rungs({ row, at, tick }: Props) {
   if (found.error) return <Problem text={found.error} />;
   const state = found.value;
   if (state === null) return <p class="muted">Reading…</p>;
-  if (state.problem !== null) return <Problem text={state.problem} />;
+  if (state.problem !== null) return state.problem === row.error ? null : <Problem text={state.problem} />;
   const unit = state.unit ?? "batches";
   if (state.brackets.length === 0) {
     return <p class="muted">The searcher {state.name} compares no trials while they train: it has no rungs.</p>;

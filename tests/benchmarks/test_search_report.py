@@ -1,0 +1,65 @@
+"""The report of the searchers' benchmark, of runs that are all there and of runs that are not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("scipy")
+
+from benchmarks.searching import report
+
+NAMES = [objective.name for objective in report.ALL]
+
+
+def runs(path: Path, found: dict[str, list[float]], objectives: list[str]) -> report.Runs:
+    """Three seeds of each: a method's regrets at the times."""
+    rows = [
+        {"method": method, "objective": name, "seed": seed, "regret": [r * (1 + seed) for r in at]}
+        for method, at in found.items()
+        for name in objectives
+        for seed in range(3)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return report.read([path])
+
+
+def row(lines: list[str], method: str) -> list[str]:
+    (line,) = [line for line in lines if line.startswith(f"| {method} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_ranks_and_comparisons_of_methods_that_ran_to_different_times(tmp_path: Path) -> None:
+    found = {
+        "random": [1.0, 0.8, 0.6, 0.4, 0.2],
+        report.OURS: [0.9, 0.4, 0.2, 0.1, 0.05],
+        "short": [0.5, 0.5],
+    }
+    all_of_them = runs(tmp_path / "runs", found, NAMES)
+    ranked = report.ranks(all_of_them)
+    assert "3 to 3 seeds of 43 objectives" in ranked[1]
+    assert row(ranked, report.OURS)[1:] == ["2.00", "1.00", "1.00", "1.00", "1.00"]
+    assert [cell.split(" ")[0] for cell in row(ranked, "short")[1:]] == [
+        "1.00", "2.00", "-", "-", "-",
+    ]  # fmt: skip
+    beside = row(report.comparisons(all_of_them), "random")
+    assert beside[1] == "129"
+    assert [cell.split(" ")[0] for cell in beside[2:]] == ["0.90", "0.50", "0.33", "0.25", "0.25"]
+    (whole,) = [
+        line
+        for line in report.tables(all_of_them)[-200:]
+        if line.startswith(f"| {report.OURS} |") and "0.25" in line and "0.33, 0.25" in line
+    ][-1:]
+    assert "| 0.90 | 0.50 | 0.33 | 0.25 | 0.25 |" in whole
+
+
+@pytest.mark.parametrize("methods", [["random", report.OURS], [report.OURS], ["random"]])
+@pytest.mark.parametrize("objectives", [NAMES[:1], NAMES])
+def test_runs_that_are_not_all_there_have_dashes(
+    methods: list[str], objectives: list[str], tmp_path: Path
+) -> None:
+    found = runs(tmp_path / "runs", {method: [0.5, 0.25] for method in methods}, objectives)
+    lines = report.tables(found) + report.comparisons(found) + report.ranks(found)
+    assert any("-" in line for line in lines)
+    if len(methods) < 2 or objectives is not NAMES:
+        assert lines[-1].startswith("No ranks: ")
