@@ -8,7 +8,7 @@ know where its trials stand, and ends with words rather than waiting for trials 
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -324,17 +324,22 @@ def _made_the_trials(
         select(columns.request_id, columns.hparams).where(columns.experiment_id == experiment_id)
     )
     return there <= wanted.keys() and all(
-        _alike(wanted[number], msgspec.json.decode(hparams))
+        _alike(_stored(wanted[number]), msgspec.json.decode(hparams))
         for number, hparams in made
         if number in there
     )
+
+
+def _stored(hparams: Mapping[str, Any]) -> Any:
+    """Hyperparameters as they are once they were stored: NaN is null, a tuple a list."""
+    return msgspec.json.decode(msgspec.json.encode(hparams))
 
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether hyperparameters are the same but for the last digits, which machines may round."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list):
+    if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
     if isinstance(one, float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-9)

@@ -109,6 +109,20 @@ def test_samples_that_know_nothing_of_each_other_go_on(
         assert [trial["hparams"] for trial in trials][: len(known)] == known
 
 
+def test_whatever_a_hyperparameter_is_the_same_search_is_known_again(tmp_path: Any) -> None:
+    odd = [1e300, -0.0, 2**53, True, None, [1, [2.5, "x"]], {"a": {"b": 1e-320}}, "é\n", 1]
+    space = SPACE | {"odd": {"type": "categorical", "vals": odd}, "fixed": [0.1, {"deep": [7]}]}
+    clock = Clock()
+    with serve(tmp_path, clock=clock) as server:
+        server.submit(hyperparameters=space, searcher=SEARCH)
+        server.add_agent(slots=2)
+    for _ in range(12):
+        with serve(tmp_path, clock=clock) as server:
+            train_next(server)
+            server.tick()
+            assert server.experiment()["state"] == "ACTIVE"
+
+
 @OTHER
 def test_one_that_has_ended_is_not_shown_as_if_its_trials_were_others(
     change: Any, sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
