@@ -11,9 +11,11 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--sizes", "1m", "--ranks", "1", "--precisions", "fp32", "--stages", "0", "--threads", "1"]
 ENGINE = ["engine", *TINY, "--peers", "limit", "zerolab", "--rounds", "1", "--steps", "1"]
 ENGINE += ["--micro", "1", "--warmup", "1"]
-SEARCH = [
-    *("search", "run", "--seeds", "1", "--horizon", "1", "--methods", "random", "tpe_asha"),
-    *("asha promoting", "asha stopping", "adaptive_asha", "pbt", "pasha"),
+ONE_SEED = ["search", "run", "--seeds", "1", "--horizon", "1", "--methods"]
+OBJECTIVES = [*ONE_SEED, "random", "pbt"]  # all of them
+SEARCHERS = [
+    *(*ONE_SEED, "tpe_asha", "asha promoting", "asha stopping", "adaptive_asha", "pasha"),
+    *("--objectives", "branin", "conditional optimizer", "digits mlp", "diverging late"),
 ]
 
 pytestmark = pytest.mark.processes
@@ -27,7 +29,8 @@ pytestmark = pytest.mark.processes
         ["submit", "--rounds", "1", "--warm-up", "0"],
         ["queue_cost", "--trials", "2", "--kinds", "command", "--warm-up", "0"],
         ["controller", "--rounds", "1", "--batches", "2"],
-        SEARCH,
+        OBJECTIVES,
+        SEARCHERS,
         ["search", "cost", "--methods", "asha promoting", "tpe_asha"],
         ENGINE,
         [*ENGINE, "--together", "--before", str(ROOT)],
@@ -38,7 +41,8 @@ pytestmark = pytest.mark.processes
         "submit",
         "queue cost",
         "controller",
-        "search",
+        "objectives",
+        "searchers",
         "search cost",
         "engine",
         "engine together",
@@ -48,7 +52,7 @@ def test_a_benchmark_runs_to_its_end(arguments: list[str], tmp_path: Path) -> No
     name, *options = arguments
     if name == "engine":
         options += ["--output", str(tmp_path / "engine.json")]
-    if arguments is SEARCH:
+    if arguments[:2] == ["search", "run"]:
         options += ["--results", str(tmp_path / "search.jsonl"), "--jobs", "1"]
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *options],
