@@ -183,7 +183,6 @@ THIRTY = "metric: loss, max_trials: 30, max_length: {epochs: 27}, max_concurrent
             f"name: async_halving, {RUNGS}, stop_once: false, {THIRTY}",
         ),
         ("`adaptive_asha` 1.6 times", f"name: adaptive_asha, divisor: 3, {THIRTY}"),
-        ("`tpe_asha` 1.2 times", f"name: tpe_asha, {THIRTY}"),
     ],
 )
 def test_in_a_random_order_more_train_on_by_what_the_documents_say(said: str, block: str) -> None:

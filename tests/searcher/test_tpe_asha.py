@@ -1,4 +1,4 @@
-"""The ladder of ``tpe_asha``, rule by rule; what it proposes is in ``test_parzen.py``."""
+"""The ladder of ``tpe_asha``, rule by rule; what it proposes is in ``test_proposals.py``."""
 
 import math
 from collections import Counter, deque
@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.searching.clock import Cluster
+from benchmarks.searching.suite import OBJECTIVES
 from zerolab.errors import ConfigError
 from zerolab.searcher import (
     Continue,
@@ -24,6 +26,7 @@ from zerolab.searcher import (
 from zerolab.searcher.tpe.agreement import Agreement
 from zerolab.searcher.tpe.ladder import Ladder, forecast, make_levels
 from zerolab.searcher.tpe.proposals import Proposer
+from zerolab.searcher.tpe.search import TpeAshaSearcher
 
 SPACE: dict[str, Any] = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
@@ -241,11 +244,25 @@ def test_a_trial_that_was_expected_to_keep_its_order_and_did_leaves_the_ladder_a
     assert [ladder.enter() for _ in range(40)] == [untold.enter() for _ in range(40)]
 
 
-def test_the_forecast_counts_where_trials_end_when_no_rung_misleads() -> None:
-    # 56 trials enter at 0, 1 and 2 as 38, 13 and 5, and 4 are probes; 12 of 38 go on, 8 of 25, and
-    # of 13 that come to the rung below the top a third rounded up, 5.
-    assert forecast(27, 60) == {1: 26, 3: 17, 9: 8, 27: 9}
+def test_the_forecast_counts_where_trials_usually_end() -> None:
+    # 56 trials enter at 0, 1 and 2 as 38, 13 and 5, and 4 are probes. Of five at a rung a third
+    # goes on, and three quarters of the others.
+    assert forecast(27, 60) == {1: 12, 3: 12, 9: 10, 27: 26}
     assert forecast(1, 5) == {1: 5}
+
+
+@pytest.mark.parametrize("trials", [10, 30, 60])
+def test_searches_train_about_as_far_as_is_foretold(trials: int) -> None:
+    trained = []
+    for name in ("branin", "mixed valley", "digits mlp", "ackley5", "honest", "cliff"):
+        cluster = Cluster(OBJECTIVES[name], workers=4, seed=trials)
+        space = OBJECTIVES[name].space
+        cluster.run(
+            TpeAshaSearcher(space, 27, trials, 4, seed=trials, smaller_is_better=True), math.inf
+        )
+        trained.append(sum(trial.epoch for trial in cluster.trials.values()))
+    foretold = sum(length * count for length, count in forecast(27, trials).items())
+    assert 0.67 * foretold < median(trained) < 1.5 * foretold
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 4])

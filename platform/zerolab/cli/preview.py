@@ -1,5 +1,6 @@
 """``zerolab experiment preview``: which trials there will be, and what they cost."""
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from zerolab.searcher.preview import Preview
 
 __all__ = ["preview"]
+
+_WIDTH = 100
 
 
 def preview(
@@ -104,6 +107,7 @@ def _plain(found: "Preview") -> dict[str, Any]:
         "like": found.like,
         "slot_hours": found.slot_hours,
         "most_slot_hours": found.most_slot_hours,
+        "premise": found.premise,
     }
 
 
@@ -127,11 +131,8 @@ def _show(found: Mapping[str, Any]) -> None:
     result(f"{who} {total:,} {unit}, on {held}{'' if trials == 1 else ' each'}")
     may_be_more = most > total
     if may_be_more:
-        result(
-            "That is if all come to a length at the same time. Each is compared with those before "
-            f"it alone,\nso more may go on: at most they train {most:,} {unit}, if none is stopped "
-            "early."
-        )
+        rest = f"at most they train {most:,} {unit}, if none is stopped early."
+        result(textwrap.fill(f"That is {found['premise']}; {rest}", _WIDTH))
     if found["slot_hours"] is None:
         bound = f", at most {most * slots:,} times" if may_be_more else ""
         result(

@@ -10,9 +10,8 @@ __all__ = ["Preview"]
 class Preview:
     """Trials by length, and what they cost.
 
-    A searcher that compares trials can only say what happens when they come to each rung all at
-    once, and what is the most: one after another, more of them go on, the more the better the
-    later ones are.
+    A searcher that compares trials can only say what happens under some premise, and what is the
+    most: more of them go on, the better the later ones are.
     """
 
     outline: str
@@ -30,6 +29,8 @@ class Preview:
     """How long one batch, or one epoch, of a trial takes; None when nobody knows."""
     like: int | None = None
     """The experiment from which that is known; None when it was given."""
+    premise: str | None = None
+    """When so many end where; None when it is certain, or nobody can say."""
 
     @property
     def trials(self) -> int | None:

@@ -65,6 +65,9 @@ class SearcherConfig(Section):
     follows_growth: ClassVar[frozenset[str]] = frozenset()
     """Fields that :meth:`settled` sets for those, and that may be said with them."""
 
+    premise: ClassVar[str | None] = None
+    """When so many trials end where :meth:`forecast` says; None when it is certain."""
+
     is_independent: ClassVar[bool] = False
     """Whether no trial has to do with another, so that any may follow those that there are."""
     continues_ended: ClassVar[bool] = False

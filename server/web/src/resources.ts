@@ -611,9 +611,9 @@ export interface SearchPreview {
   trials: number | null;
   /** Of all lengths; null when trials decide by themselves how far they train. */
   unit: "batches" | "epochs" | null;
-  /** Which trials end where, if they came to each rung all at once. */
+  /** Which trials end where, under the premise. */
   lengths: Array<PreviewLength>;
-  /** Over all trials, if they came to each rung all at once; null when nobody can say. */
+  /** Over all trials, under the premise; null when nobody can say. */
   total_length: number | null;
   /** Over all trials, if all trained on that may; null when nobody can say. */
   most_length: number | null;
@@ -627,6 +627,8 @@ export interface SearchPreview {
   slot_hours: number | null;
   /** The same for `most_length`. */
   most_slot_hours: number | null;
+  /** When so many end where; null when it is certain, or nobody can say. */
+  premise: string | null;
 }
 
 /** The best value so far over time. */

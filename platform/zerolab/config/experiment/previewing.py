@@ -42,4 +42,5 @@ def preview_of(
         slots=config.resources.slots_per_trial,
         seconds_per_unit=seconds,
         like=like,
+        premise=searcher.premise,
     )

@@ -42,6 +42,10 @@ class HalvingConfig(SearcherConfig):
     """Whether trials train on until they are stopped; if false they pause at each rung, and the
     best go on from their checkpoints."""
 
+    premise: ClassVar[str | None] = (
+        "if all come to a length at the same time. Each is compared with those before it alone, so "
+        "more may go on"
+    )
     may_grow: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length", "max_time"})
 
     @property

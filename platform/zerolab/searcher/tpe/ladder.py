@@ -20,6 +20,11 @@ _PROBES = (9, 10, 13)
 """New trials, counted from 1, that train to the whole length at once; and then every power of two
 from this number on:"""
 _DOUBLING = 32
+_UNTAUGHT, _TAUGHT = 5, 150
+_LEARNERS_GO_ON = 0.75
+"""Of the first so many that are judged at a rung a third goes on; of those up to the second number
+this part, as they are better than those before them; then there is little left to learn, and it is
+a third again. So it was, in the median, in simulated searches of 10 to 1,000 trials."""
 
 
 def make_levels(length: int) -> list[int]:
@@ -36,7 +41,7 @@ def make_levels(length: int) -> list[int]:
 
 
 def forecast(length: int, trials: int) -> dict[int, int]:
-    """How many of so many trials end at which length, if all lengths rank them alike.
+    """How many of so many trials usually end at which length.
 
     Args:
         length: How far a trial may train.
@@ -48,7 +53,7 @@ def forecast(length: int, trials: int) -> dict[int, int]:
         judged[ladder.enter()] += 1
     ends = {}
     for rung, level in enumerate(ladder.levels):
-        promoted = ladder.places(rung, judged[rung]) if rung < ladder.top else 0
+        promoted = _go_on_usually(ladder, rung, judged[rung]) if rung < ladder.top else 0
         if rung < ladder.top:
             judged[rung + 1] += promoted
         ends[level] = judged[rung] - promoted
@@ -57,6 +62,11 @@ def forecast(length: int, trials: int) -> dict[int, int]:
         ends[last] -= 1
         ends[length] = 1
     return {level: count for level, count in ends.items() if count}
+
+
+def _go_on_usually(ladder: "Ladder", rung: int, judged: int) -> int:
+    learners = max(min(judged, _TAUGHT) - _UNTAUGHT, 0)
+    return ladder.places(rung, judged - learners) + round(_LEARNERS_GO_ON * learners)
 
 
 class Ladder:

@@ -23,6 +23,10 @@ class TpeAshaConfig(SearcherConfig):
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
     """How many trials there are."""
 
+    premise: ClassVar[str | None] = (
+        "what is usual: the search learns, so later trials are better than those before them, and "
+        "three of four go on. It may be a third less, or half as much again"
+    )
     may_grow: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length"})
 
     def growth_problems(self, before: Self) -> Iterator[str]:
@@ -66,7 +70,7 @@ class TpeAshaConfig(SearcherConfig):
         return tuple(make_levels(max(self.length, 1)))
 
     def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
-        """As many as the entries and the promotions of thirds come to when no rung misleads."""
+        """As many as usually do."""
         # numpy takes longer to import than most commands of the command line take
         from zerolab.searcher.tpe.ladder import forecast
 

@@ -98,9 +98,9 @@ class SearchPreview(Resource, frozen=True):
     unit: Literal["batches", "epochs"] | None
     """Of all lengths; null when trials decide by themselves how far they train."""
     lengths: list[PreviewLength]
-    """Which trials end where, if they came to each rung all at once."""
+    """Which trials end where, under the premise."""
     total_length: int | None
-    """Over all trials, if they came to each rung all at once; null when nobody can say."""
+    """Over all trials, under the premise; null when nobody can say."""
     most_length: int | None
     """Over all trials, if all trained on that may; null when nobody can say."""
     slots_per_trial: int
@@ -114,6 +114,8 @@ class SearchPreview(Resource, frozen=True):
     unknown."""
     most_slot_hours: float | None
     """The same for `most_length`."""
+    premise: str | None
+    """When so many end where; null when it is certain, or nobody can say."""
 
 
 class PreviewAnswer(Resource, frozen=True):
