@@ -183,7 +183,23 @@ def test_every_failure_is_one_sentence_that_names_the_key_and_the_place(
     assert "holds something else" in refused(str(source), tmp_path / "mine" / "notes")
     assert (tmp_path / "mine" / "notes").exists()
     assert "nothing at memory://empty" in refused("memory://empty")
+    (tmp_path / "hollow" / "folder").mkdir(parents=True)
+    assert f"there is no file in {tmp_path}/hollow" in refused(f"{tmp_path}/hollow")
+    (tmp_path / "hollow" / "b\udcff").touch()
+    assert "hollow/b\\udcff' has a name that is no UTF-8" in refused(f"{tmp_path}/hollow")
     assert "cannot be opened" in refused("strange://place")
+
+
+def test_a_source_that_was_emptied_leaves_the_copy_as_it_is(source: Path, tmp_path: Path) -> None:
+    """As the folder on which a share was mounted, and is no more."""
+    copy = tmp_path / "copy"
+    stage(source, copy)
+    before = tree(copy)
+    source.rename(tmp_path / "elsewhere")
+    source.mkdir()
+    with pytest.raises(DataRefusedError, match="there is no file in"):
+        stage(source, copy)
+    assert tree(copy) == before
 
 
 def as_nobody(source: Path, tmp_path: Path) -> str:

@@ -80,7 +80,13 @@ class _Local:
             self._is_file = not stat.S_ISDIR(self._root.stat().st_mode)
         if self._is_file:
             return {self._root.name: self._look(self._root)}
-        return dict(self._walk(self._root, "", ()))
+        found = dict(self._walk(self._root, "", ()))
+        if not found:  # as what a share is mounted on: a copy that there is would be emptied
+            text = (
+                f"{KEY}: there is no file in {self._root}; mend the path, or mount what it is for"
+            )
+            raise DataRefusedError(text)
+        return found
 
     def _walk(
         self, folder: Path, prefix: str, above: tuple[tuple[int, int], ...]
@@ -93,6 +99,10 @@ class _Local:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         for entry in entries:
             path, name = Path(entry.path), f"{prefix}{entry.name}"
+            if _is_undecodable(entry.name):
+                raise DataRefusedError(
+                    f"{KEY}: {str(path)!r} has a name that is no UTF-8; rename it"
+                )
             if entry.is_dir():
                 yield from self._walk(path, f"{name}/", (*above, me))
             else:
@@ -114,6 +124,15 @@ class _Local:
                 yield piece
         if left:
             raise StorageError(f"{KEY}: {path} has changed while it was copied")
+
+
+def _is_undecodable(name: str) -> bool:
+    """Whether a file's name holds bytes that are no text: nothing can be noted under it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 @contextlib.contextmanager
