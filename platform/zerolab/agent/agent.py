@@ -17,7 +17,7 @@ from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
 from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import AgentRegistration, AgentWork, WorkItem
+from zerolab.contract.wire import KILL_GRACE_S, AgentRegistration, AgentWork, WorkItem
 from zerolab.errors import (
     ConfigError,
     ConflictError,
@@ -33,7 +33,6 @@ __all__ = ["Agent"]
 
 logger = logging.getLogger(__name__)
 
-_KILL_GRACE_S = 5.0
 _STOP_GRACE_S = 20.0
 """For ranks to checkpoint when the agent is stopped, in seconds."""
 _DELIVERY_S = 10.0
@@ -267,11 +266,11 @@ class Agent:
                 if run is None or run.join(0):
                     self._begin(item, asked)
                 elif item.action == "kill":
-                    run.stop(_KILL_GRACE_S)
+                    run.stop(item.grace_s)
             wanted = {item.run_id for item in work.runs}
             for run_id, run in list(self._runs.items()):
                 if run_id not in wanted:
-                    run.stop(_KILL_GRACE_S)
+                    run.stop(KILL_GRACE_S)
                     if run.join(0):
                         del self._runs[run_id]
 

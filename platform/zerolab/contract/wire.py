@@ -16,6 +16,8 @@ from zerolab.contract.spec import RunSpec
 
 __all__ = [
     "JSON",
+    "KILL_GRACE_S",
+    "LEAVE_GRACE_S",
     "MSGPACK",
     "AgentLeave",
     "AgentRegistration",
@@ -43,6 +45,11 @@ __all__ = [
 
 JSON = "application/json"
 MSGPACK = "application/x-msgpack"
+
+KILL_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL, in seconds, of a run that is killed."""
+LEAVE_GRACE_S = 30.0
+"""The same of one that was to save and leave, and does not ask whether it is."""
 
 
 class MetricsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="metrics"):
@@ -191,6 +198,8 @@ class WorkItem(msgspec.Struct, frozen=True):
     archive: str
     """Path, on the server, of the model directory as tar.gz."""
     slot_ids: list[int]
+    grace_s: float = KILL_GRACE_S
+    """Seconds between SIGTERM and SIGKILL, of a run that shall be killed."""
 
 
 class AgentWork(msgspec.Struct, frozen=True):

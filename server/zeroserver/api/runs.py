@@ -19,6 +19,8 @@ from starlette.routing import Route
 
 from zerolab.contract.spec import Nodes, RunSpec
 from zerolab.contract.wire import (
+    KILL_GRACE_S,
+    LEAVE_GRACE_S,
     MSGPACK,
     AgentLeave,
     AgentRegistration,
@@ -227,6 +229,7 @@ def _work(connection: Connection, services: Services, agent_id: int) -> AgentWor
             columns.id,
             columns.experiment_id,
             columns.killed,
+            columns.directive,
             columns.spec,
             func.coalesce(run_nodes.c.slot_ids, columns.slot_ids).label("slot_ids"),
             run_nodes.c.node_rank,
@@ -266,6 +269,7 @@ def _item(connection: Connection, services: Services, row: Any) -> WorkItem | No
         spec=spec,
         archive=f"/api/v1/experiments/{row.experiment_id}/archive",
         slot_ids=msgspec.json.decode(row.slot_ids),
+        grace_s=LEAVE_GRACE_S if row.directive == "stop" else KILL_GRACE_S,
     )
 
 
@@ -360,6 +364,8 @@ async def directive(request: Request) -> Response:
     run_id = _id(request, "run_id")
     known = int(_number(request, "version", 0))
     wait_s = _number(request, "wait_s", 30.0)
+
+    services.world.asking.add(run_id)
 
     async def ask() -> tuple[int, Directive]:
         found = await services.read(lambda connection: _directive(connection, services, run_id))

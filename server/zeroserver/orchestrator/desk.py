@@ -73,6 +73,8 @@ class World:
     """Agent to the monotonic time of its last question; written by the event loop."""
     ticked: float = field(default_factory=time.monotonic)
     """The monotonic time of the last :meth:`note_tick`."""
+    asking: set[int] = field(default_factory=set)
+    """Runs that have asked this server whether to leave; the event loop adds to it."""
     importing: set[int] = field(default_factory=set)
     """Trials whose points are being imported, and which have no row before all are there."""
     archives_going: set[str] = field(default_factory=set)

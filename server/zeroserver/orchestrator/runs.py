@@ -221,6 +221,7 @@ def exited(
         exit_code=end.exit_code, reason=end.reason,
     )  # fmt: skip
     transaction.changes += [Change(f"run:{run_id}"), agents_changed()]
+    world.asking.discard(run_id)
     trial = trial_of(transaction, run)
     if trial["run_id"] != run_id or trial["state"] in TRIAL_ENDED:
         return

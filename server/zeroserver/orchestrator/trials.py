@@ -1,5 +1,6 @@
 """What becomes of trials: made, stopped, ended."""
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select, update
 
+from zerolab.contract.spec import Command, RunSpec
+from zerolab.contract.wire import LEAVE_GRACE_S
 from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.retention import (
@@ -14,7 +17,15 @@ from zeroserver.orchestrator.checkpoints.retention import (
     apply_to_trial,
     discard_unfinished,
 )
-from zeroserver.orchestrator.desk import World, agents_changed, experiment_of, find, save, touch
+from zeroserver.orchestrator.desk import (
+    World,
+    agents_changed,
+    experiment_of,
+    find,
+    log_line,
+    save,
+    touch,
+)
 from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.warm_start import newest_checkpoint, settle_sources, source_of_trial
@@ -48,6 +59,8 @@ __all__ = [
 DELETED = "user_canceled"
 """What a searcher is told of a trial that a user has deleted: it never comes back."""
 
+_ASKS_AGAIN_S = 60.0
+"""For runs that have asked the server before it was started anew to ask again."""
 _INSERT_TRIAL = trials.insert().returning(trials.c.id)
 
 
@@ -190,8 +203,16 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
     move_trial(transaction, trial, TrialState.STOPPING)
     if why in {"kill", "error"}:
         kill_run(world, transaction, trial["run_id"])
-    else:
-        direct_run(world, transaction, trial["run_id"], "stop")
+        return
+    direct_run(world, transaction, trial["run_id"], "stop")
+    run = find(transaction, runs, trial["run_id"])
+    if why == "cancel" and not run["killed"] and _never_asks(world, run):
+        text = (
+            f"run {run['id']}: its command does not ask whether to leave: its processes get "
+            f"SIGTERM, and SIGKILL {LEAVE_GRACE_S:.0f} s later"
+        )
+        log_line(world, transaction, run, text, "WARNING")
+        kill_run(world, transaction, run["id"])
 
 
 def fail_experiment(world: World, transaction: Transaction, experiment_id: int, error: str) -> None:
@@ -248,6 +269,23 @@ def direct_run(world: World, transaction: Transaction, run_id: int, directive: s
         deadline = world.steady() + timeout
     save(transaction, runs, run_id, directive=directive, deadline_at=deadline)
     transaction.changes.append(Change(f"run:{run_id}"))
+    if directive == "preempt" and _never_asks(world, run):
+        end = "" if timeout is None else f" until it is killed, in {timeout} s (preemption_timeout)"
+        text = (
+            f"run {run_id} shall save and leave, but its command does not ask whether to: it runs "
+            f"on{end}; `zerolab.core` asks"
+        )
+        log_line(world, transaction, run, text, "WARNING")
+
+
+def _never_asks(world: World, run: RowMapping) -> bool:
+    """Whether a run is a command that has not asked whether to leave, though it could have."""
+    up_s = time.monotonic() - world.started
+    if run["id"] in world.asking or (
+        up_s < _ASKS_AGAIN_S and world.clock() - run["created_at"] > up_s
+    ):
+        return False
+    return isinstance(msgspec.json.decode(run["spec"], type=RunSpec).entrypoint, Command)
 
 
 def kill_run(world: World, transaction: Transaction, run_id: int) -> None:

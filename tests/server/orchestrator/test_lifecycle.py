@@ -208,6 +208,57 @@ def test_cancel_lets_a_run_checkpoint_first(server: Server) -> None:
     assert server.trial()["latest_checkpoint"] == checkpoint(40).uuid
 
 
+COMMAND = {"entrypoint": ["true"], "hyperparameters": {}}
+
+
+def test_cancel_ends_a_command_that_does_not_ask_whether_to_leave(server: Server) -> None:
+    server.submit(**COMMAND)
+    server.add_agent()
+    spec = server.begin()
+    server.act("cancel")
+    assert [(item.action, item.grace_s) for item in server.work()] == [("kill", 30.0)]
+    (line,) = [line["text"] for line in server.get("/trials/1/logs")["logs"]]
+    assert "does not ask whether to leave: its processes get SIGTERM" in line
+    server.exit(spec.run_id, -15)
+    assert (server.trial()["state"], server.trial()["restarts"]) == ("CANCELED", 0)
+
+
+def test_cancel_lets_a_command_that_asks_checkpoint_first(server: Server) -> None:
+    server.submit(**COMMAND)
+    server.add_agent()
+    spec = server.begin()
+    assert server.directive(spec.run_id) == "train"
+    server.act("cancel")
+    assert server.directive(spec.run_id) == "stop"
+    assert server.work()[0].action == "run"
+    server.act("kill")
+    assert server.work()[0].action == "kill"
+
+
+def test_after_a_new_start_a_command_has_time_to_ask_again(tmp_path: Path) -> None:
+    clock = Clock()
+    with serve(tmp_path, clock=clock) as server:
+        server.submit(**COMMAND)
+        server.add_agent()
+        server.directive(server.begin().run_id)
+    clock.now += 100
+    with serve(tmp_path, clock=clock) as server:
+        server.act("cancel")
+        assert server.work()[0].action == "run"
+
+
+def test_a_command_that_does_not_ask_is_told_of_when_it_shall_leave(server: Server) -> None:
+    server.submit(**COMMAND, preemption_timeout=100)
+    server.add_agent()
+    server.begin()
+    server.act("pause")
+    assert server.work()[0].action == "run"
+    (line,) = [line["text"] for line in server.get("/trials/1/logs")["logs"]]
+    assert "it runs on until it is killed, in 100 s (preemption_timeout)" in line
+    server.tick(101)
+    assert [(item.action, item.grace_s) for item in server.work()] == [("kill", 5.0)]
+
+
 def test_kill_does_not_wait(server: Server) -> None:
     server.submit()
     server.add_agent()

@@ -131,7 +131,9 @@ class ExperimentConfig(Section):
     """What to do when a line of a trial's log matches a pattern."""
 
     preemption_timeout: Count = 3600
-    """Seconds that a run may take to checkpoint and exit when it is asked to."""
+    """Seconds that a run may take to checkpoint and exit when it is asked to. A command that never
+    asks whether it is goes on for so long, and is killed; its log says so. ``cancel`` does not wait
+    for such a one."""
 
     retention_policy: RetentionPolicyConfig = RetentionPolicyConfig()
     """How long logs are kept."""
