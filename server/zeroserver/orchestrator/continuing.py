@@ -32,7 +32,7 @@ from zeroserver.states import (
     TrialState,
 )
 from zeroserver.store.database import Transaction
-from zeroserver.store.schema import checkpoints, experiments, searcher_events, trials
+from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
@@ -81,8 +81,8 @@ def continue_experiment(
     problems = list(_problems(before, wish.config, experiment_id))
     if problems:
         raise ConfigError("experiment", problems)
-    _store(world, transaction, experiment, wish)
-    ended, told = _ended(transaction, experiment_id), _told(transaction, experiment_id)
+    ended = _ended(transaction, experiment_id)
+    told = searching.known_ends(world, transaction, experiment_id)
     longer = _is_longer(before, wish.config)
     opened = [
         trial
@@ -93,9 +93,11 @@ def continue_experiment(
     grows = not wish.config.searcher.continues_ended and before.searcher != wish.config.searcher
     wanted: Sequence[Operation] = []
     if not grows:
+        _store(world, transaction, experiment, wish)
         operations = searching.replay(world, transaction, experiment_id)
         wanted = _not_carried_out(transaction, experiment_id, operations)
-        if not opened and not any(isinstance(each, Create) for each in wanted):
+        searches = any(isinstance(each, Create) for each in wanted)
+        if not opened and not searches and not _awaits_operations(experiment):
             raise ConflictError(_nothing_left(experiment, wish.config))
         _refuse_without_weights(transaction, experiment, opened)
     state = ExperimentState.ACTIVE if wish.activate else ExperimentState.PAUSED
@@ -111,7 +113,8 @@ def continue_experiment(
     carry_out(world, transaction, experiment_id, wanted)
     _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, told)
     _tell_of_deleted(world, transaction, experiment_id, told)
-    if grows:
+    if grows:  # until here the searcher has its former bounds
+        _store(world, transaction, experiment, wish)
         _grow(world, transaction, experiment, before, wish.config, opened=bool(opened))
     schedule(world, transaction)
 
@@ -175,13 +178,15 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         msg = f"trial {trial_id}: is {trial['state']} and cannot be continued: {why}"
         raise ConflictError(msg)
     state = ExperimentState(experiment["state"])
+    alone: dict[str, Any] = {}
     if state in EXPERIMENT_ENDED:
         state = ExperimentState.ACTIVE
+        alone = {"waits": 0, "until": None}
         # What was ended searches no more: only this trial goes on.
         move_experiment(
             transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
         )  # fmt: skip
-    reopen_trial(transaction, trial, state)
+    reopen_trial(transaction, trial, state, **alone)
     schedule(world, transaction)
 
 
@@ -189,7 +194,8 @@ def why_through(world: World, transaction: Transaction, trial: RowMapping) -> st
     """Say why a trial that has ended has no training left, and what can be done; None if it has."""
     number, home = trial["id"], trial["experiment_id"]
     searcher = world.config(transaction, home).searcher
-    through = trial["request_id"] in _told(transaction, home) and not searcher.continues_ended
+    told = set() if searcher.continues_ended else searching.known_ends(world, transaction, home)
+    through = trial["request_id"] in told
     if not through and _is_unfinished(trial, longer=False):
         return None
     why = (
@@ -308,13 +314,9 @@ def _ended(transaction: Transaction, experiment_id: int) -> list[RowMapping]:
     return list(transaction.connection.execute(query.order_by(trials.c.id)).mappings())
 
 
-def _told(transaction: Transaction, experiment_id: int) -> set[int]:
-    """The searcher's numbers of the trials of which it knows that they have ended."""
-    columns = searcher_events.c
-    query = select(columns.request_id).where(
-        columns.experiment_id == experiment_id, columns.kind.in_(["exited", "exited_early"])
-    )
-    return set(transaction.connection.scalars(query))
+def _awaits_operations(experiment: RowMapping) -> bool:
+    """Whether a program outside of the server may yet want trials."""
+    return experiment["searcher_name"] == "custom" and not experiment["searcher_done"]
 
 
 def _is_unfinished(trial: RowMapping, *, longer: bool) -> bool:

@@ -70,7 +70,7 @@ def take_operations(
     if told.after > searcher.handled:
         msg = f"after: must be {searcher.handled}, the event answered last, got {told.after}"
         raise ConflictError(msg)
-    _check(world, transaction, experiment_id, told.operations)
+    _check(world, transaction, experiment_id, told)
     event = Event("operated", 0, told.progress, float(told.handled))
     searching.tell(world, transaction, experiment_id, event)
     carry_out(world, transaction, experiment_id, told.operations)
@@ -79,13 +79,15 @@ def take_operations(
     return told.handled
 
 
-def _check(
-    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
-) -> None:
+def _check(world: World, transaction: Transaction, experiment_id: int, told: Answered) -> None:
     whole = world.config(transaction, experiment_id).searcher.length
     known = searching.created(transaction, experiment_id)
     problems = []
-    for place, operation in enumerate(operations):
+    newest = searching.newest_event(transaction.connection, experiment_id)
+    if not told.after <= told.handled <= newest:
+        text = f"must be an event from {max(told.after, 0)} to {newest}, the newest one"
+        problems.append(f"handled: {text}, got {told.handled}")
+    for place, operation in enumerate(told.operations):
         key = f"operations[{place}]"
         if isinstance(operation, Create):
             if operation.trial_id in known:
@@ -101,7 +103,9 @@ def _check(
         if isinstance(operation, Continue) and whole and operation.until > whole:
             text = f"must be at most the trial's length of {whole}, got {operation.until}"
             problems.append(f"{key}.until: {text}")
-        if isinstance(operation, Shutdown) and place < len(operations) - 1:
-            problems.append(f"{key}: must be the last operation, got {len(operations)} of them")
+        if isinstance(operation, Shutdown) and place < len(told.operations) - 1:
+            problems.append(
+                f"{key}: must be the last operation, got {len(told.operations)} of them"
+            )
     if problems:
         raise ConfigError("operations", problems)

@@ -355,7 +355,7 @@ def _latest_checkpoint(
     world: World, transaction: Transaction, trial: RowMapping
 ) -> CheckpointRef | None:
     if trial["latest_checkpoint"] is None:
-        found = reference(transaction, trial)
+        found = reference(world, transaction, trial)
         return found and _with_options(world, transaction, found)
     query = select(checkpoints.c.uuid, checkpoints.c.steps_completed).where(
         checkpoints.c.uuid == trial["latest_checkpoint"]

@@ -7,6 +7,7 @@ there are. They are others when another version of a searcher began the search: 
 know where its trials stand, and ends with words rather than waiting for trials that never come.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,7 +16,15 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, func, select
 
 from zerolab.errors import ConflictError
-from zerolab.searcher import Create, Operation, Searcher, ServedOutside, make_searcher
+from zerolab.searcher import (
+    Create,
+    Operation,
+    Reopen,
+    Searcher,
+    ServedOutside,
+    Shutdown,
+    make_searcher,
+)
 from zerolab.searcher.make import read_section
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
@@ -33,8 +42,10 @@ __all__ = [
     "first_operations",
     "forget_lost",
     "grow",
+    "known_ends",
     "look",
     "look_back",
+    "newest_event",
     "progress",
     "replay",
     "searcher_of",
@@ -157,6 +168,13 @@ def created(transaction: Transaction, experiment_id: int) -> set[int]:
     return set(transaction.connection.scalars(query))
 
 
+def newest_event(connection: Connection, experiment_id: int) -> int:
+    """The number of the last event that a searcher was told; 0 when there was none."""
+    columns = searcher_events.c
+    query = select(func.max(columns.id)).where(columns.experiment_id == experiment_id)
+    return connection.scalar(query) or 0
+
+
 class Seen(NamedTuple):
     """What is shown of a search."""
 
@@ -182,10 +200,8 @@ def look_back(world: World, connection: Connection, row: RowMapping) -> Seen:
         connection: Only read from.
         row: The experiment.
     """
-    columns = searcher_events.c
-    newest = select(func.max(columns.id)).where(columns.experiment_id == row["id"])
-    last: int | None = connection.scalar(newest)
-    if last is None:  # it was brought in from elsewhere
+    last = newest_event(connection, row["id"])
+    if not last:  # it was brought in from elsewhere
         return Seen(None)
     then, seen = world.looked_back.get(row["id"], (None, Seen(None)))
     if then == last:
@@ -227,7 +243,31 @@ def replay(world: World, transaction: Transaction, experiment_id: int) -> list[O
     Raises:
         ConflictError: If that are other trials than there are.
     """
-    return [one for step in _replayed(world, transaction, experiment_id) for one in step]
+    wanted: list[Operation] = []
+    told = [None, *_told(transaction.connection, experiment_id)]
+    steps = _replayed(world, transaction, experiment_id)
+    for event, step in zip(told, steps, strict=True):
+        if event is not None and event.kind == "grown":  # its end was not the last one
+            wanted = [one for one in wanted if not isinstance(one, Shutdown)]
+        wanted += step
+    return wanted
+
+
+def known_ends(world: World, transaction: Transaction, experiment_id: int) -> set[int]:
+    """The searcher's numbers of the trials of which it knows that they have ended.
+
+    One that it has opened again since is none of them.
+    """
+    told = _told(transaction.connection, experiment_id)
+    steps: Iterable[Sequence[Operation]] = itertools.repeat(())
+    if any(event.kind == "grown" for event in told):
+        steps = _replay(world, transaction, experiment_id).operations[1:]
+    ends: set[int] = set()
+    for event, step in zip(told, steps, strict=False):
+        if event.kind in {"exited", "exited_early"}:
+            ends.add(event.request_id)
+        ends -= {one.trial_id for one in step if isinstance(one, Reopen)}
+    return ends
 
 
 def grow(

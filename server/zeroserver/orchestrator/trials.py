@@ -195,7 +195,8 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         why: ``searcher``, ``cancel``, ``kill`` or ``error`` (its column says which); the last two
             do not wait for a checkpoint.
     """
-    save(transaction, trials, trial["id"], stop=why)
+    if trial["stop"] != "searcher" or why == "error":  # else it is through with it, come what may
+        save(transaction, trials, trial["id"], stop=why)
     if trial["run_id"] is None:
         state = TrialState.COMPLETED if why == "searcher" else TrialState.CANCELED
         end_trial(world, transaction, trial, state)

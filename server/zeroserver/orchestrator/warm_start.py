@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, select, text, update
 from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
-from zeroserver.orchestrator.desk import Fields, touch
+from zeroserver.orchestrator.desk import Fields, World, storage_of, touch
 from zeroserver.orchestrator.searching import created
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
 from zeroserver.store.database import Transaction
@@ -169,14 +169,14 @@ def source_problem(transaction: Transaction, trial: Fields) -> str | None:
     return None
 
 
-def reference(transaction: Transaction, trial: Fields) -> CheckpointRef | None:
+def reference(world: World, transaction: Transaction, trial: Fields) -> CheckpointRef | None:
     """Return what a trial without a checkpoint of its own begins with."""
     uuid = trial["source_checkpoint"]
     if not uuid:
         return None
     row = _complete(transaction, uuid)
     assert row is not None, "source_problem is asked first"
-    root = str(row["path"]).removesuffix(uuid).rstrip("/")
+    root = storage_of(world, transaction, row["experiment_id"]).root  # the home may have moved
     return CheckpointRef(uuid, 0, root=root, warm_start=True)
 
 

@@ -158,6 +158,35 @@ def test_operations_that_cannot_be_are_refused_and_none_is_carried_out(
     assert search.get(f"{PATH}/events")["handled"] == -1
 
 
+@pytest.mark.parametrize(("after", "handled"), [(0, 99_999), (0, 4), (-1, 1)])
+def test_only_events_that_there_are_can_be_answered(
+    search: Server, after: int, handled: int
+) -> None:
+    """Who claims to have answered what is yet to come would never hear of it."""
+    if after == 0:
+        assert send(search, -1, 0, create(1), create(2)).is_success
+    answer = send(search, after, handled, create(9))
+    assert answer.status_code == 422
+    newest = 3 if after == 0 else 0  # two trials, and that they were wanted
+    text = f"handled: must be an event from 0 to {newest}, the newest one, got {handled}"
+    assert text in answer.json()["error"]["message"]
+    last = search.get(f"{PATH}/events")["events"]
+    assert send(search, after, last[-1]["id"] if last else 0, create(9)).is_success
+
+
+def test_a_search_whose_trials_have_all_ended_goes_on_while_its_program_may_want_more(
+    search: Server,
+) -> None:
+    send(search, -1, 0, create(1))
+    search.exit(search.begin(1).run_id, 0)
+    search.act("cancel")
+    assert search.act("continue")["state"] == "ACTIVE"
+    last = search.get(f"{PATH}/events")["events"][-1]["id"]
+    assert send(search, 0, last, create(2), {"kind": "shutdown"}).is_success
+    search.exit(search.begin(2).run_id, 0)
+    assert search.experiment()["state"] == "COMPLETED"
+
+
 def test_a_searcher_that_decides_by_itself_takes_no_operations(sqlite_server: Server) -> None:
     sqlite_server.submit()
     assert send(sqlite_server, -1, 0, create(5)).status_code == 409

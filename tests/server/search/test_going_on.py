@@ -1,0 +1,238 @@
+"""Searches that end, grow, are canceled, and go on, again and again."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Clock, Server, checkpoint, serve, validation
+from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED
+from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.desk import World
+from zeroserver.states import EXPERIMENT_ENDED
+from zeroserver.store.database import Transaction
+
+SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
+HALVING = {"name": "async_halving", "num_rungs": 3, "divisor": 2, "max_length": 16, "max_trials": 4}
+SEARCHERS: dict[str, dict[str, Any]] = {
+    "stopping": HALVING,
+    "promoting": HALVING | {"stop_once": False},
+    "tpe_asha": {"name": "tpe_asha", "max_length": 27, "max_trials": 12},
+    "pbt": {"name": "pbt", "population_size": 4, "num_rounds": 2, "length_per_round": 5},
+}
+LONGER = {
+    "stopping": {"max_length": 32},
+    "promoting": {"max_length": 32},
+    "tpe_asha": {"max_length": 81},
+    "pbt": {"num_rounds": 3},
+}
+MORE = {name: {"max_trials": SEARCHERS[name].get("max_trials", 0) + 4} for name in SEARCHERS}
+MORE["pbt"] = {"num_rounds": 4}
+
+
+class Life:
+    """One search, on one server after another."""
+
+    def __init__(self, directory: Path, name: str, **config: Any) -> None:
+        self.directory, self.clock = directory, Clock()
+        self._numbers: dict[int, Any] = {}
+        self._running = serve(directory, clock=self.clock)
+        self.server: Server = self._running.__enter__()
+        searcher = SEARCHERS[name] | {"metric": "loss", "max_concurrent_trials": 2}
+        self.server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0, **config)
+        self.server.add_agent(slots=2)
+
+    def restart(self) -> None:
+        numbers = dict(self.server._numbers)
+        self.end()
+        self._running = serve(self.directory, clock=self.clock)
+        self.server = self._running.__enter__()
+        self.server._numbers.update(numbers)
+        self.server.add_agent(slots=2)
+
+    def end(self) -> None:
+        self._running.__exit__(None, None, None)
+
+    def state(self) -> str:
+        return str(self.server.experiment()["state"])
+
+    def go_on(self, **searcher: Any) -> None:
+        body = {"config": {"searcher": searcher} if searcher else {}}
+        answer = self.server.http.post("/api/v1/experiments/1/continue", json=body)
+        assert answer.is_success, answer.text
+
+    def run_one(self) -> bool:
+        """Let the first run do its part; whether there was one."""
+        items = self.server.work()
+        if not items:
+            return False
+        run_id, spec = items[0].run_id, items[0].spec
+        assert spec.fit is not None
+        assert spec.fit.max_length is not None
+        if items[0].action == "kill":
+            self.server.exit(run_id, -9)
+            return True
+        self.server.post(f"/runs/{run_id}/started", {})
+        left = self.server.directive(run_id) != "train"
+        until = spec.fit.until or spec.fit.max_length.count
+        begin = spec.latest_checkpoint.steps_completed if spec.latest_checkpoint else 0
+        for steps in sorted({*spec.fit.validate_at, until}):
+            if begin < steps <= until and not left:
+                loss = (spec.trial_id * 37 % 11) / 11 + 1 / steps
+                made = checkpoint(steps, f"{spec.trial_id} {run_id}")
+                self.server.report(run_id, validation(steps, loss), made)
+                left = self.server.directive(run_id) != "train"
+        done = EXIT_REACHED if spec.fit.until else 0
+        self.server.exit(run_id, EXIT_PREEMPTED if left else done)
+        return True
+
+    def finish(self) -> None:
+        """Train until the experiment ends by itself."""
+        for _ in range(200):
+            if self.state() in EXPERIMENT_ENDED:
+                return
+            if not self.run_one():
+                self.server.tick(100)
+                waiting = [trial["state"] for trial in self.server.trials()]
+                assert self.server.work(), f"the search hangs: {waiting}"
+        pytest.fail("the search never ends")
+
+    def compare(self) -> None:
+        """The searcher that is in memory is the one that its log tells of."""
+
+        def both(world: World, transaction: Transaction) -> tuple[Any, Any]:
+            kept = world.searchers.get(1)
+            found = searching._replay(world, transaction, 1)
+            assert found.problem is None
+            return found.searcher, kept or found.searcher
+
+        made, kept = self.server.write(both)
+        assert searching._view(made) == searching._view(kept)
+        assert made.progress() == kept.progress()
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Any:
+    lives = []
+
+    def make(name: str, **config: Any) -> Life:
+        lives.append(Life(tmp_path, name, **config))
+        return lives[-1]
+
+    yield make
+    for life in lives:
+        life.end()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("canceled", [False, True])
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_a_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: Any) -> None:
+    life = begin(name)
+    for change in (LONGER[name], MORE[name]):
+        if canceled:
+            for _ in range(5):
+                life.run_one()
+            life.server.act("cancel")
+        life.finish()
+        if restarted:
+            life.restart()
+        trials = len(life.server.trials())
+        life.go_on(**change)
+        life.server.tick(1)
+        assert life.state() == "ACTIVE"
+        life.compare()
+        life.finish()
+        assert life.state() == "COMPLETED"
+        life.compare()
+        assert len(life.server.trials()) >= trials
+    furthest = max(trial["steps_completed"] for trial in life.server.trials())
+    assert furthest == {"tpe_asha": 81, "pbt": 20}.get(name, 32)
+
+
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_a_search_that_has_grown_and_is_canceled_goes_on(name: str, begin: Any) -> None:
+    life = begin(name)
+    life.finish()
+    life.go_on(**MORE[name])
+    for _ in range(2):
+        life.run_one()
+    life.server.act("cancel")
+    life.finish()
+    assert life.state() == "CANCELED"
+    life.go_on()
+    life.finish()
+    assert life.state() == "COMPLETED"
+    life.compare()
+
+
+def test_a_trial_that_waited_at_its_rung_goes_on_alone_when_its_search_has_ended(
+    begin: Any,
+) -> None:
+    life = begin("promoting")
+    while not any(trial["state"] == "PAUSED" for trial in life.server.trials()):
+        life.run_one()
+    (paused, *_) = [t["id"] for t in life.server.trials() if t["state"] == "PAUSED"]
+    life.server.act("kill")
+    life.finish()
+    life.server.post(f"/trials/{paused}/continue")
+    life.finish()
+    trial = life.server.trial(paused)
+    assert (trial["state"], trial["steps_completed"]) == ("COMPLETED", 16)
+
+
+@pytest.mark.parametrize("action", ["cancel", "kill"])
+def test_who_was_stopped_by_the_searcher_stays_stopped_when_the_rest_is_canceled(
+    action: str, begin: Any
+) -> None:
+    life = begin("stopping")
+    server = life.server
+    first, second = [item.spec for item in server.work()]
+    for spec, loss in ((first, 0.1), (second, 0.9)):
+        server.post(f"/runs/{spec.run_id}/started", {})
+        server.report(spec.run_id, validation(4, loss), checkpoint(4, str(spec.run_id)))
+    assert server.directive(second.run_id) == "stop"
+    server.act(action)
+    life.finish()
+    assert [trial["state"] for trial in server.trials()] == ["CANCELED", "COMPLETED"]
+    life.go_on()
+    life.finish()
+    assert server.trial(second.trial_id)["steps_completed"] == 4
+    life.compare()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_whatever_is_asked_of_a_search_its_log_tells_of_it_and_it_ends(
+    name: str, seed: int, begin: Any
+) -> None:
+    rng = Random(f"{name} {seed}")
+    life = begin(name)
+    grown = [LONGER[name], MORE[name]]
+    for _ in range(30):
+        ended = life.state() in EXPERIMENT_ENDED
+        trial = rng.choice(life.server.trials())["id"]
+        actions: list[Any] = [life.run_one] * 6
+        actions += [
+            lambda: life.server.http.post(
+                f"/api/v1/experiments/1/{rng.choice(['pause', 'activate', 'cancel', 'kill'])}"
+            ),
+            lambda trial=trial: life.server.http.post(
+                f"/api/v1/trials/{trial}/{rng.choice(['cancel', 'kill', 'continue'])}"
+            ),
+            life.restart,
+            lambda: life.server.tick(100),
+        ]
+        if ended and grown:
+            actions = [lambda: life.server.http.post(
+                "/api/v1/experiments/1/continue", json={"config": {"searcher": grown.pop(0)}}
+            )]  # fmt: skip
+        answer = rng.choice(actions)()
+        assert getattr(answer, "status_code", 200) < 500, answer.text
+        life.compare()
+    if life.state() == "PAUSED":
+        life.server.act("activate")
+    life.finish()
+    life.compare()
