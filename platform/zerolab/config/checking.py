@@ -7,8 +7,9 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from zerolab.config.engine.batch import keep_batch
+from zerolab.config.engine.batch import BatchSizes, keep_batch
 from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.pipelines import schedule_problems
 from zerolab.config.engine.public import read_engine_text, read_source
 from zerolab.config.engine.reading import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved import format_entries, resolve
@@ -90,6 +91,7 @@ def check_experiment(
             left = found.left_open if is_command else []
             problems += [line for line in found.problems if line not in left]
             problems += _batch_problems(found, slots, shared=shared)
+            problems += _schedule_problems(found, slots) if shared else []
             counts = _counts_that_divide(found, slots)
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
     environment = _environment(parsed.config)
@@ -117,7 +119,8 @@ def _counts_that_divide(found: EngineFile, slots: int | None) -> list[int] | Non
         count
         for count in range(1, slots + 1)
         if config.layout_problem(count) is None
-        and not isinstance(keep_batch(planned, config.data_parallel_size(count)), str)
+        and not isinstance(kept := keep_batch(planned, config.data_parallel_size(count)), str)
+        and not _unfit(config, kept)
     ]
 
 
@@ -269,6 +272,22 @@ def _batch_problems(found: EngineFile, slots: int | None, *, shared: bool = True
     return [found.prefix + problem] if problem else []
 
 
+def _schedule_problems(found: EngineFile, slots: int | None) -> list[str]:
+    """Say why a pipeline's schedule cannot run the micro-batches that so many ranks have."""
+    config = found.config
+    if config is None or slots is None or found.problems or _batch_problems(found, slots):
+        return []
+    sizes = config.batch_sizes(config.data_parallel_size(slots))
+    return [found.prefix + problem for problem in _unfit(config, sizes)]
+
+
+def _unfit(config: EngineConfig, sizes: BatchSizes) -> list[str]:
+    stages = config.pipeline.stages or 1
+    if stages == 1:
+        return []
+    return schedule_problems(config.pipeline.schedule, stages, sizes.accumulation_steps)
+
+
 def check_file(
     path: str | PathLike[str],
     world_size: int | None = None,
@@ -307,6 +326,8 @@ def check_file(
     if ranks is None:
         ranks = 1 if found.config is None else found.config.model_parallel_size
     problems = found.problems + _batch_problems(found, ranks)
+    if world_size is not None:
+        problems += _schedule_problems(found, ranks)
     if problems or found.config is None:
         raise ConfigError(str(path), problems)
     return _report(str(path), found.config, [*changes, *found.changes], ranks)

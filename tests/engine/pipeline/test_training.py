@@ -321,7 +321,7 @@ def test_what_a_pipeline_cannot_do_is_refused_before_anything_is_built(
 ) -> None:
     for answer in answers:
         said = answer["refused"]
-        assert "must be 0, 1 or 2 with pipeline stages, got 3" in said["stage 3"]
+        assert "must be 0, 1 or 2 with 2 pipeline stages, got 3" in said["stage 3"]
         assert "build the PipelineModule with chunks=2" in said["interleaved"]
         assert "pipeline.stages: must be the PipelineModule's 2, got 4" in said["stages"]
         assert "pipeline stage 1: has no trained parameters (layers 1 to 1)" in said["idle"]

@@ -23,9 +23,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerolab.config.engine.parallel import ScheduleName
+from zerolab.config.engine.pipelines import schedule_problems
 from zerolab.sizes import size_text
 from zerotrial.engine.memory import Device, MemoryEstimate, estimate, kept_activations
-from zerotrial.engine.pipeline.schedule import kept_passes, schedule_problems
+from zerotrial.engine.pipeline.schedule import kept_passes
 from zerotrial.plan.noting import Kept, Noted
 
 __all__ = [
@@ -236,7 +237,7 @@ def _has_schedule(noted: Noted, pipe: int, data: int) -> bool:
     config, steps = noted.config, noted.config.batch_sizes(data).accumulation_steps
     compiled = config.compile.enabled
     name, chunks = config.pipeline.schedule, noted.chunks
-    return pipe == 1 or not schedule_problems(name, pipe, chunks, steps, compiled=compiled)
+    return pipe == 1 or not schedule_problems(name, pipe, steps, chunks=chunks, compiled=compiled)
 
 
 def _share(noted: Noted, pipe: int, tensor: int) -> int:

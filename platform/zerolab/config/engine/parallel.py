@@ -31,7 +31,8 @@ class PipelineConfig(Section):
 
     stages: PositiveInt | None = None
     """Pipeline stages, which the ``PipelineModule`` must have; null takes what it has. Where it is
-    said, batch sizes are checked before anything starts for the replicas that it leaves."""
+    said, batch sizes are checked before anything starts for the replicas that it leaves, and what
+    does not go with pipeline stages is refused."""
 
     schedule: ScheduleName = "1f1b"
     """``1f1b``: each stage turns to backward as soon as it can; ``gpipe``: all forwards first;

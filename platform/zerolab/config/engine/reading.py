@@ -9,6 +9,7 @@ from zerolab.config.engine import optimizers, schedules
 from zerolab.config.engine.auto import Filled, fill_auto
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.merge import merge
+from zerolab.config.engine.pipelines import pipeline_checks
 from zerolab.config.engine.public import (
     drop_whole_parameters,
     log_changes,
@@ -267,3 +268,4 @@ def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             "tensor_parallel.size: must be 1 where compile.enabled is true, as the exchanges "
             f"inside of cut layers do not compile, got {config.tensor_parallel.size}",
         )
+    yield from pipeline_checks(config, config.pipeline.stages or 1)

@@ -10,6 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.pipelines import (
+    pipeline_checks,
+    schedule_problems,
+    unmanaged_problem,
+)
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
@@ -20,7 +25,6 @@ from zerotrial.engine.pipeline.failure import Failures
 from zerotrial.engine.pipeline.grid import Grid
 from zerotrial.engine.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.engine.pipeline.module import PipelineModule
-from zerotrial.engine.pipeline.schedule import schedule_problems
 
 if TYPE_CHECKING:
     from zerotrial.engine.pipeline.runner import Runner
@@ -47,20 +51,11 @@ def check_pipeline(model: PipelineModule, config: EngineConfig, steps: int) -> N
         problems.append(
             f"pipeline.stages: must be the PipelineModule's {stages}, got {said.stages}"
         )
-    if not config.managed_gradient_accumulation:
-        problems.append(
-            "managed_gradient_accumulation: must be true for a PipelineModule, whose train_batch() "
-            "trains a whole batch"
-        )
-    if stages > 1 and config.zero_optimization.stage == 3:
-        problems.append(
-            "zero_optimization.stage: must be 0, 1 or 2 with pipeline stages, got 3: each of "
-            f"{steps} micro-batches would gather all weights of its stage again, twice; stages "
-            "hold a part of the model already"
-        )
     if stages > 1:
-        compiled = config.compile.enabled
-        problems += schedule_problems(said.schedule, stages, model.chunks, steps, compiled=compiled)
+        problems += [problem for _, problem in pipeline_checks(config, stages)]
+        problems += schedule_problems(said.schedule, stages, steps, chunks=model.chunks)
+    elif unmanaged := unmanaged_problem(config):
+        problems.append(unmanaged)
     if problems:
         raise ConfigError(config.source, problems)
 
@@ -211,7 +206,14 @@ class PipelineEngine(Engine):
         self, data: Iterator[Any] | None, count: int, failures: Failures, *, ragged: bool = False
     ) -> MicroBatches:
         mesh, device, prepare = self.mesh, self.device, self._prepare
-        return draw(data, count, mesh, device, prepare, failures=failures, ragged=ragged)
+        # What has a gradient, and what a layer gives, follows from these.
+        state = (
+            [parameter.requires_grad for parameter in self.module.parameters()],
+            [layer.training for layer in self.module.modules()],
+        )
+        return draw(
+            data, count, mesh, device, prepare, failures=failures, state=state, ragged=ragged
+        )
 
     def _prepare(self, value: Any) -> Any:
         placed = to_device(value, self.device)
@@ -322,9 +324,7 @@ class PipelineEngine(Engine):
         before = self.batch
         super().set_train_batch_size(train_batch_size)
         steps, name = self.batch.accumulation_steps, self.config.pipeline.schedule
-        problems = schedule_problems(
-            name, self.num_stages, self.module.chunks, steps, compiled=False
-        )
+        problems = schedule_problems(name, self.num_stages, steps, chunks=self.module.chunks)
         if problems and self.num_stages > 1:
             self.batch = before
             self.progress.resize(before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,15 @@ from torch import nn
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Layer", "LayerSpec", "TiedLayerSpec", "check_layers", "name_of", "numel_of"]
+__all__ = [
+    "Layer",
+    "LayerSpec",
+    "TiedLayerSpec",
+    "check_layers",
+    "name_of",
+    "numel_of",
+    "shared_problems",
+]
 
 
 class LayerSpec:
@@ -107,7 +115,8 @@ def check_layers(layers: Any) -> list[Layer]:
     """Return the layers as a list.
 
     Raises:
-        ConfigError: If one is neither a specification, nor a module, nor callable.
+        ConfigError: If one is neither a specification, nor a module, nor callable; if two have a
+            parameter in common.
     """
     found = list(layers) if isinstance(layers, Sequence | nn.Sequential) else None
     problems = []
@@ -123,10 +132,36 @@ def check_layers(layers: Any) -> list[Layer]:
                 f"layers[{index}]: must be a LayerSpec, torch.nn.Module or function, got "
                 f"{type(layer).__name__}"
             )
+    given = enumerate(found or ())
+    problems += shared_problems((at, layer) for at, layer in given if isinstance(layer, nn.Module))
     if problems:
         raise ConfigError("PipelineModule()", problems)
     assert found is not None
     return found
+
+
+def shared_problems(modules: Iterable[tuple[int, nn.Module]]) -> list[str]:
+    """Say which layers have a trained parameter in common, one line for each two of them.
+
+    On two pipeline stages it would be two. What is not trained is the same on all of them.
+
+    Args:
+        modules: Layers, with their places in the model.
+    """
+    seen: dict[int, tuple[int, str]] = {}
+    found: dict[tuple[int, int], str] = {}
+    for place, module in modules:
+        for name, parameter in module.named_parameters():
+            before, its = seen.setdefault(id(parameter), (place, name))
+            if before != place and parameter.requires_grad:
+                found.setdefault(
+                    (before, place),
+                    f"layers[{place}]: must have parameters of its own, got {name}, which is {its} "
+                    f"of layers[{before}] too, and would be another one on another pipeline stage; "
+                    "tie the layers: TiedLayerSpec of one key at both places, with forward_fn "
+                    "where it is called in another way",
+                )
+    return list(found.values())
 
 
 def name_of(layer: Layer) -> str:

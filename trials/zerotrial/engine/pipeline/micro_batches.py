@@ -31,8 +31,8 @@ class MicroBatches:
     labels: list[Any]
     """On the last stage."""
 
-    shape: int
-    """The same number for micro-batches of the same shapes."""
+    kind: int
+    """The same number for micro-batches of the same shapes that train the same weights."""
 
 
 def draw(
@@ -43,6 +43,7 @@ def draw(
     prepare: Callable[[Any], Any],
     *,
     failures: Failures,
+    state: Any = None,
     ragged: bool = False,
 ) -> MicroBatches:
     """Take micro-batches from an iterator, on the ranks that read. **Collective** over the mesh.
@@ -54,6 +55,7 @@ def draw(
         device: Of this rank.
         prepare: Brings inputs to it.
         failures: Of the batch.
+        state: Of this rank's layers: what they pass on may depend on it.
         ragged: Micro-batches may differ in shape.
 
     Raises:
@@ -63,9 +65,11 @@ def draw(
     """
     inputs: list[tuple[Any, ...]] = []
     labels: list[Any] = []
-    status, shape, index = _FINE, 0, 0
+    status, kind, index = _FINE, 0, 0
     first, last = mesh.pipe.rank == 0, mesh.pipe.rank == mesh.pipe.size - 1
-    if first or last:
+    if not (first or last):
+        kind = 0 if ragged else _number_of(state)
+    else:
         try:
             for index in range(count):
                 given, wanted = _pair(_next(data, index))
@@ -74,19 +78,19 @@ def draw(
                     inputs.append(tuple(prepare(part) for part in parts))
                 if last:
                     labels.append(tree_map_only(Tensor, lambda t: t.to(device), wanted))
-            shape = 0 if ragged else _shape_of(inputs)
+            kind = 0 if ragged else _number_of((_shape_of(inputs), state))
         except StopIteration:
             status = _ENDED
         except Exception as error:  # noqa: BLE001 - raised below, when the other ranks know
             status = _FAILED
             failures.note(error, index)
     if mesh.whole is not None and mesh.whole.size > 1:
-        status, shape = _agree(status, shape, mesh.whole, mesh, device)
+        status, kind = _agree(status, kind, mesh.whole, mesh, device)
     if status == _FAILED:
         failures.raise_everywhere()
     if status == _ENDED:
         raise StopIteration
-    return MicroBatches(inputs, labels, shape)
+    return MicroBatches(inputs, labels, kind)
 
 
 def _next(data: Iterator[Any] | None, index: int) -> Any:
@@ -112,7 +116,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     raise EngineError(msg)
 
 
-def _shape_of(inputs: list[tuple[Any, ...]]) -> int:
+def _shape_of(inputs: list[tuple[Any, ...]]) -> Any:
     kinds = [
         [(tuple(p.shape), str(p.dtype)) if isinstance(p, Tensor) else type(p) for p in parts]
         for parts in inputs
@@ -124,17 +128,21 @@ def _shape_of(inputs: list[tuple[Any, ...]]) -> int:
                 f"{msg}{kinds[0]} and {kind} (micro-batch {index}); drop the last one that is not "
                 "full, or pad it"
             )
-    digest = hashlib.blake2b(repr(kinds[:1]).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
+    return kinds[:1]
+
+
+def _number_of(value: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
 
 
 def _agree(
-    status: int, shape: int, whole: Axis, mesh: Mesh, device: torch.device
+    status: int, kind: int, whole: Axis, mesh: Mesh, device: torch.device
 ) -> tuple[int, int]:
-    """Return the worst status of all ranks, and the shape on this pipeline's first stage."""
-    own = torch.tensor([status, shape], device=device)
+    """Return the worst status of all ranks, and one kind for all stages of this pipeline."""
+    own = torch.tensor([status, kind], device=device)
     found = [torch.empty_like(own) for _ in range(whole.size)]
     dist.all_gather(found, own, group=whole.group)
     values = torch.stack(found).tolist()
-    first = whole.rank % (mesh.data.size * mesh.tensor.size)
-    return max(one[0] for one in values), values[first][1]
+    replicas = mesh.data.size * mesh.tensor.size
+    kinds = [one[1] for one in values[whole.rank % replicas :: replicas]]
+    return max(one[0] for one in values), _number_of(kinds)

@@ -27,7 +27,14 @@ from torch.utils._pytree import tree_map_only
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh, Tie
 from zerotrial.engine.module.activation import Recompute, recomputed
-from zerotrial.engine.pipeline.layers import Layer, LayerSpec, TiedLayerSpec, check_layers
+from zerotrial.engine.pipeline.layers import (
+    Layer,
+    LayerSpec,
+    TiedLayerSpec,
+    check_layers,
+    name_of,
+    shared_problems,
+)
 from zerotrial.engine.pipeline.partitioning import partition
 
 __all__ = ["Chunk", "PipelineModule", "built_whole"]
@@ -76,7 +83,7 @@ class Chunk(nn.Module):
         self._again = [recompute(part) if at else recomputed(part) for at, part in enumerate(parts)]
 
     def forward(self, *inputs: Any) -> Any:
-        """Run them; several inputs are one tuple for the first layer."""
+        """Run them; several inputs are one tuple for the first layer of the model."""
         value: Any = inputs[0] if len(inputs) == 1 else inputs
         return _run(self._again or self._calls, value)
 
@@ -236,6 +243,16 @@ class PipelineModule(nn.Module):
             calls[0] = _on_copies(calls[0])
         return Chunk(calls, modules, self.activation_checkpoint_interval, self._recompute)
 
+    def end_of(self, position: int) -> str:
+        """Name the last layer of a chunk, for messages.
+
+        Args:
+            position: Of the chunk, among all.
+        """
+        index = self.parts[position + 1] - 1
+        name, stage = name_of(self._specs[index]), position % self.num_stages
+        return f"layers[{index}] ({name}), the last of pipeline stage {stage},"
+
     def _call(self, index: int) -> Callable[[Any], Any]:
         spec: Any = self._specs[index]
         name = str(self._first_place.get(index, index))
@@ -264,21 +281,31 @@ class PipelineModule(nn.Module):
             interval: Takes the place of ``activation_checkpoint_interval``, if it is not 0.
 
         Raises:
-            ConfigError: On all ranks, if a stage has nothing to train.
+            ConfigError: On all ranks, if a stage has nothing to train, or layers that are not tied
+                have a parameter in common.
         """
         self.activation_checkpoint_interval = interval or self.activation_checkpoint_interval
         trained = any(parameter.requires_grad for parameter in self.parameters())
-        idle = sorted(
-            {at for at, busy in mesh.gather_over_model((self.stage_id, trained)) if not busy}
-        )
-        if idle and self.num_stages > 1:
-            problems = [
-                f"pipeline stage {at}: has no trained parameters (layers {self._layers_of(at)}); "
-                "choose another partition_method, or fewer stages"
-                for at in idle
-            ]
+        shared = shared_problems(self._modules_here())
+        told = mesh.gather_over_model((self.stage_id, trained, shared))
+        idle = sorted({at for at, busy, _ in told if not busy}) if self.num_stages > 1 else []
+        problems = [
+            f"pipeline stage {at}: has no trained parameters (layers {self._layers_of(at)}); "
+            "choose another partition_method, or fewer stages"
+            for at in idle
+        ]
+        problems += dict.fromkeys(line for _, _, lines in told for line in lines)
+        if problems:
             raise ConfigError("PipelineModule()", problems)
         self._tie(mesh)
+
+    def _modules_here(self) -> Iterator[tuple[int, nn.Module]]:
+        """Layers that this rank has built, and those that were given built, with their places."""
+        for place, spec in enumerate(self._specs):
+            if str(place) in self.layers:
+                yield place, self.layers[str(place)]
+            elif isinstance(spec, nn.Module):
+                yield place, spec
 
     def recompute_by(self, recompute: Recompute) -> None:
         """Say where the inputs of layers that are computed again wait; before chunks are made."""
@@ -292,10 +319,7 @@ class PipelineModule(nn.Module):
 
     def _tie(self, mesh: Mesh) -> None:
         """Make copies of tied layers equal, and mark their parameters. **Collective**."""
-        for place in sorted(set(self._first_place.values())):
-            stages = sorted({self._stage_of(i) for i, p in self._first_place.items() if p == place})
-            if len(stages) == 1:
-                continue
+        for place, stages in self._tied_over_stages():
             owners = mesh.owners(stages)
             if self.stage_id in stages:
                 key = str(getattr(self._specs[place], "key", place))
@@ -303,6 +327,38 @@ class PipelineModule(nn.Module):
                     dist.broadcast(value.data, group=owners.group, group_src=0)
                 for parameter in self.layers[str(place)].parameters():
                     Tie(key, owners).put_on(parameter)
+
+    def _tied_over_stages(self) -> Iterator[tuple[int, list[int]]]:
+        """First places of layers of which several stages have copies, and these stages."""
+        for place in sorted(set(self._first_place.values())):
+            stages = sorted({self._stage_of(i) for i, p in self._first_place.items() if p == place})
+            if len(stages) > 1:
+                yield place, stages
+
+    def check_ties(self, moving: Sequence[Tensor]) -> None:
+        """Refuse buffers of which the copies of a tied layer would become different.
+
+        Args:
+            moving: Buffers of this rank that a forward changes.
+
+        Raises:
+            EngineError: If one is of a layer that is tied over several stages.
+        """
+        changed = {id(value) for value in moving}
+        for place, stages in self._tied_over_stages():
+            if self.stage_id not in stages:
+                continue
+            buffers = self.layers[str(place)].named_buffers()
+            found = [name for name, value in buffers if id(value) in changed]
+            if found:
+                key = getattr(self._specs[place], "key", place)
+                raise EngineError(
+                    f"TiedLayerSpec({key!r}): must have no buffers that a forward changes, as "
+                    f"it is tied over the pipeline stages {', '.join(map(str, stages))}, each of "
+                    f"which would change its copy in its own way, got {', '.join(found)}; put what "
+                    "has them (BatchNorm) into layers of their own, or take a norm without "
+                    "(LayerNorm, GroupNorm), or cut so that one stage has all its places"
+                )
 
     def _stage_of(self, index: int) -> int:
         chunk = max(c for c, start in enumerate(self.parts[:-1]) if start <= index)

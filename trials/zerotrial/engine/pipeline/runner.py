@@ -2,7 +2,7 @@
 
 A schedule must know what its chunks receive and give. That is found out with the first micro-batch
 of each shape, which goes once through all chunks, and leaves no trace: random generators and
-buffers are put back.
+buffers are put back; and anew where weights are frozen, or thawed, on any rank.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 from zerotrial.engine.pipeline.alone import Passes
 from zerotrial.engine.pipeline.observed import observed_transfers
 from zerotrial.engine.pipeline.schedule import make_schedule
-from zerotrial.engine.pipeline.stage import Feed, Signature, ZeroStage
-from zerotrial.engine.pipeline.transfer import Transfer, parts_of
+from zerotrial.engine.pipeline.stage import Feed, ZeroStage
+from zerotrial.engine.pipeline.transfer import Signature, Transfer
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import ScheduleName
@@ -65,6 +65,7 @@ class Runner:
     def __init__(
         self, module: PipelineModule, pipe: Axis, device: torch.device, schedule: ScheduleName
     ) -> None:
+        self._module = module
         self._pipe = pipe
         self._device = device
         self._name = schedule
@@ -109,7 +110,7 @@ class Runner:
         Returns:
             The losses, on the last stage.
         """
-        key = count, drawn.shape
+        key = count, drawn.kind
         passes = Passes(stage, observer, failures, count * len(self._chunks))
         plan = self._plans.pop(key, None) or self._make(drawn, count, failures)
         if plan is None:
@@ -155,13 +156,16 @@ class Runner:
 
     def _make(self, drawn: MicroBatches, count: int, failures: Failures) -> _Plan | None:
         """Find out what chunks pass on; None if that fails on any rank of the pipeline."""
-        signatures: dict[int, tuple[Signature, Signature]] = {}
+        signatures: dict[int, tuple[Signature | None, Signature]] = {}
         moving: list[Tensor] = []
         self._before = []
         with self._no_trace(moving), torch.enable_grad():
             for place, received, given in self._straight(drawn.inputs[:1], 1, failures):
                 with failures.noting(0):
-                    signatures[place] = _signature(received), _signature(parts_of(given))
+                    got = Signature.of(received[0]) if place else None
+                    signatures[place] = got, Signature.of(given)
+        with failures.noting(0):
+            self._module.check_ties(moving)
         failed = torch.tensor(float(bool(failures)), device=self._device)
         dist.all_reduce(failed, group=self._pipe.group)
         if failed:
@@ -175,15 +179,16 @@ class Runner:
                 self._device,
                 received=signatures[place][0],
                 given=signatures[place][1],
+                ends=self._module.end_of(place),
                 splits=self._name == "zero-bubble",
                 recomputes=self._recomputes,
             )
             for place, chunk in self._chunks.items()
         ]
         sends = 0
-        for place, (received, given) in signatures.items():
-            sends += 0 if place == 0 else _numel(received, flowing=True)
-            sends += 0 if place == self._total - 1 else _numel(given)
+        for place, (before, after) in signatures.items():
+            sends += 0 if before is None else _numel(before, flowing=True)
+            sends += 0 if place == self._total - 1 else _numel(after)
         schedule = make_schedule(self._name, stages, count, self._scaled_loss)
         return _Plan(schedule, stages, sends, moving)
 
@@ -212,7 +217,7 @@ class Runner:
         transfer = Transfer(self._pipe, self._device)
         for place, index in self._order(count):
             origin = (self._pipe.rank - 1) % self._pipe.size
-            received = inputs[index] if place == 0 else transfer.receive(origin)
+            received = inputs[index] if place == 0 else _one(transfer.receive(origin))
             to = (self._pipe.rank + 1) % self._pipe.size
             if received is not None and not failures:
                 with failures.noting(index):
@@ -254,10 +259,12 @@ class Runner:
                 moving.append(value)
 
 
-def _signature(parts: tuple[Any, ...]) -> Signature:
-    return tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in parts if isinstance(p, Tensor))
+def _one(value: Any) -> tuple[Any] | None:
+    """Make what was received the one argument of a chunk; None where nothing was."""
+    return None if value is None else (value,)
 
 
 def _numel(signature: Signature, *, flowing: bool = False) -> int:
     """Count elements; those only that have a gradient, if ``flowing``."""
-    return sum(torch.Size(shape).numel() for shape, _, flows in signature if flows or not flowing)
+    parts = signature.parts
+    return sum(torch.Size(shape).numel() for shape, _, flows in parts if flows or not flowing)

@@ -28,45 +28,7 @@ if TYPE_CHECKING:
     from zerolab.config.engine.parallel import ScheduleName
     from zerotrial.engine.pipeline.stage import ZeroStage
 
-__all__ = ["kept_passes", "make_schedule", "schedule_problems"]
-
-
-def schedule_problems(
-    name: ScheduleName, stages: int, chunks: int, micro_batches: int, *, compiled: bool
-) -> list[str]:
-    """Say why a schedule cannot run; nothing if it can.
-
-    Args:
-        name: Of the configuration.
-        stages: Ranks of a pipeline.
-        chunks: On each rank.
-        micro_batches: Of a batch.
-        compiled: Whether the model is compiled.
-    """
-    problems = []
-    if name in {"1f1b", "gpipe"} and chunks > 1:
-        problems.append(
-            f"pipeline.schedule: must be interleaved or zero-bubble for a PipelineModule of "
-            f"{chunks} chunks a rank, got {name}; or build it with chunks=1"
-        )
-    if name == "interleaved" and chunks == 1:
-        problems.append(
-            "pipeline.schedule: interleaved needs several chunks a rank, got 1; build the "
-            "PipelineModule with chunks=2"
-        )
-    if name == "zero-bubble" and compiled:
-        problems.append(
-            "compile.enabled: must be false with pipeline.schedule zero-bubble, which splits "
-            "backward; use 1f1b or interleaved"
-        )
-    rounds = max(1, micro_batches // stages)
-    if name in {"interleaved", "zero-bubble"} and micro_batches % rounds:
-        problems.append(
-            f"gradient_accumulation_steps: must be a multiple of {rounds} (accumulation steps // "
-            f"pipeline stages) for {name}, got {micro_batches}; a multiple of the {stages} "
-            "pipeline stages always is"
-        )
-    return problems
+__all__ = ["kept_passes", "make_schedule"]
 
 
 def kept_passes(

@@ -19,16 +19,15 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining import PipelineStage
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from zerolab.errors import EngineError
 from zerotrial.engine.pipeline.split import add_weight_gradients
+from zerotrial.engine.pipeline.transfer import Signature, put_together
 
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
     from zerotrial.engine.pipeline.alone import Passes
 
-__all__ = ["Feed", "Signature", "ZeroStage"]
-
-Signature = tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
-"""Shape, type and whether it has a gradient, of each tensor between two chunks."""
+__all__ = ["Feed", "ZeroStage"]
 
 
 class Feed(nn.Module):
@@ -58,8 +57,9 @@ class ZeroStage(PipelineStage):
         total: All chunks.
         pipe: The ranks that have them.
         device: Of this rank.
-        received: What the chunk gets.
+        received: What the chunk gets; None for the first.
         given: What it returns.
+        ends: Its last layer, for messages.
         splits: Whether the schedule splits backward.
         recomputes: Whether activations are computed again in backward.
     """
@@ -72,12 +72,14 @@ class ZeroStage(PipelineStage):
         pipe: Axis,
         device: torch.device,
         *,
-        received: Signature,
+        received: Signature | None,
         given: Signature,
+        ends: str,
         splits: bool,
         recomputes: bool,
     ) -> None:
-        inputs = torch.zeros(1, dtype=torch.long) if position == 0 else _examples(received, device)
+        number = torch.zeros(1, dtype=torch.long)
+        inputs = number if received is None else _examples(received, device)
         super().__init__(
             chunk,
             position,
@@ -91,6 +93,7 @@ class ZeroStage(PipelineStage):
         """Of the batch that runs; set before each."""
         self._received = received
         self._given = given
+        self._ends = ends
         self._splits = splits
         self._recomputes = recomputes
 
@@ -100,14 +103,35 @@ class ZeroStage(PipelineStage):
         with self.passes.observer.phase("forward"):
             if not self.passes.failures:
                 with self.passes.failures.noting(fwd_chunk_id):
-                    return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+                    output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+                    self._check(output)
+                    return output
             self.fwd_cache.clear()  # activations that nobody needs now
             zeros = tuple(part.detach().zero_() for part in _examples(self._given, self.device))
             self.fwd_cache[fwd_chunk_id] = zeros, []
             return zeros
 
+    def _check(self, output: Any) -> None:
+        """Hold what is to be sent against what the next stage has made room for.
+
+        Raises:
+            EngineError: If it is anything else.
+        """
+        if self.is_last:
+            return
+        found = Signature.of(output)
+        if not self._given.holds(found):
+            raise EngineError(
+                f"PipelineModule: {self._ends} must give the same shapes and types for all "
+                f"inputs of one shape, since the next stage makes room for them once: planned was "
+                f"{self._given}, got {found}. Pass on what does not depend on values (a mask in "
+                "place of indices, or padding), or cut at another layer (partition_method)"
+            )
+
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the chunk."""
+        if self._received is not None:
+            args = (put_together(args, self._received.form),)
         output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         if not self._splits:
             return output
@@ -152,7 +176,8 @@ class ZeroStage(PipelineStage):
                     if apart:
                         self._add_apart(apart, self.backward_state[bwd_chunk_id][-1])
                     return
-            self.bwd_cache[bwd_chunk_id] = (None,) * len(self._received)  # sent as zeros
+            received = self._received.parts if self._received is not None else ()
+            self.bwd_cache[bwd_chunk_id] = (None,) * len(received)  # sent as zeros
 
     def _apart(self, number: int, loss: Tensor | None) -> dict[int, GradientEdge]:
         """Outputs which depend on weights, and on nothing received: by their places.
@@ -245,5 +270,5 @@ def _contiguous(operations: list[dist.P2POp]) -> list[dist.P2POp]:
 def _examples(signature: Signature, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(
         torch.empty(shape, dtype=dtype, device=device).requires_grad_(flows)
-        for shape, dtype, flows in signature
+        for shape, dtype, flows in signature.parts
     )

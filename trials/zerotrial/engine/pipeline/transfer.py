@@ -1,15 +1,19 @@
-"""Activations from rank to rank without a schedule, of any shape: for evaluation and for measuring.
+"""What passes from one chunk to the next: a tensor, or several in a tuple or a list.
 
-Each value is led by a header of fixed size, so that the other side need not know what comes::
+The next layer gets what it would get without a cut: a tuple of one stays a tuple. A schedule makes
+room for a :class:`Signature` before. Without one, for evaluation and to find signatures out, a
+:class:`Transfer` takes activations of any shape from rank to rank. Each value is led by a header of
+fixed size, so that the other side need not know what comes::
 
-    parts | type, gradient, dimensions, d0, d1, ... of the first | ... of the second | 0 0 0
+    parts, form | type, gradient, dimensions, d0, d1, ... of the first | ... of the second | 0 0 0
 
 A rank that has failed sends a header of no parts.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,9 +22,13 @@ from torch import Tensor
 from zerolab.errors import EngineError
 from zerotrial.engine.mesh import Axis
 
-__all__ = ["Transfer", "parts_of"]
+__all__ = ["Signature", "Transfer", "parts_of", "put_together"]
 
-_HEADER = 64
+_HEADER = 128
+
+_Form = Literal["tensor", "tuple", "list"]
+_FORMS: tuple[_Form, ...] = ("tensor", "tuple", "list")
+
 _TYPES = (
     torch.float32,
     torch.float16,
@@ -33,6 +41,46 @@ _TYPES = (
     torch.uint8,
     torch.bool,
 )
+"""Of tensors that travel."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a chunk gives, but for the values."""
+
+    form: _Form
+    parts: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    """Shape, type and whether it has a gradient, of each tensor."""
+
+    @classmethod
+    def of(cls, value: Any) -> Signature:
+        """Look at what a chunk has given.
+
+        Raises:
+            EngineError: As :func:`parts_of`.
+        """
+        parts = parts_of(value)
+        found = tuple((tuple(part.shape), part.dtype, part.requires_grad) for part in parts)
+        return cls(_form_of(value), found)
+
+    def holds(self, other: Signature) -> bool:
+        """Whether another can travel in the place of this one; its gradient may be missing."""
+        return (
+            self.form == other.form
+            and len(self.parts) == len(other.parts)
+            and all(
+                ours[:2] == theirs[:2] and ours[2] >= theirs[2]
+                for ours, theirs in zip(self.parts, other.parts, strict=True)
+            )
+        )
+
+    def __str__(self) -> str:
+        """Say it in a message."""
+        parts = [
+            f"{list(shape)} {str(dtype).removeprefix('torch.')}{' with gradient' if flows else ''}"
+            for shape, dtype, flows in self.parts
+        ]
+        return f"a {self.form} of {', '.join(parts)}"
 
 
 def parts_of(value: Any) -> tuple[Tensor, ...]:
@@ -54,6 +102,21 @@ def parts_of(value: Any) -> tuple[Tensor, ...]:
     return parts
 
 
+def _form_of(value: Any) -> _Form:
+    """Say in what the tensors of a value are."""
+    if isinstance(value, tuple):
+        return "tuple"
+    return "list" if isinstance(value, list) else "tensor"
+
+
+def put_together(parts: tuple[Tensor, ...], form: _Form) -> Any:
+    """Make of tensors that have travelled what was given: the inverse of :func:`parts_of`."""
+    if form == "tensor":
+        (only,) = parts
+        return only
+    return parts if form == "tuple" else list(parts)
+
+
 class Transfer:
     """Sends to and receives from ranks of the pipeline; sends wait until :meth:`finish`.
 
@@ -72,14 +135,14 @@ class Transfer:
         """Start sending.
 
         Args:
-            value: A tensor, or a tuple of tensors.
+            value: A tensor, or a tuple or list of tensors.
             to: Place among the ranks.
 
         Raises:
             EngineError: If the value cannot be sent.
         """
         parts = parts_of(value)
-        header = [len(parts)]
+        header = [len(parts), _FORMS.index(_form_of(value))]
         for part in parts:
             header += [_TYPES.index(part.dtype), part.requires_grad, part.dim(), *part.shape]
         if len(header) > _HEADER:
@@ -102,7 +165,7 @@ class Transfer:
         self._kept.append(tensor)
         self._works.append(dist.isend(tensor, group=self._pipe.group, group_dst=to))
 
-    def receive(self, origin: int) -> tuple[Tensor, ...] | None:
+    def receive(self, origin: int) -> Any:
         """Wait for a value; None if there is none, since something has failed.
 
         Args:
@@ -111,7 +174,7 @@ class Transfer:
         box = torch.zeros(_HEADER, dtype=torch.long, device=self._device)
         dist.recv(box, group=self._pipe.group, group_src=origin)
         header = box.tolist()
-        count, at, found = header[0], 1, []
+        (count, form), at, found = header[:2], 2, []
         if not count:
             return None
         for _ in range(count):
@@ -121,7 +184,7 @@ class Transfer:
             tensor = torch.empty(shape, dtype=_TYPES[kind], device=self._device)
             dist.recv(tensor, group=self._pipe.group, group_src=origin)
             found.append(tensor.requires_grad_(bool(flows)))
-        return tuple(found)
+        return put_together(tuple(found), _FORMS[form])
 
     def finish(self) -> None:
         """Wait until all is sent."""

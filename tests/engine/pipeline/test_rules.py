@@ -1,0 +1,98 @@
+"""What an engine refuses of every model of several stages is told with the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.config.memory_files import MemoryFiles
+from zerolab.config import check_experiment, check_file
+from zerolab.config.engine.reading import load_engine_config
+from zerolab.errors import ConfigError
+
+STAGES = {"train_micro_batch_size_per_gpu": 2, "pipeline": {"stages": 2}}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "stage 3": (
+        {**STAGES, "zero_optimization": {"stage": 3}},
+        "zero_optimization.stage: must be 0, 1 or 2 with 2 pipeline stages, got 3: ",
+    ),
+    "own accumulation": (
+        {**STAGES, "managed_gradient_accumulation": False},
+        "managed_gradient_accumulation: must be true for a PipelineModule, whose train_batch() ",
+    ),
+    "compiled": (
+        {
+            **STAGES,
+            "pipeline": {"stages": 2, "schedule": "zero-bubble"},
+            "compile": {"enabled": True},
+        },
+        "compile.enabled: must be false with pipeline.schedule zero-bubble, which splits ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_such_model_can_do_is_told_where_the_file_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    content, said = REFUSED[name]
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        check_file(file)
+    (problem,) = caught.value.problems
+    assert problem.startswith(said)
+
+
+def test_the_same_is_fine_on_one_stage() -> None:
+    for content, _ in REFUSED.values():
+        pipeline = {**content.get("pipeline", {}), "stages": 1}
+        load_engine_config({**content, "pipeline": pipeline})
+
+
+def test_all_of_it_is_told_at_once() -> None:
+    content = {**STAGES, "managed_gradient_accumulation": False, "zero_optimization": {"stage": 3}}
+    with pytest.raises(ConfigError) as caught:
+        load_engine_config({**content, "gradient_clipping": -1})
+    assert len(caught.value.problems) == 3
+
+
+def _experiment(slots: int, **engine: Any) -> dict[str, Any]:
+    return {
+        "name": "stages",
+        "entrypoint": "model_def:Trial",
+        "hyperparameters": {
+            "deepspeed_config": {
+                "train_batch_size": 20,
+                "train_micro_batch_size_per_gpu": 2,
+                "pipeline": {"stages": 2, "schedule": "zero-bubble"},
+                **engine,
+            }
+        },
+        "resources": {"slots_per_trial": slots},
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}},
+    }
+
+
+MODEL = MemoryFiles({"model_def.py": b"class Trial(DeepSpeedTrial): ...\n"})
+
+
+def test_micro_batches_that_the_schedule_cannot_run_are_told_for_the_ranks_that_there_are() -> None:
+    check_experiment(_experiment(2), MODEL)  # 10 micro-batches, in 5 rounds
+    with pytest.raises(ConfigError) as caught:
+        check_experiment(_experiment(4), MODEL)  # 5, in 2
+    (problem,) = caught.value.problems
+    assert problem == (
+        "hyperparameters.deepspeed_config.gradient_accumulation_steps: must be a multiple of 2 "
+        "(accumulation steps // pipeline stages) for zero-bubble, got 5; a multiple of the 2 "
+        "pipeline stages always is"
+    )
+
+
+def test_an_elastic_trial_goes_on_with_ranks_that_its_schedule_can_run() -> None:
+    content = _experiment(10)
+    content["resources"]["elastic"] = {"min_slots": 2}
+    elastic = check_experiment(content, MODEL).resources.elastic
+    assert elastic is not None
+    assert elastic.counts == [2, 10]  # 4 ranks could share the batch
