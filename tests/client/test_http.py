@@ -1,4 +1,5 @@
 import io
+import math
 import tarfile
 import threading
 from pathlib import Path
@@ -179,3 +180,21 @@ def test_a_server_that_is_not_there_is_named_with_the_remedy() -> None:
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="must look like http://"):
         Client(url)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../.."])
+def test_a_name_that_is_a_path_is_refused_by_name(client: Client, name: str) -> None:
+    for ask in (client.model, client.checkpoint, lambda pool: client.put_pool(pool, "fifo")):
+        with pytest.raises(ConfigError, match="must be neither empty nor a path, got") as caught:
+            ask(name)
+        assert repr(name) in str(caught.value)
+
+
+def test_what_json_cannot_say_is_told_all_at_once_with_its_places(client: Client) -> None:
+    with pytest.raises(ConfigError) as caught:
+        client.post("/jobs/1/move", {"a": [1, math.nan], "b": {"c": -math.inf}, "d": "x\udcff"})
+    assert caught.value.problems == [
+        "a[1]: must be a finite number, got nan",
+        "b.c: must be a finite number, got -inf",
+        "d: must be text in UTF-8, got 'x\\udcff'",
+    ]

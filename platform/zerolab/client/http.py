@@ -29,6 +29,7 @@ from zerolab.contract.wire import (
     RunExit,
     Stored,
 )
+from zerolab.errors import ConfigError
 
 __all__ = ["Client", "Event", "Json"]
 
@@ -154,14 +155,19 @@ class Client(Transport):
 
         Raises:
             ConfigError: If something in ``config`` or in its engine config does not hold; all
-                problems at once.
+                problems at once. Or if it is no text in UTF-8.
         """
         content = archive.read_bytes() if isinstance(archive, Path) else archive
+        try:
+            text = msgspec.json.encode(config).decode()
+        except UnicodeEncodeError as error:  # an argument of a command line may hold any bytes
+            problem = f"must be text in UTF-8, got {error.object!r}"
+            raise ConfigError("experiment", [problem]) from None
         response = self._send(
             "POST",
             "/experiments",
             params={"activate": activate, "test": test},
-            data={"config": msgspec.json.encode(config).decode()},
+            data={"config": text},
             files={"archive": ("model.tar.gz", content, "application/gzip")},
         )
         return resource(response.json(), "experiment")
@@ -313,7 +319,7 @@ class Client(Transport):
 
     def checkpoint(self, uuid: str) -> Json:
         """Return one checkpoint."""
-        return resource(self.get(f"/checkpoints/{uuid}"), "checkpoint")
+        return resource(self.get(_path("checkpoints", uuid)), "checkpoint")
 
     def checkpoint_file(self, uuid: str, name: str, first: int = 0) -> Iterator[bytes]:
         """Stream a file of a checkpoint from byte ``first`` on, from whatever storage."""
@@ -442,5 +448,13 @@ class Client(Transport):
 
 
 def _path(*words: str) -> str:
-    """Put words of a user into a path."""
+    """Put words of a user into a path.
+
+    Raises:
+        ConfigError: If one cannot stand there.
+    """
+    for word in words:
+        if word in {"", ".", ".."} or "/" in word:
+            problem = f"must be neither empty nor a path, got {word!r}"
+            raise ConfigError("name", [problem])
     return "".join(f"/{quote(word, safe='')}" for word in words)
