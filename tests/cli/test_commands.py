@@ -620,6 +620,21 @@ def test_a_task_has_a_process_for_each_worker_and_may_take_all_slots(
     assert f"rank {installation.slots - 1} of {installation.slots}" in done.stdout
 
 
+def test_a_tasks_id_is_meant_although_another_one_is_called_so(
+    installation: Installation, tmp_path: Path
+) -> None:
+    (tmp_path / "main.py").write_text("import time; time.sleep(1000)")
+    words = ["--context", tmp_path, "--slots", str(installation.slots), "--", "python", "main.py"]
+    first = installation.quick("task", "run", "--name", "meant", *words).stdout.strip()
+    other = installation.quick("task", "run", "--name", first, *words).stdout.strip()
+    told = installation.quick("task", "stop", first, "--kill").stderr
+    assert f"task meant ({first}) is told to stop" in told
+    told = installation.quick("task", "stop", other, "--kill").stderr
+    assert f"task {first} ({other}) is told to stop" in told
+    words = ["task", "run", "--name", "odd", "--context", tmp_path, "--", "a", "\udcff"]
+    assert "must be text in UTF-8, got '\\udcff'" in installation.quick(*words, expect=2).stderr
+
+
 def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(
     installation: Installation, tmp_path: Path
 ) -> None:

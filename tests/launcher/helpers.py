@@ -1,5 +1,6 @@
 """Runs made by hand, without a server."""
 
+import signal
 from pathlib import Path
 
 import psutil
@@ -59,6 +60,13 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def catches_sigterm(pid: int) -> bool:
+    """Whether a process has a handler for it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def gone(*pids: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.launcher.helpers import code_of, end_of, make_run
+from tests.launcher.helpers import catches_sigterm, code_of, end_of, make_run
 from tests.waiting import DEADLINE_S, until
 from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, Nodes, read_run_spec, write_run_spec
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.processes
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 EARLY = "the run was stopped by SIGTERM before its ranks began"
-
-
-def catches_sigterm(pid: int) -> bool:
-    """Whether a process has a handler for it."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
-    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def test_sigterm_while_torch_is_imported_ends_a_run_in_good_order(tmp_path: Path) -> None:

@@ -221,6 +221,7 @@ def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int
     import signal
     import time
 
+    from zerolab.contract.outcome import LEAVING
     from zerolab.launcher.nodes.elastic import Elastic
     from zerolab.launcher.nodes.head import Head
     from zerolab.launcher.nodes.output import Output
@@ -228,15 +229,25 @@ def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int
 
     started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     output = Output(log_dir or Home.default().launches / f"{started}-{os.getpid()}")
-    head: Head | Elastic
-    head = Head(plan, output.take) if bounds is None else Elastic(plan, bounds, output.take, say)
+    head: Head | Elastic = Head(plan, output.take)
+    if bounds is not None:
+        head = Elastic(plan, bounds, output.take, output.say)
+
+    def stop(_number: int, _frame: object) -> None:
+        head.stop()
+        output.hurry()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: head.stop())
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(number, stop)
     try:
         host, end = head.run()
+        if end.exit_code:
+            output.say(f"{host}: {end.reason or f'exit code {end.exit_code}'}")
+        output.say(f"the output of each rank is kept in {output.directory}")
     finally:
         output.close()
-    if end.exit_code:
-        say(f"{host}: {end.reason or f'exit code {end.exit_code}'}")
-    say(f"the output of each rank is kept in {output.directory}")
+    if end.told and end.exit_code in LEAVING:
+        # Before the ranks began: they have not left by themselves, as those with this code do.
+        return -signal.SIGTERM
     return end.exit_code

@@ -30,15 +30,15 @@ def test_a_head_that_was_held_up_while_machines_start_waits_for_them_as_long_as_
 
     def show(_host: str, said: Said) -> None:
         nonlocal slept
-        lines.append(said.text)
-        if said.text == "early":
+        lines.extend(said.content.decode().splitlines())
+        if lines[-1] == "early":
             slept = SLEPT_S
 
     clock: Any = SimpleNamespace(monotonic=lambda: time.monotonic() + slept)
     monkeypatch.setattr(module, "time", clock)
     made = replace(plan({"cpu": True}, num_gpus=1), start_s=300.0, silence_s=2 * SLEPT_S)
     head = Head(made, show)
-    head._news.put(News("localhost", Said("early")))  # before the machine says that it is there
+    head._news.put(News("localhost", Said(b"early\n")))  # before the machine says that it is there
     assert head.run() == ("localhost", Outcome(0))
     assert head.lost == []
     assert [line for line in lines if line in {"early", "here"}] == ["early", "here"]

@@ -144,6 +144,10 @@ def test_an_environment_file_may_have_comments_and_blank_lines_and_says_which_li
         "A": "1", "B": "=x==", "C": "it's", "D": "two words", "E": "# no comment", "F": "1 # one",
         "G": "",
     }  # fmt: skip
+    text = 'A="one" and "two"\nB=\'a\' \'b\'\nC="{\\"a\\": 1}"\nD="it\'s"\n'
+    assert parse_environment(text, "f") == {
+        "A": '"one" and "two"', "B": "'a' 'b'", "C": '{\\"a\\": 1}', "D": "it's",
+    }  # fmt: skip
     with pytest.raises(ConfigError) as refused:
         parse_environment("A=1\nB\n2=3\nC='open\nexport =1\nD=\0\nE-F=1\n", "f")
     assert [problem[:6] for problem in refused.value.problems] == [
@@ -277,6 +281,50 @@ def test_the_gpus_that_accelerates_file_names_are_taken(
     file = tmp_path / "accelerate.yaml"
     file.write_text(text)
     assert [list(place.slots) for place in plan({"config_file": file}).places] == [slots]
+
+
+def test_options_win_over_what_accelerates_file_says_about_places(
+    hosts: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "accelerate.yaml"
+
+    def chosen(text: str, **wanted: Any) -> tuple[dict[str, list[int]], list[str]]:
+        file.write_text(text)
+        options = LaunchOptions(script="t.py", wanted=Wanted(**wanted), config_file=file)
+        made, notes = make_plan(options, slots_of_this_machine)
+        return {place.host: list(place.slots) for place in made.places}, notes
+
+    both = {"worker-1": [0, 1], "worker-2": [0, 1, 2, 3]}
+    assert chosen("num_machines: 1\n", hostfile=hosts) == (both, [])
+    note = f"{file}: without effect here: gpu_ids, num_processes"
+    text = "num_machines: 1\nnum_processes: 1\ngpu_ids: 0,1\n"
+    assert chosen(text, hostfile=hosts) == (both, [note])
+    assert chosen(text, hostfile=hosts, num_nodes=1)[0] == {"worker-1": [0, 1]}
+
+    text = "gpu_ids: 1,3\n"
+    assert chosen(text, num_gpus=1)[0] == {"localhost": [1]}
+    assert chosen(text, num_nodes=1)[0] == {"localhost": [1, 3]}
+    assert chosen(text, include="localhost:0,2")[0] == {"localhost": [0, 2]}
+    assert chosen(text, exclude="localhost:1")[0] == {"localhost": [3]}
+    with pytest.raises(ConfigError, match="num_gpus: must be 1 to 2, as many as gpu_ids"):
+        chosen(text, num_gpus=3)
+    with pytest.raises(ConfigError, match="num_nodes: must be 1 without a hostfile, got 2"):
+        chosen(text, num_nodes=2)
+
+    text = ACCELERATE.format(hosts=hosts)
+    assert chosen(text, localhost="2")[0] == {"localhost": [2]}
+    assert chosen(text, num_gpus=1)[0] == {"worker-1": [0], "worker-2": [0]}
+
+
+def test_arguments_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONTEST", "\udcfe")
+    with pytest.raises(ConfigError) as refused:
+        plan({"arguments": ["\udcff"]})
+    told = "must be text in UTF-8, got"
+    assert refused.value.problems == [
+        f"arguments: {told} '\\udcff'",
+        f"variable PYTHONTEST: {told} '\\udcfe'",
+    ]
 
 
 def test_odd_keys_of_accelerates_file_are_refused_or_named(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ class Per(StrEnum):
     WORKER = "worker"
 
 
-TaskName = Annotated[str, typer.Argument(help="Name or id of the task; the newest of that name.")]
+TaskName = Annotated[
+    str, typer.Argument(help="Id of the task, or its name; the newest of that name.")
+]
 
 
 @group.command(context_settings={"allow_interspersed_args": False})
@@ -259,7 +261,10 @@ def logs(
 @group.command()
 def stop(
     name: Annotated[
-        str, typer.Argument(help="Name or id of the task; the one of that name that has not ended.")
+        str,
+        typer.Argument(
+            help="Id of the task, or its name; the one of that name that has not ended."
+        ),
     ],
     kill: Annotated[bool, typer.Option("--kill", help="At once, without time to save.")] = False,
 ) -> None:
@@ -278,7 +283,7 @@ def _tasks(client: "Client") -> list[dict[str, Any]]:
 
 
 def _find(client: "Client", name: str, *, to_stop: bool = False) -> dict[str, Any]:
-    """Return the newest task of that name or id.
+    """Return the task of that id, or else the newest of that name.
 
     Args:
         client: Of the server.
@@ -293,7 +298,10 @@ def _find(client: "Client", name: str, *, to_stop: bool = False) -> dict[str, An
     from zerolab.errors import ConfigError, NotFoundError
 
     found = _tasks(client)
-    named = [one for one in found if name in (one["name"], str(one["id"]))]
+    by_id = [one for one in found if str(one["id"]) == name]
+    if by_id:  # what else may be called so has an id of its own
+        return by_id[0]
+    named = [one for one in found if one["name"] == name]
     if to_stop:
         named = [one for one in named if one["state"] not in ENDED] or named[:1]
         if len(named) > 1:

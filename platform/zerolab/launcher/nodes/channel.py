@@ -164,8 +164,7 @@ class Channel:
                 try:
                     message = decode_from_node(line)
                 except msgspec.DecodeError:  # a login shell's greeting
-                    text = line.decode(errors="replace").rstrip()
-                    message = Said(text)
+                    message = Said(line.rstrip() + b"\n")
                 self._news.put(News(self.host, message))
                 if isinstance(message, Ended):
                     self.close()

@@ -105,7 +105,7 @@ class Elastic:
     Args:
         plan: What shall run where; machines that ``choice`` does not take stand in for lost ones.
         choice: Which of the machines are taken.
-        show: Told every line that a rank writes, with the host.
+        show: Told what every rank writes, as it comes, with the host.
         tell: Told in a sentence that it begins again, and on what.
         keep: Told what the ranks of an experiment have left to report.
     """

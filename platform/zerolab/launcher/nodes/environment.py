@@ -16,6 +16,8 @@ ENV_FILE = "DS_ENV_FILE"
 _FILE = ".deepspeed_env"
 _PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL", "GLOO", "OMP_")
 _QUOTES = frozenset("\"'")
+_QUOTED = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'""")
+"""A value that one pair of quotes encloses, and not two of them as in ``"one" and "two"``."""
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -78,7 +80,7 @@ def parse_environment(text: str, source: str) -> dict[str, str]:
         elif value[:1] in _QUOTES and value.count(value[0]) == 1:
             told = f"the quote {value[0]} must be closed on the same line"
             problems.append(f"line {number}: {told}, got {content!r}")
-        if len(value) > 1 and value[0] == value[-1] and value[0] in _QUOTES:
+        if _QUOTED.fullmatch(value):
             value = value[1:-1]
         found[name] = value
     if problems:

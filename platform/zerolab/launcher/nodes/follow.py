@@ -88,8 +88,8 @@ def _words(place: Place) -> str:
     return f"{place.host} ({len(place.slots)} slot{'s' if len(place.slots) > 1 else ''})"
 
 
-def _file_of(_host: str, line: Said) -> str:
-    return "launcher.log" if line.rank is None else f"rank_{line.rank}.{line.stream}"
+def _file_of(_host: str, piece: Said) -> str:
+    return "launcher.log" if piece.rank is None else f"rank_{piece.rank}.{piece.stream}"
 
 
 if __name__ == "__main__":

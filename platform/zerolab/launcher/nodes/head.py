@@ -91,7 +91,7 @@ class Head:
 
     Args:
         plan: What shall run where.
-        show: Told every line that a rank writes, with the host.
+        show: Told what every rank writes, as it comes, with the host.
         keep: Told what the ranks of an experiment have left to report.
     """
 

@@ -81,9 +81,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Said(msgspec.Struct, frozen=True, tag="said"):
-    """A line that a rank wrote, without its end; rank None is the launcher."""
+    """A piece of what a rank wrote, in lines or not; rank None is the launcher."""
 
-    text: str
+    content: bytes
     rank: int | None = None
     stream: str = "out"
     """``out`` or ``err``."""

@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -36,7 +36,6 @@ from zerolab.launcher.nodes.messages import (
     Hello,
     Job,
     Left,
-    Said,
     Stop,
     decode_from_head,
     encode,
@@ -64,6 +63,7 @@ class _Channel:
         os.dup2(null, 0)
         os.dup2(2, 1)  # whatever else prints here does not speak with the head
         self._rest = b""
+        self._unheeded: list[Job | Stop | Beat] = []
         self.heard = time.monotonic()
         """When the head gave a sign of life."""
         self._selector = selectors.DefaultSelector()
@@ -89,6 +89,9 @@ class _Channel:
         Raises:
             ConnectionError: If it is gone.
         """
+        if self._unheeded:
+            messages, self._unheeded = self._unheeded, []
+            return messages
         if not self._selector.select(wait_s):
             return []
         content = os.read(self._input, 1 << 20)
@@ -98,12 +101,18 @@ class _Channel:
         *lines, self._rest = (self._rest + content).split(b"\n")
         return [decode_from_head(line) for line in lines]
 
+    def put_back(self, messages: list[Job | Stop | Beat]) -> None:
+        """Have messages received again."""
+        self._unheeded = [*messages, *self._unheeded]
+
 
 def main() -> int:
     """Be the launcher of this machine."""
     head_a_family(os.getppid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the head decides, and its end is ours
+        # The head decides, and its end is ours. Signals that are ignored would be so in what we
+        # start, too, which then misses a SIGTERM that comes before it has said what to do.
+        signal.signal(number, _heed_not)
     channel = _Channel()
     hello = Hello(
         socket.gethostname(), __version__, free_port(), os.environ.get("SSH_CONNECTION", "")
@@ -119,11 +128,17 @@ def main() -> int:
     return 0
 
 
+def _heed_not(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing about a signal."""
+
+
 def _job(channel: _Channel) -> Job:
     deadline = time.monotonic() + _HELLO_S
     while time.monotonic() < deadline:
-        for message in channel.receive(_POLL_S):
+        messages = channel.receive(_POLL_S)
+        for i, message in enumerate(messages):
             if isinstance(message, Job):
+                channel.put_back(messages[i + 1 :])  # maybe it is to stop at once
                 return message
     raise ConnectionError
 
@@ -174,21 +189,20 @@ class _Node:
             for message in self._channel.receive(_POLL_S):
                 if isinstance(message, Stop):
                     self._stop(process, message.grace_s)
-            self._send_lines(tails.read)
+            for piece in tails.read():
+                self._channel.send(piece)
             if time.monotonic() >= beat_at:
                 self._channel.send(Beat())
                 beat_at = time.monotonic() + BEAT_S
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 kill_tree(process.pid)
             code = process.poll()
-        self._send_lines(tails.read_rest)
+        for piece in tails.read_rest():
+            self._channel.send(piece)
+            self._channel.receive(0.0)  # there may be much: the head is heard meanwhile
         self._send_left(folder.path / "spool")
         outcome = read_outcome(folder.path)
         return outcome or self._without_outcome(code, folder)
-
-    def _send_lines(self, read: Callable[[], list[Said]]) -> None:
-        for line in read():
-            self._channel.send(line)
 
     def _send_left(self, spool: Path) -> None:
         """Hand over reports that the server has not taken yet; the run's directory goes."""

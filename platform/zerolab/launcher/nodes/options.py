@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED, Command, Nodes, RunSpec
@@ -58,7 +58,7 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
         ConfigError: If that is impossible.
     """
     given = read_accelerate(options.config_file) if options.config_file else Accelerate()
-    wanted = _with_file(options.wanted, given)
+    wanted, unused_places = _with_file(options.wanted, given)
     address = options.address or given.address
     port = options.port if options.port is not None else given.port
     cpu = options.cpu or given.cpu
@@ -70,18 +70,25 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
         count = _said(options.wanted.num_nodes, given.nodes)
         places, alone = _one_of_several(wanted, count, rank, address, port, find_slots, cpu=cpu)
     else:
+        if wanted.num_nodes is not None and not options.wanted.localhost:
+            wanted = replace(wanted, localhost="")  # to be told of the number, not of gpu_ids
         counted = None if wanted.hostfile else wanted.num_gpus
-        places = choose_places(wanted, find_slots(counted, cpu), force_ssh=options.force_multi)
+        own = find_slots(counted, cpu)
+        if given.slots and wanted.exclude and not wanted.hostfile:  # all but these, of those
+            own = [slot for slot in own if str(slot) in given.slots.split(",")]
+        places = choose_places(wanted, own, force_ssh=options.force_multi)
     sent = given.environment | sent_variables(Path.cwd())
-    unused = given.unused
+    unused = sorted([*given.unused, *unused_places])
     if options.as_deepspeed:
         sent |= given.engine | {ENV_AS_DEEPSPEED: os.environ.get(ENV_AS_DEEPSPEED) or "1"}
     else:
         unused = sorted([*unused, *given.about_engine])
+    command, environment = make_command(options), exported(os.environ) | sent
+    _check_text(command, environment)
     plan = Plan(
         places=places,
-        run=_run_of(make_command(options), Path.cwd(), options.grace_s),
-        environment=exported(os.environ) | sent,
+        run=_run_of(command, Path.cwd(), options.grace_s),
+        environment=environment,
         address=address,
         port=port,
         alone=alone,
@@ -136,22 +143,64 @@ def make_command(options: LaunchOptions) -> Command:
     return Command((*words, *options.arguments), local_rank_at=at, plain=True)
 
 
-def _with_file(wanted: Wanted, given: Accelerate) -> Wanted:
-    """Fill in from accelerate's file what the command line does not say."""
+def _check_text(command: Command, environment: Mapping[str, str]) -> None:
+    """Refuse what a message to the machines cannot hold."""
+    where = [("arguments", word) for word in command.words]
+    where += [("directory", str(Path.cwd()))]
+    where += [(f"variable {name}", value) for name, value in environment.items()]
+    problems = [
+        f"{name}: must be text in UTF-8, got {text!r}" for name, text in where if not _is_text(text)
+    ]
+    if problems:
+        raise ConfigError("script", problems)
+
+
+def _is_text(word: str) -> bool:
+    """Whether it has no bytes that are no UTF-8; Python has surrogates for them."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _with_file(wanted: Wanted, given: Accelerate) -> tuple[Wanted, list[str]]:
+    """Fill in from accelerate's file what the command line does not say.
+
+    Returns:
+        What is wanted, and keys of the file that have no effect beside the options.
+
+    Raises:
+        ConfigError: If more slots are wanted than the file names.
+    """
+    if wanted.localhost:
+        return wanted, []
     filtered = bool(wanted.include or wanted.exclude)
-    hostfile = wanted.hostfile or (Path(given.hostfile) if given.hostfile else None)
-    include = wanted.include if filtered else given.include
-    exclude = wanted.exclude if filtered else given.exclude
-    localhost = wanted.localhost or ("" if hostfile else given.slots)
-    counts = not (include or exclude or localhost)
-    return Wanted(
-        hostfile=hostfile,
-        include=include,
-        exclude=exclude,
-        num_nodes=_said(wanted.num_nodes, given.nodes if counts and hostfile else None),
-        num_gpus=_said(wanted.num_gpus, given.per_node if counts else None),
-        localhost=localhost,
-    )
+    counted = wanted.num_nodes is not None or wanted.num_gpus is not None
+    if not filtered and not counted:
+        wanted = replace(wanted, include=given.include, exclude=given.exclude)
+    if wanted.hostfile is not None:  # it says which machines there are, and how large
+        others = {
+            "num_machines": given.nodes not in {None, 1},
+            "num_processes": given.per_node is not None,
+            "gpu_ids": bool(given.slots),
+        }
+        return wanted, [name for name, said in others.items() if said]
+    if given.hostfile:
+        wanted = replace(wanted, hostfile=Path(given.hostfile))
+    elif given.slots and not filtered:
+        slots = given.slots.split(",")
+        count = len(slots) if wanted.num_gpus is None else wanted.num_gpus
+        if not 1 <= count <= len(slots):
+            told = f"must be 1 to {len(slots)}, as many as gpu_ids of the file names"
+            raise ConfigError("hosts and slots", [f"num_gpus: {told}, got {count}"])
+        nodes = None if wanted.num_nodes == 1 else wanted.num_nodes
+        here = ",".join(slots[:count])
+        return replace(wanted, localhost=here, num_gpus=None, num_nodes=nodes), []
+    if wanted.include or wanted.exclude:
+        return wanted, []
+    nodes = _said(wanted.num_nodes, given.nodes if wanted.hostfile else None)
+    return replace(wanted, num_nodes=nodes, num_gpus=_said(wanted.num_gpus, given.per_node)), []
 
 
 def _said(number: int | None, otherwise: int | None) -> int | None:

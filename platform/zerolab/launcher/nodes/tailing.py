@@ -1,6 +1,7 @@
-"""Whole lines of the ranks' output files, as they come."""
+"""What is written to the ranks' output files, as it comes."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from zerolab.launcher.nodes.messages import Said
@@ -9,7 +10,7 @@ __all__ = ["Tails"]
 
 _RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
 _MOST_BYTES = 1 << 18
-"""That one look takes from one file; a longer line is cut."""
+"""That one look takes from one file."""
 
 
 class Tails:
@@ -22,20 +23,11 @@ class Tails:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._read: dict[str, int] = {}
+        self._unended: dict[str, Said] = {}
 
     def read(self) -> list[Said]:
-        """Return the lines that have been written since."""
-        return self._collect(rest=False)
-
-    def read_rest(self) -> list[Said]:
-        """Return all that is left, a last line without its end too."""
-        lines: list[Said] = []
-        while more := self._collect(rest=True):
-            lines += more
-        return lines
-
-    def _collect(self, *, rest: bool) -> list[Said]:
-        lines = []
+        """Return what has been written since, a piece of each file."""
+        pieces = []
         for path in sorted(self._logs.iterdir()):
             named = _RANK_FILE.fullmatch(path.name)
             if named is None:
@@ -44,13 +36,20 @@ class Tails:
             with path.open("rb") as file:
                 file.seek(start)
                 content = file.read(_MOST_BYTES)
-            whole = content.rfind(b"\n") + 1
-            if not whole and (rest or len(content) == _MOST_BYTES):
-                whole = len(content)
-            if not whole:
+            if not content:
                 continue
-            self._read[path.name] = start + whole
-            text = content[:whole].decode(errors="replace").removesuffix("\n")
+            self._read[path.name] = start + len(content)
             rank, stream = int(named[1]), named[2]
-            lines += [Said(line.rstrip("\r"), rank, stream) for line in text.split("\n")]
-        return lines
+            pieces.append(Said(content, rank, stream))
+            if content.endswith(b"\n"):
+                self._unended.pop(path.name, None)
+            else:
+                self._unended[path.name] = Said(b"\n", rank, stream)
+        return pieces
+
+    def read_rest(self) -> Iterator[Said]:
+        """Yield all that is left, and ends for last lines without one: others may follow."""
+        while pieces := self.read():
+            yield from pieces
+        yield from self._unended.values()
+        self._unended.clear()
