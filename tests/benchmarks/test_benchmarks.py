@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.searching import suite
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--sizes", "1m", "--ranks", "1", "--precisions", "fp32", "--stages", "0", "--threads", "1"]
 ENGINE = ["engine", *TINY, "--peers", "limit", "zerolab", "--rounds", "1", "--steps", "1"]
 ENGINE += ["--micro", "1", "--warmup", "1"]
 ONE_SEED = ["search", "run", "--seeds", "1", "--horizon", "1", "--methods"]
-OBJECTIVES = [*ONE_SEED, "random", "pbt"]  # all of them
+# The scale of each takes half a second.
+OBJECTIVES = [*ONE_SEED, "random", "pbt", "--objectives", *list(suite.OBJECTIVES)[::3]]
 SEARCHERS = [
     *(*ONE_SEED, "tpe_asha", "asha promoting", "asha stopping", "adaptive_asha", "pasha"),
     *("--objectives", "branin", "conditional optimizer", "digits mlp", "diverging late"),
