@@ -632,7 +632,10 @@ def test_a_tasks_id_is_meant_although_another_one_is_called_so(
     told = installation.quick("task", "stop", other, "--kill").stderr
     assert f"task {first} ({other}) is told to stop" in told
     words = ["task", "run", "--name", "odd", "--context", tmp_path, "--", "a", "\udcff"]
-    assert "must be text in UTF-8, got '\\udcff'" in installation.quick(*words, expect=2).stderr
+    assert (
+        "must be text of whole characters (UTF-8), got '\\udcff'"
+        in installation.quick(*words, expect=2).stderr
+    )
 
 
 def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(

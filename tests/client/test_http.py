@@ -196,5 +196,5 @@ def test_what_json_cannot_say_is_told_all_at_once_with_its_places(client: Client
     assert caught.value.problems == [
         "a[1]: must be a finite number, got nan",
         "b.c: must be a finite number, got -inf",
-        "d: must be text in UTF-8, got 'x\\udcff'",
+        "d: must be text of whole characters (UTF-8), got 'x\\udcff'",
     ]

@@ -160,9 +160,10 @@ class Client(Transport):
         content = archive.read_bytes() if isinstance(archive, Path) else archive
         try:
             text = msgspec.json.encode(config).decode()
-        except UnicodeEncodeError as error:  # an argument of a command line may hold any bytes
-            problem = f"must be text in UTF-8, got {error.object!r}"
-            raise ConfigError("experiment", [problem]) from None
+        except UnicodeEncodeError:
+            from zerolab.schema.plain import plain_problems  # takes long, and is rarely asked
+
+            raise ConfigError("experiment", plain_problems(config)) from None
         response = self._send(
             "POST",
             "/experiments",

@@ -1,6 +1,5 @@
 """How a request goes to the server and its answer comes back: token, timeouts, pages, errors."""
 
-import math
 import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -191,7 +190,9 @@ class Transport:
             except httpx.TransportError as error:
                 raise self._unreachable(error) from error
             except ValueError:  # JSON has no number for it, or UTF-8 no text
-                problems = list(_unsendable(content.get("json"), ""))
+                from zerolab.schema.plain import plain_problems  # takes long, and is rarely asked
+
+                problems = plain_problems(content.get("json") or {})
                 if not problems:
                     raise
                 raise ConfigError("request", problems) from None
@@ -205,23 +206,6 @@ class Transport:
             f"no Zerolab server answers at {self.url} ({reason}); start one with `zerolab up`, "
             "or set ZEROLAB_MASTER to the address of one that runs"
         )
-
-
-def _unsendable(value: Any, path: str) -> Iterator[str]:
-    """Say what of a body cannot be sent, a line each."""
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _unsendable(each, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            yield from _unsendable(each, f"{path}[{index}]")
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{path}: must be a finite number, got {value}"
-    elif isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            yield f"{path}: must be text in UTF-8, got {value!r}"
 
 
 def present(params: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -27,11 +27,11 @@ from zerolab.config.experiment.model_source import (
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_with, launcher_problem
 from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
-from zerolab.config.plain import plain_problems
 from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.hyperparameters import extremes, space_problems
+from zerolab.schema.plain import plain_problems
 from zerolab.schema.section import keys_of
 from zerolab.schema.space import misplaced_specs
 

@@ -259,7 +259,7 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
 
 
 def _too_deep(source: str) -> ConfigError:
-    from zerolab.config.plain import MAX_DEPTH
+    from zerolab.schema.plain import MAX_DEPTH
 
     problem = f"file: must be nested at most {MAX_DEPTH} deep, got far more; flatten it"
     return ConfigError(source, [problem])

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
+from zerolab.schema.plain import is_text
 from zerolab.storage.faults import StorageRefusedError, storage_error
 from zerolab.storage.opening import missing_package, open_remote
 
@@ -99,7 +100,7 @@ class _Local:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         for entry in entries:
             path, name = Path(entry.path), f"{prefix}{entry.name}"
-            if _is_undecodable(entry.name):
+            if not is_text(entry.name):
                 raise DataRefusedError(
                     f"{KEY}: {str(path)!r} has a name that is no UTF-8; rename it"
                 )
@@ -124,15 +125,6 @@ class _Local:
                 yield piece
         if left:
             raise StorageError(f"{KEY}: {path} has changed while it was copied")
-
-
-def _is_undecodable(name: str) -> bool:
-    """Whether a file's name holds bytes that are no text: nothing can be noted under it."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 @contextlib.contextmanager

@@ -320,10 +320,10 @@ def test_arguments_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PYTHONTEST", "\udcfe")
     with pytest.raises(ConfigError) as refused:
         plan({"arguments": ["\udcff"]})
-    told = "must be text in UTF-8, got"
+    told = "must be text of whole characters (UTF-8), got"
     assert refused.value.problems == [
-        f"arguments: {told} '\\udcff'",
-        f"variable PYTHONTEST: {told} '\\udcfe'",
+        f"command[3]: {told} '\\udcff'",
+        f"variables.PYTHONTEST: {told} '\\udcfe'",
     ]
 
 

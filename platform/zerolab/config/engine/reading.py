@@ -17,10 +17,10 @@ from zerolab.config.engine.public import (
     tolerate,
 )
 from zerolab.config.engine.refused import REFUSED, without_aliases
-from zerolab.config.plain import plain_problems
 from zerolab.config.refusing import take_refused
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
+from zerolab.schema.plain import plain_problems
 from zerolab.schema.section import Path, Section, dotted, validate, without_nulls
 
 __all__ = ["EngineFile", "load_engine_config", "parse_engine_config"]

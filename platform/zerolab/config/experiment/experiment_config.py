@@ -20,13 +20,13 @@ from zerolab.config.experiment.sections import (
 )
 from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
 from zerolab.config.files import read_yaml
-from zerolab.config.plain import plain_problems
 from zerolab.config.refusing import take_refused
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
 from zerolab.contract.spec import Backend, TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
 from zerolab.schema.lengths import Length
+from zerolab.schema.plain import plain_problems
 from zerolab.schema.section import (
     Count,
     NonNegativeInt,

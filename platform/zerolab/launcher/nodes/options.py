@@ -12,6 +12,7 @@ from zerolab.launcher.nodes.accelerate import Accelerate, read_accelerate
 from zerolab.launcher.nodes.environment import exported, sent_variables
 from zerolab.launcher.nodes.head import DEFAULT_PORT, Place, Plan
 from zerolab.launcher.nodes.places import Wanted, choose_places
+from zerolab.schema.plain import plain_problems
 
 __all__ = ["FindSlots", "LaunchOptions", "make_command", "make_plan"]
 
@@ -145,23 +146,10 @@ def make_command(options: LaunchOptions) -> Command:
 
 def _check_text(command: Command, environment: Mapping[str, str]) -> None:
     """Refuse what a message to the machines cannot hold."""
-    where = [("arguments", word) for word in command.words]
-    where += [("directory", str(Path.cwd()))]
-    where += [(f"variable {name}", value) for name, value in environment.items()]
-    problems = [
-        f"{name}: must be text in UTF-8, got {text!r}" for name, text in where if not _is_text(text)
-    ]
+    words, folder = list(command.words), str(Path.cwd())
+    problems = plain_problems({"command": words, "directory": folder, "variables": environment})
     if problems:
         raise ConfigError("script", problems)
-
-
-def _is_text(word: str) -> bool:
-    """Whether it has no bytes that are no UTF-8; Python has surrogates for them."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _with_file(wanted: Wanted, given: Accelerate) -> tuple[Wanted, list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from zerolab.schema.section import Path, dotted
 
-__all__ = ["MAX_DEPTH", "plain_problems"]
+__all__ = ["MAX_DEPTH", "is_text", "plain_problems"]
 
 MAX_DEPTH = 64
 """Most blocks and lists inside one another."""
@@ -57,8 +57,15 @@ def _problem(value: Any) -> str | None:
     if isinstance(value, str):
         if "\0" in value:
             return f"must hold no NUL character, got {value[:50]!r}"
-        try:
-            value.encode()
-        except UnicodeEncodeError:
+        if not is_text(value):
             return f"must be text of whole characters (UTF-8), got {value[:50]!r}"
     return None
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can say it: an argument, or a file's name, may hold any bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
