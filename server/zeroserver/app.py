@@ -36,7 +36,7 @@ from zeroserver.store.archives import sweep_archives
 from zeroserver.store.damage import damaged_tables
 from zeroserver.store.database import Change, Database
 from zeroserver.store.engines import sqlite_url
-from zeroserver.store.migrate import migrate
+from zeroserver.store.migrate import lock_database, migrate
 from zeroserver.store.orphans import sweep_points
 
 __all__ = ["STATIC", "create_app", "prepare"]
@@ -127,7 +127,8 @@ def prepare(services: Services) -> None:
     """Bring the database up to date and do what only a start does; the second time, nothing.
 
     Raises:
-        ConflictError: If another program, or a newer version, has written the database.
+        ConflictError: If another program, or a newer version, has written the database, or another
+            server works on it.
         ConfigError: If it cannot be opened.
         StoreError: If it is damaged, or its disk takes no more.
     """
@@ -135,8 +136,10 @@ def prepare(services: Services) -> None:
     if database.started:
         return
     try:
+        lock_database(database)
         migrate(database)
         database.start()
+        database.write_now(database.lock.sign)
         database.write_now(lambda transaction: bound_deadlines(services.world, transaction))
         sweep_archives(database, services.world.home.archives)
     except StoreError as error:

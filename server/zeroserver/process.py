@@ -37,6 +37,15 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._services = services
         self._home = home
+        self.lock_lost = ""
+        """Why another server has the database now; empty while this one has it."""
+        services.database.lock.on_lost = self._stop_after_lock_loss
+
+    def _stop_after_lock_loss(self, reason: str) -> None:
+        """Stop, since another server works on the database; called by the writer's thread."""
+        self.lock_lost = reason
+        logger.error("%s", reason)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -125,6 +134,8 @@ def _serve(options: argparse.Namespace) -> int:
             raise home.unwritable(error) from error
         finally:
             _forget(home)
+    if server.lock_lost:
+        raise ConflictError(server.lock_lost)
     return 0 if server.started else 1
 
 

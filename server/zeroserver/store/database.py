@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, make_url
@@ -24,6 +25,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from zerolab.errors import ConfigError
 from zeroserver.errors import StoreError
 from zeroserver.store.engines import open_engine, with_driver
+from zeroserver.store.lock import ServerLock
 
 __all__ = ["Change", "Database", "Job", "Transaction", "raw_rows"]
 
@@ -146,6 +148,7 @@ class Database:
         self._readers = open_engine(self.url, "BEGIN", 8, synchronous)
         self._writers = open_engine(self.url, "BEGIN IMMEDIATE", 1, synchronous, 0)
         self._probes = open_engine(self.url, "BEGIN", 1, synchronous, 0)
+        self.lock = ServerLock(self.file, self._writers, self.name)
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_loop, name="writer", daemon=True)
@@ -159,6 +162,12 @@ class Database:
     def name(self) -> str:
         """Its address, for people."""
         return self.url.render_as_string(hide_password=True)
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a SQLite database; None in memory and on PostgreSQL."""
+        stored = self.sqlite and self.url.database not in {None, "", ":memory:"}
+        return Path(str(self.url.database)) if stored else None
 
     @property
     def writer_engine(self) -> Engine:
@@ -188,6 +197,7 @@ class Database:
         self._readers.dispose()
         self._writers.dispose()
         self._probes.dispose()
+        self.lock.release()
 
     def read(self) -> AbstractContextManager[Connection]:
         """A connection with one consistent view, for reading.

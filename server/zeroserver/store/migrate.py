@@ -10,13 +10,29 @@ from zeroserver.errors import StoreError
 from zeroserver.store.database import Database
 from zeroserver.store.schema import HEAD, logs, metadata, points, rollups
 
-__all__ = ["migrate", "upgrade"]
+__all__ = ["lock_database", "migrate", "upgrade"]
 
 _OF_RUNS = (points, rollups, logs)
 """What runs have told: where it is damaged, all the rest is there still."""
 
 _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 """Where Alembic keeps the revision."""
+
+
+def lock_database(database: Database) -> None:
+    """Make this server the only one on a database, before it is migrated.
+
+    Raises:
+        ConflictError: If another server works on it.
+        ConfigError: If the database cannot be opened.
+        StoreError: If it is damaged, or its disk is full.
+    """
+    try:
+        database.lock.acquire()
+    except DBAPIError as error:
+        raise _unopened(database, error) from error
+    except OSError as error:
+        raise ConfigError(f"database {database.name}", [f"cannot be opened: {error}"]) from error
 
 
 def migrate(database: Database) -> None:

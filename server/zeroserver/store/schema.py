@@ -46,10 +46,11 @@ __all__ = [
     "run_nodes",
     "runs",
     "searcher_events",
+    "server_lock",
     "trials",
 ]
 
-HEAD = "0012"
+HEAD = "0013"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -111,6 +112,8 @@ experiments = Table(
     Column("best_trial_id", Id, nullable=True),
     Column("best_validation", Double, nullable=True),
     Column("error", Text, nullable=True),
+    Column("log_retention_days", Integer, nullable=True),  # after a trial's end; NULL: for ever
+    Column("creating", Integer, nullable=False, server_default="0"),  # trials are still created
     Column("created_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
@@ -245,6 +248,10 @@ runs = Table(
     Column("spec", Text, nullable=False),
     Column("last_seq", BigInteger, nullable=False, default=0),
     Column("next_log", BigInteger, nullable=False, default=0),
+    Column("log_bytes", BigInteger, nullable=False, server_default="0"),  # of the stored lines
+    Column("log_first", BigInteger, nullable=True),  # id of the oldest stored line
+    Column("log_dropped_lines", BigInteger, nullable=False, server_default="0"),
+    Column("log_dropped_bytes", BigInteger, nullable=False, server_default="0"),
     Column("created_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
@@ -373,6 +380,16 @@ chores = Table(  # what nothing names any more; a row goes when its files have g
     Column("id", Id, primary_key=True),
     Column("chore", Text, nullable=False),
     sqlite_autoincrement=True,
+)
+
+server_lock = Table(  # the server that holds the database: one row
+    "server_lock",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("instance", String(32), nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started_at", Double, nullable=False),
 )
 
 searcher_events = Table(
