@@ -1,5 +1,6 @@
 """Handing gradients over as backward produces them."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,9 +31,12 @@ class GradientHooks:
         self._buckets = buckets
         self._arrived = arrived
         self._handles: list[RemovableHandle] = []
+        # A parameter keeps its hooks alive out of the garbage collector's sight. If they kept the
+        # engine alive in turn, an engine that is dropped without close() would never be freed.
+        hooks = weakref.ref(self)
         for bucket in buckets:
             for index, place in enumerate(bucket.places):
-                call = partial(self._hand_over, bucket.index, index)
+                call = partial(_hand_over, hooks, bucket.index, index)
                 register: Any = place.parameter.register_post_accumulate_grad_hook
                 self._handles.append(register(call))
 
@@ -49,10 +53,19 @@ class GradientHooks:
             handle.remove()
         self._handles.clear()
 
-    def _hand_over(self, bucket: int, place: int, parameter: nn.Parameter) -> None:
+    def hand_over(self, bucket: int, place: int, parameter: nn.Parameter) -> None:
+        """Take one parameter's gradient, or drop it while nobody listens."""
         if not self.listening and self.unannounced is not None:
             self.unannounced()
         if self.listening:
             self._arrived(bucket, place)
         else:
             parameter.grad = None
+
+
+def _hand_over(
+    hooks: "weakref.ref[GradientHooks]", bucket: int, place: int, parameter: nn.Parameter
+) -> None:
+    """Hand a gradient over, unless the engine is gone."""
+    if (receiver := hooks()) is not None:
+        receiver.hand_over(bucket, place, parameter)
