@@ -359,18 +359,7 @@ def look(_: str) -> dict[str, Any]:
             call()
         except (ModuleNotFoundError, AttributeError, ConfigError) as error:
             told[type(error).__name__] = str(error)
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    weight = torch.nn.Parameter(torch.ones(2))
-    kinds = [
-        type(DeepSpeedCPUAdam([weight], adamw_mode=mode, bias_correction=corrected)).__name__
-        for mode in (True, False)
-        for corrected in (True, False)
-    ]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'momentum'"):
-        DeepSpeedCPUAdam([weight], momentum=1)
     return {
-        "kinds": kinds,
         "version": importlib.metadata.version("deepspeed"),
         "finders": sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path),
         "engine": deepspeed.DeepSpeedEngine.__mro__[1].__name__,
@@ -381,7 +370,6 @@ def look(_: str) -> dict[str, Any]:
 
 def test_the_module_answers_for_what_there_is_and_says_what_to_do_instead_of_the_rest() -> None:
     (found,) = run_on_ranks(look, 1, "")
-    assert found["kinds"] == ["AdamW", "UncorrectedAdamW", "Adam", "UncorrectedAdam"]
     assert found["version"] == "0.19.8"
     assert found["finders"] == 1
     assert found["engine"] == "Engine"

@@ -253,7 +253,7 @@ def _kind_of_optimizer(config: EngineConfig, given: torch.optim.Optimizer | None
         name, options = type(given).__name__, given.defaults
     elif config.optimizer is not None:
         name, options = config.optimizer.type, config.optimizer.params
-    name = name.lower()
+    name = name.lower().removeprefix("deepspeedcpu").removeprefix("fused")
     if name == "sgd" and options.get("momentum"):
         return "momentum"
     return name if name in MOMENTS else "adam"

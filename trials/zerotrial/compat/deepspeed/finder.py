@@ -45,6 +45,8 @@ _MODULES = {
     "deepspeed.ops.adam": "ops",
     "deepspeed.ops.adam.cpu_adam": "ops",
     "deepspeed.ops.adam.fused_adam": "ops",
+    "deepspeed.ops.lamb": "ops",
+    "deepspeed.ops.lamb.fused_lamb": "ops",
     "deepspeed.ops.lion": "ops",
     "deepspeed.ops.lion.cpu_lion": "ops",
     "deepspeed.ops.lion.fused_lion": "ops",

@@ -12,6 +12,7 @@ from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.errors import ConfigError
 from zerotrial.engine.seams import OptimizerFactory
 from zerotrial.engine.update.nothing import no_optimizer
+from zerotrial.engine.update.states import is_elementwise
 from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
 
 __all__ = ["ADAMS", "ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
@@ -44,7 +45,7 @@ ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
 
 
 def _is_elementwise(cls: type) -> bool:
-    return cls in _ELEMENTWISE or getattr(cls, "elementwise", False) is True
+    return cls in _ELEMENTWISE or is_elementwise(cls)
 
 
 class ConfiguredOptimizer:
@@ -87,7 +88,25 @@ class GivenOptimizer:
         """Put the engine's tensors in the place of the user's parameters."""
         for group, mine in zip(self._given.param_groups, groups, strict=True):
             group["params"] = mine["params"]
+        if isinstance(self._given, torch.optim.Adagrad):
+            self._given.state.clear()
+            self._given.state.update(_first_states(self._given))
         return self._given
+
+
+def _first_states(optimizer: torch.optim.Adagrad) -> Mapping[Any, Any]:
+    """Make the states that Adagrad, unlike the others, has before its first step."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not parameters:
+        return {}
+    first = optimizer.defaults["initial_accumulator_value"]
+    return torch.optim.Adagrad(parameters, initial_accumulator_value=first).state
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    if isinstance(optimizer, torch.optim.Adagrad):
+        return any(float(state["step"]) > 0 for state in optimizer.state.values())
+    return bool(optimizer.state)
 
 
 def choose_optimizer(
@@ -100,7 +119,7 @@ def choose_optimizer(
         ConfigError: If the user's has stepped before.
     """
     if given is not None:
-        if given.state:
+        if _has_stepped(given):
             msg = "optimizer: must not have stepped before initialize(); pass a fresh one"
             raise ConfigError("initialize()", [msg])
         return GivenOptimizer(given)

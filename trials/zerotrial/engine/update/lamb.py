@@ -23,6 +23,7 @@ class Lamb(EachParameter):
         bias_correction: Whether the moments are corrected for their start at zero.
         max_coeff: Largest trust ratio.
         min_coeff: Smallest trust ratio.
+        eps_inside_sqrt: Add ``eps`` below the root of the second moment.
 
     References:
         You et al., arXiv:1904.00962, algorithm 2.
@@ -41,6 +42,7 @@ class Lamb(EachParameter):
         bias_correction: bool = True,
         max_coeff: float = 10.0,
         min_coeff: float = 0.01,
+        eps_inside_sqrt: bool = False,
     ) -> None:
         options = {
             "lr": lr,
@@ -50,6 +52,7 @@ class Lamb(EachParameter):
             "bias_correction": bias_correction,
             "max_coeff": max_coeff,
             "min_coeff": min_coeff,
+            "eps_inside_sqrt": eps_inside_sqrt,
         }
         super().__init__(params, options)
 
@@ -69,7 +72,12 @@ class Lamb(EachParameter):
         correct = group["bias_correction"]
         first_scale = 1.0 - beta1**count if correct else 1.0
         second_scale = 1.0 - beta2**count if correct else 1.0
-        update = (first / first_scale) / ((second / second_scale).sqrt_().add_(group["eps"]))
+        root = second / second_scale
+        if group.get("eps_inside_sqrt", False):  # missing in older checkpoints
+            root.add_(group["eps"]).sqrt_()
+        else:
+            root.sqrt_().add_(group["eps"])
+        update = (first / first_scale) / root
         update.add_(parameter, alpha=group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * _trust(parameter, update, group))
 

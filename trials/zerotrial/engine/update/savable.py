@@ -18,6 +18,7 @@ from zerolab.errors import ConfigError
 from zerotrial.engine.update.states import (
     common_states,
     is_by_element,
+    is_elementwise,
     is_known,
     is_same_number,
     is_scalar,
@@ -165,7 +166,7 @@ class SavableStates:
 
 def takes_any_states(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it may keep whatever a checkpoint has: a class of the user's, on whole parameters."""
-    return not is_known(optimizer) and not getattr(type(optimizer), "elementwise", False)
+    return not is_known(optimizer) and not is_elementwise(type(optimizer))
 
 
 @dataclass(frozen=True)

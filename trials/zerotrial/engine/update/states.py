@@ -12,6 +12,7 @@ Under keys that are no parameters an optimizer may keep what is the same on all 
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 __all__ = [
     "common_states",
     "is_by_element",
+    "is_elementwise",
     "is_known",
     "is_same_number",
     "is_scalar",
@@ -125,6 +127,24 @@ def tensors_within(value: Any) -> Iterator[Tensor]:
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it is torch's or ours, and its states need not be looked at."""
     return f"{type(optimizer).__module__}.".startswith(("torch.optim.", "zerotrial."))
+
+
+def is_elementwise(optimizer_class: type) -> bool:
+    """Return whether a class declares that it updates each element on its own.
+
+    A subclass of one of our classes that replaces its update does not inherit the declaration.
+    """
+    if getattr(optimizer_class, "elementwise", False) is not True:
+        return False
+    ours = (cls for cls in optimizer_class.__mro__ if cls.__module__.startswith("zerotrial."))
+    known = next(ours, optimizer_class)
+    return "elementwise" in vars(optimizer_class) or _methods(optimizer_class) == _methods(known)
+
+
+def _methods(optimizer_class: type) -> list[Any]:
+    """Return the functions that update parameters, without the hooks that torch puts around."""
+    functions = [getattr(optimizer_class, name, None) for name in ("step", "update")]
+    return [None if function is None else inspect.unwrap(function) for function in functions]
 
 
 def is_by_element(value: Any, parameter: nn.Parameter) -> bool:

@@ -22,6 +22,8 @@ class _Uncorrected(torch.optim.Optimizer):
         """Collect what the kernel gets; the steps are the last of torch's lists."""
         collect: Any = super()
         found = collect._init_group(group, *lists)  # noqa: SLF001 - pinned by a test
+        if group.get("bias_correction", False):
+            return found
         steps = lists[-1]
         for step in steps:
             step += 1  # noqa: PLW2901 - in place

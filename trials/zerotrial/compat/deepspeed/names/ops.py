@@ -1,49 +1,249 @@
-"""``deepspeed.ops.adam``, ``.adagrad`` and ``.lion``: torch's optimizers by those names."""
+"""``deepspeed.ops``: DeepSpeed's optimizer classes, on torch's kernels.
 
-from typing import Any, cast
+They take DeepSpeed's arguments in its order. Arguments that choose a kernel have no effect.
+"""
+
+from typing import Any
 
 import torch
 
-from zerotrial.engine.update.choose import ADAMS
+from zerolab.errors import ConfigError
+from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
+from zerotrial.engine.update.uncorrected import UncorrectedAdam
 
 __all__ = [
     "DeepSpeedCPUAdagrad",
     "DeepSpeedCPUAdam",
     "DeepSpeedCPULion",
     "FusedAdam",
+    "FusedLamb",
     "FusedLion",
 ]
 
-FusedLion = DeepSpeedCPULion = Lion
-DeepSpeedCPUAdagrad = torch.optim.Adagrad
+Betas = tuple[float, float]
 
 
-def FusedAdam(  # noqa: N802, PLR0917 - DeepSpeed's name and order
-    params: Any,
-    lr: float = 1e-3,
-    bias_correction: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    adam_w_mode: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
-    weight_decay: float = 0.0,
-    amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
-    **more: Any,
-) -> torch.optim.Optimizer:
-    """Make the Adam that the engine file's arguments of these names stand for.
+class _Adam(UncorrectedAdam):
+    """Adam with decoupled or L2 weight decay, with or without bias correction."""
+
+    def __init__(
+        self, params: Any, *, bias_correction: bool, adam_w_mode: bool, **options: Any
+    ) -> None:
+        super().__init__(params, decoupled_weight_decay=adam_w_mode, **options)
+        self.adam_w_mode = adam_w_mode
+        # Set here, since torch's Adam does not know the option.
+        self.defaults["bias_correction"] = bias_correction
+        for group in self.param_groups:
+            group.setdefault("bias_correction", bias_correction)
+
+
+class FusedAdam(_Adam):
+    """Adam and AdamW.
+
+    Args:
+        params: Parameters or groups.
+        lr: Learning rate.
+        bias_correction: Whether the moments are corrected for their start at zero.
+        betas: Decay of the first and second moment.
+        eps: Added to the root of the second moment.
+        adam_w_mode: True: decoupled weight decay (AdamW); False: L2 regularization (Adam).
+        weight_decay: Strength of either.
+        amsgrad: Keep the maximum of the second moment.
+        set_grad_none: No effect; ``zero_grad()`` sets gradients to None.
+    """
+
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+        set_grad_none: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            bias_correction=bias_correction,
+            betas=betas,
+            eps=eps,
+            adam_w_mode=adam_w_mode,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+        )
+        self.set_grad_none = set_grad_none
+
+
+class DeepSpeedCPUAdam(_Adam):
+    """Adam and AdamW, with the arguments of DeepSpeed's CPU kernel; it runs on any device.
+
+    Args:
+        model_params: Parameters or groups.
+        lr: Learning rate.
+        bias_correction: Whether the moments are corrected for their start at zero.
+        betas: Decay of the first and second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Strength of the weight decay.
+        amsgrad: Keep the maximum of the second moment.
+        adamw_mode: True: decoupled weight decay (AdamW); False: L2 regularization (Adam).
+        fp32_optimizer_states: No effect; states have the type of the engine's master weights.
+    """
+
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+        self,
+        model_params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+        adamw_mode: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        fp32_optimizer_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> None:
+        super().__init__(
+            model_params,
+            lr=lr,
+            bias_correction=bias_correction,
+            betas=betas,
+            eps=eps,
+            adam_w_mode=adamw_mode,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+        )
+        self.fp32_optimizer_states = fp32_optimizer_states
+
+
+class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
+    """Adagrad, with the arguments of DeepSpeed's CPU kernel.
+
+    Args:
+        model_params: Parameters or groups.
+        lr: Learning rate.
+        eps: Added to the root of the sum of squares.
+        weight_decay: L2 regularization.
+        amsgrad: No effect, as in DeepSpeed.
+        fp32_optimizer_states: No effect.
+    """
+
+    elementwise = True
+
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+        self,
+        model_params: Any,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+        fp32_optimizer_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> None:
+        super().__init__(model_params, lr=lr, eps=eps, weight_decay=weight_decay)
+        del amsgrad
+        self.fp32_optimizer_states = fp32_optimizer_states
+
+
+class DeepSpeedCPULion(Lion):
+    """Lion, with the arguments of DeepSpeed's CPU kernel.
+
+    Args:
+        model_params: Parameters or groups.
+        lr: Learning rate.
+        betas: How much momentum goes into the direction, and how much is kept.
+        weight_decay: Decoupled weight decay.
+        fp32_optimizer_states: No effect.
+    """
+
+    def __init__(
+        self,
+        model_params: Any,
+        lr: float = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        fp32_optimizer_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> None:
+        super().__init__(model_params, lr, betas, weight_decay)
+        self.fp32_optimizer_states = fp32_optimizer_states
+
+
+class FusedLion(Lion):
+    """Lion, with the arguments of DeepSpeed's GPU kernel.
+
+    Args:
+        params: Parameters or groups.
+        lr: Learning rate.
+        betas: How much momentum goes into the direction, and how much is kept.
+        weight_decay: Decoupled weight decay.
+        set_grad_none: No effect; ``zero_grad()`` sets gradients to None.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> None:
+        super().__init__(params, lr, betas, weight_decay)
+        self.set_grad_none = set_grad_none
+
+
+class FusedLamb(Lamb):
+    """LAMB, with DeepSpeed's arguments.
+
+    Args:
+        params: Parameters or groups.
+        lr: Learning rate.
+        bias_correction: Whether the moments are corrected for their start at zero.
+        betas: Decay of the first and second moment.
+        eps: Added to the root of the second moment.
+        eps_inside_sqrt: Add ``eps`` below the root.
+        weight_decay: Part of the step that is scaled.
+        max_grad_norm: Only 0; set ``gradient_clipping`` in the engine file.
+        max_coeff: Largest trust ratio.
+        min_coeff: Smallest trust ratio.
+        amsgrad: Only False, as in DeepSpeed.
 
     Raises:
-        TypeError: For an argument that is not DeepSpeed's.
+        ConfigError: For ``max_grad_norm`` above 0, or ``amsgrad=True``.
     """
-    decoupled = more.pop("adamw_mode", adam_w_mode)
-    for without_effect in ("set_grad_none", "fp32_optimizer_states"):
-        more.pop(without_effect, None)
-    if more:
-        raise TypeError(f"got an unexpected keyword argument {next(iter(more))!r}")
-    options: dict[str, Any] = {"amsgrad": True} if amsgrad else {}
-    cls: Any = ADAMS[decoupled, bias_correction]
-    made = cls(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **options)
-    return cast("torch.optim.Optimizer", made)
 
-
-DeepSpeedCPUAdam = FusedAdam
+    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        eps_inside_sqrt: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 0.0,
+        max_coeff: float = 10.0,
+        min_coeff: float = 0.01,
+        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+    ) -> None:
+        problems = []
+        if max_grad_norm > 0:
+            problems.append(
+                f"max_grad_norm: must be 0, got {max_grad_norm}; set gradient_clipping: "
+                f"{max_grad_norm} in the engine file"
+            )
+        if amsgrad:
+            problems.append("amsgrad: must be False, got True; use FusedAdam for AMSGrad")
+        if problems:
+            raise ConfigError("FusedLamb()", problems)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            bias_correction=bias_correction,
+            max_coeff=max_coeff,
+            min_coeff=min_coeff,
+            eps_inside_sqrt=eps_inside_sqrt,
+        )
