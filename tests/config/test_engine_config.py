@@ -502,7 +502,7 @@ def test_duplicate_keys_and_endless_numbers_are_refused(tmp_path: Path) -> None:
     file.write_text("[1]")
     with pytest.raises(ConfigError, match="must be a mapping of keys to values, got list"):
         load_engine_config(file)
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="file: must exist"):
         load_engine_config(tmp_path / "absent.json")
 
 

@@ -411,9 +411,9 @@ def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:
         ("a: 1\na: 2", "line 2, column 1: a: must be given once, got it more than once"),
         ("a: {b: 1, b: 2}", "line 1, column 11: b: must be given once"),
         ("1: 2", "line 1, column 1: keys must be text, got 1; put it in quotes"),
-        ("a: [1", "line 1, column 6: expected"),
+        ("a: [1", "line 1, column 4: must close the '['"),
         ("- 1", "file: must be a mapping of keys to values, got list"),
-        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("a: !!python/object:os.system x", "line 1, column 4: tags such as"),
     ],
 )
 def test_yaml_that_cannot_be_read_says_where(tmp_path: Path, text: str, problem: str) -> None:

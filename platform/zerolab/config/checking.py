@@ -23,6 +23,7 @@ from zerolab.config.experiment.model_source import (
     ModelFiles,
     determined_problems,
     entrypoint_problem,
+    source_problems,
 )
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_with, launcher_problem
 from zerolab.config.experiment.training_arguments import training_argument_problems
@@ -98,6 +99,9 @@ def check_experiment(
     if parsed.config is not None and "entrypoint" not in parsed.bad:
         problems += _entrypoint_problems(parsed.config, resources, model, environment)
     problems += determined_problems(content.get("entrypoint"), model, environment)
+    # Not on a server: its Python may be older than the one that runs the trial.
+    if isinstance(model, FolderFiles) and not _other_python(content):
+        problems += source_problems(content.get("entrypoint"), model)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
@@ -107,6 +111,12 @@ def check_experiment(
         raise ConfigError(source, [str(error)]) from None
     filled = resources.model_copy(update={"elastic": elastic})
     return parsed.config.model_copy(update={"resources": filled})
+
+
+def _other_python(content: Mapping[str, Any]) -> bool:
+    """Whether the experiment names the Python that runs its trials."""
+    environment = content.get("environment")
+    return isinstance(environment, Mapping) and bool(environment.get("python"))
 
 
 def _counts_that_divide(found: EngineFile, slots: int | None) -> list[int] | None:

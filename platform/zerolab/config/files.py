@@ -7,9 +7,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerolab.config.yaml_errors import explain_plain_key, explain_yaml_error
 from zerolab.errors import ConfigError
 from zerolab.schema.section import Path as Keys
-from zerolab.schema.section import dotted
+from zerolab.schema.section import dotted, suggest
 
 if TYPE_CHECKING:
     import yaml
@@ -29,9 +30,11 @@ def experiment_file(path: Path) -> Path:
     """Return the experiment file that a user means: a folder's ``experiment.yaml``, else the file.
 
     Raises:
-        ConfigError: If the folder has none.
+        ConfigError: If the folder has none, or the file is a program.
     """
     if not path.is_dir():
+        if path.suffix.lower() in _PROGRAMS and path.is_file():
+            raise ConfigError(str(path), [_program_problem(path)])
         return path
     found = [path / name for name in ("experiment.yaml", "experiment.yml")]
     for file in found:
@@ -40,6 +43,20 @@ def experiment_file(path: Path) -> Path:
     others = sorted(each.name for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
     has = f"its YAML files are: {', '.join(others)}" if others else "it has no YAML file"
     raise ConfigError(str(path), [f"folder: must have an experiment.yaml, got none; {has}"])
+
+
+_PROGRAMS = {".py": "a Python file", ".ipynb": "a notebook", ".sh": "a shell script"}
+
+
+def _program_problem(path: Path) -> str:
+    """Say which file is meant where a program is given, or how to run the program alone."""
+    near = [path.parent / name for name in ("experiment.yaml", "experiment.yml")]
+    file = next((str(file) for file in near if file.is_file()), None)
+    meant = f"use {file}" if file else "write one, and name the program in its `entrypoint`"
+    runner = {".py": "python ", ".sh": "sh "}.get(path.suffix.lower())
+    alone = f", or run it alone: `zerolab task run --name {path.stem} -- {runner}{path.name}`"
+    got = f"got {_PROGRAMS[path.suffix.lower()]}"
+    return f"file: must be an experiment file (YAML), {got}; {meant}{alone if runner else ''}"
 
 
 def _decode(text: bytes | str, source: str) -> str:
@@ -71,9 +88,24 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
     """
     try:
         return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(str(path), [_missing_file(Path(path))]) from None
     except OSError as error:
         problem = f"file: must be readable, got {error.strerror or error}"
         raise ConfigError(str(path), [problem]) from None
+
+
+def _missing_file(path: Path) -> str:
+    """Say that a file does not exist, and which files of its kind its folder has."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"file: must exist, got a path in the folder {folder}, which does not exist"
+    kinds = {".yaml", ".yml"} if path.suffix.lower() in {".yaml", ".yml", ""} else {path.suffix}
+    names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in kinds)
+    kind = " and ".join(sorted(kinds))
+    has = f"its {kind} files are: {', '.join(names[:10])}" if names else f"it has no {kind} file"
+    told = f"file: must exist, got {path.name!r}, which is not in {folder}"
+    return f"{told}{suggest(path.name, names)}; {has}"
 
 
 def read_json(path: str | PathLike[str]) -> dict[str, Any]:
@@ -244,7 +276,7 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(source, [_yaml_problem(text, error)]) from None
+        raise ConfigError(source, [explain_yaml_error(text, error)]) from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         code = error.character
@@ -265,18 +297,11 @@ def _too_deep(source: str) -> ConfigError:
     return ConfigError(source, [problem])
 
 
-def _yaml_problem(text: str, error: "yaml.MarkedYAMLError") -> str:
-    mark = error.problem_mark
-    if mark is None:
-        return f"file: {error.problem or error}"
-    where = f"line {mark.line + 1}, column {mark.column + 1}"
-    line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
-    if "\t" in line[: len(line) - len(line.lstrip())]:
-        return f"{where}: must be indented with spaces, got a tab; use spaces"
-    return f"{where}: {error.problem or error}"
-
-
 def _mapping(content: object, source: str) -> dict[str, Any]:
+    if isinstance(content, str):
+        got = f"got the text {content[:60]!r}"
+        problem = f"file: must be a mapping of keys to values, {got}; write `key: value`"
+        raise ConfigError(source, [problem])
     if not isinstance(content, dict):
         problem = f"file: must be a mapping of keys to values, got {type(content).__name__}"
         raise ConfigError(source, [problem])
@@ -294,7 +319,7 @@ def _loader() -> "type[yaml.SafeLoader]":
             deep: bool = False,  # noqa: FBT001, FBT002 - its base's
         ) -> dict[Hashable, Any]:
             seen: set[Hashable] = set()
-            for key_node, _ in node.value:
+            for key_node, value_node in node.value:
                 if key_node.tag == "tag:yaml.org,2002:merge":
                     continue
                 key = self.construct_object(key_node, deep=True)
@@ -302,6 +327,12 @@ def _loader() -> "type[yaml.SafeLoader]":
                 if not isinstance(key, str):
                     text = f"keys must be text, got {key!r}; put it in quotes"
                     raise yaml.constructor.ConstructorError(None, None, text, mark)
+                has_value = bool(value_node.value) or value_node.style is not None
+                mistyped = None
+                if key_node.style is None:
+                    mistyped = explain_plain_key(key, has_value=has_value)
+                if mistyped is not None:
+                    raise yaml.constructor.ConstructorError(None, None, mistyped, mark)
                 if key in seen:
                     text = f"{key}: must be given once, got it more than once"
                     raise yaml.constructor.ConstructorError(None, None, text, mark)

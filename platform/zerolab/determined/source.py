@@ -7,14 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from zerolab.determined.names import MODULES, RUNS_THERE, name_of
-from zerolab.syntax import module_paths, parsed
+from zerolab.syntax import imported_files, imported_modules, module_paths, parsed
 
 __all__ = ["problems_of"]
 
 Read = Callable[[str], bytes | None]
 """A file of the model directory by its path; None when there is none."""
-
-_MOST_FILES = 50
 
 
 def problems_of(entry: str, read: Read, search_path: Collection[str] = ()) -> list[str]:
@@ -54,7 +52,7 @@ def problems_of(entry: str, read: Read, search_path: Collection[str] = ()) -> li
 
 def _has_its_own(tree: ast.Module, folders: Iterable[str], read: Read) -> bool:
     """Whether a file imports a ``determined`` of one of these folders of the model directory."""
-    names = {"determined", *filter(_is_of, _modules(tree))}
+    names = {"determined", *filter(_is_of, imported_modules(tree))}
     return any(
         read(posixpath.normpath(posixpath.join(folder, path))) is not None
         for folder in folders
@@ -80,31 +78,10 @@ def _is_of(module: str) -> bool:
 
 
 def _files(entry: str, read: Read) -> Iterator[tuple[str, ast.Module]]:
-    waiting, seen = [entry], {entry}
-    while waiting and len(seen) <= _MOST_FILES:
-        path = waiting.pop(0)
-        text = read(path)
-        if text is None:
-            continue
-        tree = parsed(text)
-        if tree is None:
-            continue
-        yield path, tree
-        for module in _modules(tree):
-            for name in module_paths(module):
-                if name not in seen:
-                    seen.add(name)
-                    waiting.append(name)
-
-
-def _modules(tree: ast.Module) -> Iterator[str]:
-    """Modules that a file imports at its top, and names from modules, which may be modules too."""
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    for path, source in imported_files(entry, read):
+        tree = parsed(source)
+        if tree is not None:
+            yield path, tree
 
 
 def _uses(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,6 @@
 """The experiment file: Determined's field names, types and defaults, checked as a whole."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Annotated, Any, Literal
@@ -193,13 +193,19 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     problems += refused + wrong
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
-        told = {problem.partition(": ")[0] for problem in problems}
-        problems += [line for line in _checks(config) if line.partition(": ")[0] not in told]
+        wrong_keys = {problem.partition(": ")[0] for problem in problems}
+        problems += [line for line in _checks(config) if not _repeats(line, wrong_keys)]
         return ExperimentFile(config, problems, bad)
     space = content.get("hyperparameters")
     if isinstance(space, Mapping):
         problems += space_problems(space)
     return ExperimentFile(None, problems, bad)
+
+
+def _repeats(problem: str, wrong_keys: Collection[str]) -> bool:
+    """Whether a problem is about a key that is wrong already, or about the block of one."""
+    key = problem.partition(": ")[0]
+    return any(wrong == key or wrong.startswith(f"{key}.") for wrong in wrong_keys)
 
 
 _OPAQUE = frozenset({"hyperparameters", "data"})

@@ -17,9 +17,21 @@ from zerolab.config.experiment.entrypoint import what_python_runs
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.determined.source import problems_of
 from zerolab.schema.section import suggest
-from zerolab.syntax import module_paths, parsed
+from zerolab.syntax import (
+    imported_files,
+    module_paths,
+    parsed,
+    relative_import_problem,
+    syntax_problem,
+)
 
-__all__ = ["FolderFiles", "ModelFiles", "determined_problems", "entrypoint_problem"]
+__all__ = [
+    "FolderFiles",
+    "ModelFiles",
+    "determined_problems",
+    "entrypoint_problem",
+    "source_problems",
+]
 
 
 class ModelFiles(Protocol):
@@ -86,17 +98,56 @@ def determined_problems(
         environment: Variables that the trial gets.
     """
     search_path = environment.get("PYTHONPATH", "").split(":")
-    words = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
+    path = _entry_file(entrypoint, model)
+    if path is None:
+        return []
+    return [f"entrypoint: {problem}" for problem in problems_of(path, model.read, search_path)]
+
+
+def source_problems(entrypoint: object, model: ModelFiles) -> list[str]:
+    """Find syntax errors, and relative imports outside of packages, in the files that are run.
+
+    The entrypoint's own file is read, and those of the model directory that it imports at its top.
+
+    Args:
+        entrypoint: As the experiment file says it.
+        model: The model directory.
+    """
+    path = _entry_file(entrypoint, model)
+    words = _words(entrypoint)
+    if path is None or words[0].startswith("/"):  # another Python may read another syntax
+        return []
+    is_module = path not in words
+    problems = []
+    folder = "" if is_module else posixpath.dirname(path)
+    for file, source in imported_files(path, model.read, (folder,)):
+        problem = syntax_problem(source, file)
+        if problem is not None:
+            version = ".".join(map(str, sys.version_info[:2]))
+            remedy = "correct it, or name the Python that can read it in environment.python"
+            problems.append(f"entrypoint: {problem}; Python {version} cannot read it; {remedy}")
+        elif posixpath.dirname(file) == folder and not file.endswith("__init__.py"):
+            relative = relative_import_problem(source, file)
+            problems += [f"entrypoint: {relative}"] if relative else []
+    return problems
+
+
+def _words(entrypoint: object) -> list[str]:
+    text = " ".join(map(str, entrypoint)) if isinstance(entrypoint, list) else str(entrypoint)
+    return text.split()
+
+
+def _entry_file(entrypoint: object, model: ModelFiles) -> str | None:
+    """Return the Python file of the model directory that an entrypoint runs first, if any."""
     before = ""
-    for word in words.split():
+    for word in _words(entrypoint):
         module = word.partition(":")[0] if ":" in word or before == "-m" else ""
         source = _source_of(module, model) if module else None
         path = source[0] if source else word
         if path.endswith(".py") and model.read(path) is not None:
-            found = problems_of(path, model.read, search_path)
-            return [f"entrypoint: {problem}" for problem in found]
+            return path
         before = word
-    return []
+    return None
 
 
 def _command_problem(command: Command, model: ModelFiles) -> str | None:

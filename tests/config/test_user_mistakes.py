@@ -1,0 +1,120 @@
+"""Messages for mistakes in files: place, value and remedy, without a parser's own words."""
+
+from pathlib import Path
+
+import pytest
+
+from zerolab.config import check_file
+from zerolab.config.experiment.model_source import FolderFiles, source_problems
+from zerolab.config.files import experiment_file, parse_yaml, read_yaml
+from zerolab.errors import ConfigError
+
+EXPERIMENT = """name: m
+entrypoint: model_def:T
+searcher: {name: single, metric: accuracy, max_length: {batches: 60}}
+resources: {slots_per_trial: 1}
+"""
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_yaml(text, "file")
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "remedy"),
+    [
+        ("name: m\nresources {slots_per_trial: 1}\n", "line 2", "`resources: {slots_per_trial`"),
+        ("name: m\nentrypoint x\n", "line 2", "`entrypoint: x`"),
+        ("resources\n  slots_per_trial: 1\n", "line 1", "`resources:`"),
+        ("name:m\nentrypoint: y\n", "line 1", "`name: m`"),
+        ("length: {batches:60}\n", "line 1", "`batches: 60`"),
+        ("a:\n  name: single\n  metric loss\n  x: 3\n", "line 3", "`metric: loss`"),
+        ("a:\n  b: 1\n   c: x\n", "line 3", "align it with `b`"),
+        ("a: single\n  metric: x\n", "line 2", "remove the value 'single' of `a`"),
+        ("a:\n  b: 1\n c: x\n", "line 3", "(0 or 2), got 1; align it"),
+        ("a:\n  - 1\n  b: 3\n", "line 3", "indent the list below its key"),
+        ("text: lr: 3\n", "line 1", "`text: 'lr: 3'`"),
+        ("a: {b: 1\nc: 3\n", "line 1, column 4", "add the '}'"),
+        ("a: [1, 2\nc: 3\n", "line 1, column 4", "add the ']'"),
+        ("a: [1, 2]]\n", "line 1, column 10", "remove it"),
+        ("a: 'x\nb: 3\n", "line 1, column 4", "add the closing quote"),
+        ("a: 'it's'\n", "line 1, column 8", "double a quote inside it"),
+        ("a: @x\n", "line 1, column 4", "put the value in quotes"),
+        ("a: *foo\n", "line 1, column 4", "put the value in quotes"),
+        ("a: !x y\n", "line 1, column 4", "put the value in quotes"),
+    ],
+)
+def test_yaml_error_has_line_and_remedy(text: str, place: str, remedy: str) -> None:
+    (problem,) = problems_of(text)
+    assert problem.startswith((f"{place}:", f"{place},"))
+    assert remedy in problem
+    assert "mapping values" not in problem
+
+
+def test_program_in_place_of_experiment_file(tmp_path: Path) -> None:
+    script = tmp_path / "model_def.py"
+    script.write_text("class T: pass\n")
+    with pytest.raises(ConfigError, match=r"got a Python file; write one, .* or run it alone"):
+        experiment_file(script)
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
+    with pytest.raises(ConfigError, match=r"got a Python file; use .*/experiment.yaml"):
+        experiment_file(script)
+
+
+def test_missing_file_names_similar_files(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
+    with pytest.raises(ConfigError, match=r"did you mean 'experiment.yaml'"):
+        read_yaml(tmp_path / "experimnt.yaml")
+    with pytest.raises(ConfigError, match=r"its .yaml and .yml files are: experiment.yaml"):
+        read_yaml(tmp_path / "nothere.yaml")
+    with pytest.raises(ConfigError, match=r"folder .*/none, which does not exist"):
+        read_yaml(tmp_path / "none" / "experiment.yaml")
+
+
+@pytest.mark.parametrize("length", ["{batches: -5}", "{epochs: two}", "-5"])
+def test_invalid_length_is_one_problem(tmp_path: Path, length: str) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(EXPERIMENT.replace("{batches: 60}", length))
+    (tmp_path / "model_def.py").write_text("class T(object): pass\n")
+    with pytest.raises(ConfigError) as caught:
+        check_file(file)
+    assert len(caught.value.problems) == 1, caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "files", "problem"),
+    [
+        ("model_def:T", {"model_def.py": "class T\n  pass\n"}, "model_def.py:1: SyntaxError"),
+        ("model_def:T", {"model_def.py": "import n\n", "n.py": "def f(:\n"}, "n.py:1: SyntaxError"),
+        ("a.b:T", {"a/__init__.py": "", "a/b.py": "x = (\n"}, "a/b.py:1: SyntaxError"),
+        ("python train.py", {"train.py": "if x:\nprint()\n"}, "train.py:2: IndentationError"),
+        ("python s/t.py", {"s/t.py": "import u\n", "s/u.py": "x = = 1\n"}, "s/u.py:1: SyntaxError"),
+        ("model_def:T", {"model_def.py": "from .nets import N\n"}, "write `from nets import N`"),
+        ("python t.py", {"t.py": "from . import nets\n"}, "write `import nets`"),
+    ],
+)
+def test_check_reads_source_files(
+    tmp_path: Path, entrypoint: str, files: dict[str, str], problem: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (found,) = source_problems(entrypoint, FolderFiles(tmp_path))
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "files"),
+    [
+        ("a.b:T", {"a/__init__.py": "", "a/b.py": "from .c import x\n", "a/c.py": "x = 1\n"}),
+        ("/opt/other/bin/python t.py", {"t.py": "print 'x'\n"}),
+        ("python t.py", {"t.py": "try:\n    import u\nexcept Exception: pass\n", "u.py": "x ="}),
+    ],
+)
+def test_check_accepts_source_files(tmp_path: Path, entrypoint: str, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert source_problems(entrypoint, FolderFiles(tmp_path)) == []
