@@ -94,7 +94,8 @@ class LeafModuleConfig(Section):
     """Modules that stage 3 gathers as one."""
 
     classes: list[str] = Field(default_factory=list)
-    """Class names of modules that are gathered whole, with all that is inside them (stage 3)."""
+    """Class names of modules that are gathered whole, with all that is inside them (stage 3). With
+    or without the Python module: ``Block`` or ``my_models.blocks.Block``."""
 
     names: list[str] = hint([], "name the classes; they are found wherever they stand")
     """Module names."""

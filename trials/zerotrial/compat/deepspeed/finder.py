@@ -31,15 +31,15 @@ _MODULES = {
     "deepspeed": "root",
     "deepspeed.accelerator": "accelerator",
     "deepspeed.accelerator.real_accelerator": "accelerator",
-    "deepspeed.checkpoint": "empty",
+    "deepspeed.checkpoint": "",
     "deepspeed.checkpoint.utils": "checkpoint_utils",
     "deepspeed.checkpointing": "checkpointing",
     "deepspeed.comm": "comm",
     "deepspeed.comm.comm": "comm",
     "deepspeed.comm.reduce_op": "comm",
-    "deepspeed.launcher": "empty",
+    "deepspeed.launcher": "",
     "deepspeed.launcher.runner": "launcher",
-    "deepspeed.ops": "empty",
+    "deepspeed.ops": "",
     "deepspeed.ops.adagrad": "ops",
     "deepspeed.ops.adagrad.cpu_adagrad": "ops",
     "deepspeed.ops.adam": "ops",
@@ -51,8 +51,8 @@ _MODULES = {
     "deepspeed.ops.lion.cpu_lion": "ops",
     "deepspeed.ops.lion.fused_lion": "ops",
     "deepspeed.pipe": "pipe",
-    "deepspeed.runtime": "empty",
-    "deepspeed.runtime.activation_checkpointing": "empty",
+    "deepspeed.runtime": "",
+    "deepspeed.runtime.activation_checkpointing": "",
     "deepspeed.runtime.activation_checkpointing.checkpointing": "checkpointing",
     "deepspeed.runtime.base_optimizer": "base_optimizer",
     "deepspeed.runtime.dataloader": "utils",
@@ -68,10 +68,11 @@ _MODULES = {
     "deepspeed.utils": "utils",
     "deepspeed.utils.init_on_device": "utils",
     "deepspeed.utils.logging": "utils",
+    "deepspeed.utils.z3_leaf_module": "z3_leaf_module",
     "deepspeed.utils.zero_to_fp32": "zero_to_fp32",
     "deepspeed.zero": "zero",
 }
-"""Modules of DeepSpeed to those that have their names."""
+"""Modules of DeepSpeed to those that have their names; empty for packages of modules alone."""
 
 _ON_DEMAND = {
     "deepspeed.PipelineEngine": "deepspeed.pipe",
@@ -160,11 +161,12 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """See :class:`importlib.abc.Loader`."""
-        ours = importlib.import_module(f"{_NAMES}.{self._source}")
-        for name in ours.__all__:
-            setattr(module, name, getattr(ours, name))
-        module.__doc__ = ours.__doc__
-        module.__file__ = ours.__file__
+        if self._source:
+            ours = importlib.import_module(f"{_NAMES}.{self._source}")
+            for name in ours.__all__:
+                setattr(module, name, getattr(ours, name))
+            module.__doc__ = ours.__doc__
+            module.__file__ = ours.__file__
 
         def missing(name: str) -> Any:
             if not name.startswith("__"):

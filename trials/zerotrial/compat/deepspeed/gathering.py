@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from zerotrial.compat.deepspeed.once_a_host import host_memory
 from zerotrial.engine.engine import Engine
+from zerotrial.engine.module.units import is_leaf
 from zerotrial.engine.stage3.internals import also_whole
 
 __all__ = [
-    "LEAF",
     "GatheredParameters",
     "OnDevice",
     "ZeroParamStatus",
@@ -34,9 +34,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-LEAF = "_zerotrial_leaf"
-"""Marks modules that stage 3 is to gather as one."""
 
 _engines: "weakref.WeakValueDictionary[int, Engine]" = weakref.WeakValueDictionary()
 """In the order in which they were made, which is the same on all ranks: that of a set is not."""
@@ -74,6 +71,9 @@ def know(engine: Engine) -> None:
         for parameter in engine.module.parameters():
             if isinstance(parameter, DTensor):
                 parameter.ds_id = next(_parameter_numbers)  # type: ignore[attr-defined]
+        for leaf in filter(is_leaf, engine.module.modules()):
+            for parameter in leaf.parameters():
+                parameter.ds_z3_leaf_module = leaf  # type: ignore[attr-defined]
         module: Any = engine.module
         module.register_state_dict_post_hook(_have_shards_saved)
         engine.optimizer.parameter_offload = HooksOfNone()  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
-from zerotrial.compat.deepspeed.gathering import LEAF, know
+from zerotrial.compat.deepspeed.gathering import know
 from zerotrial.engine.build import initialize as build
 from zerotrial.engine.building.arguments import read_config, unusable
 from zerotrial.engine.building.ground import is_pipeline
@@ -77,13 +77,13 @@ def _read(
     mpu: Any = None,
     **others: Any,
 ) -> dict[str, Any]:
-    """Read the configuration as the engine would, with DeepSpeed's default and what is marked."""
+    """Read the configuration as the engine would, with DeepSpeed's default for clipping."""
     del others
     problems = unusable(optimizer, training_data)
     given = config if config is not None else config_params
     read = read_config(args, model, given, problems)
     trains = optimizer is not None or read.optimizer is not None
-    read = _with_leaves(model, _cut(model, _clipped(read, trains=trains), mpu))
+    read = _cut(model, _clipped(read, trains=trains), mpu)
     return {"args": None, "config": read, "config_params": None}
 
 
@@ -113,15 +113,3 @@ def _counted_by_replica(config: EngineConfig) -> EngineConfig:
             config.train_batch_size,
         )
     return config.model_copy(update={"train_batch_size": None})
-
-
-def _with_leaves(model: nn.Module, config: EngineConfig) -> EngineConfig:
-    """Put what ``set_z3_leaf_modules`` has marked where the engine reads it."""
-    marked = sorted({type(part).__name__ for part in model.modules() if LEAF in vars(part)})
-    if not marked:
-        return config
-    zero = config.zero_optimization
-    classes = [*zero.leaf_module.classes, *marked]
-    leaf = zero.leaf_module.model_copy(update={"classes": classes})
-    zero = zero.model_copy(update={"leaf_module": leaf})
-    return config.model_copy(update={"zero_optimization": zero})

@@ -33,6 +33,9 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.
 LEAVES = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 """Modules that use their children's weights directly: units as a whole, or not at all."""
 
+LEAF_FLAG = "_z3_leaf"
+"""DeepSpeed's attribute that marks a module to be gathered as one unit."""
+
 DEFAULT_UNIT_NUMEL = 1_000_000
 """Elements from which on a module that is not one of several alike is worth its own unit."""
 
@@ -71,6 +74,7 @@ def plan_units(
         wrap: Class names (``["Block"]``), or a function that picks modules; None to let the
             structure decide.
         leaves: Class names of modules that are gathered whole, with all that is inside them.
+            Modules marked by :data:`LEAF_FLAG` are gathered whole too.
         unit_numel: Elements from which on a module becomes a unit of its own.
         apart: Modules that are units wherever they stand, since they compute in another type.
         ignored: Parameters that are not sharded at all.
@@ -82,7 +86,7 @@ def plan_units(
         ConfigError: If ``wrap`` or ``leaves`` names a class that is nowhere in the model, or
             ``wrap`` picks a module that is not part of it.
     """
-    whole = _of_classes(module, leaves)
+    whole = _of_classes(module, leaves) | {part for part in module.modules() if is_leaf(part)}
     inside = {child for leaf in whole for child in leaf.modules() if child is not leaf}
     chosen = _by_choice(module, wrap) if wrap else _by_structure(module, whole, unit_numel)
     chosen = ((chosen | whole) - inside - _read_by_others(module) - {module}) | (
@@ -188,15 +192,35 @@ def _by_choice(module: nn.Module, wrap: Collection[str] | WrapFunction) -> set[n
     return picked
 
 
+def is_leaf(module: nn.Module) -> bool:
+    """Return whether a module is marked by :data:`LEAF_FLAG`."""
+    return bool(vars(module).get(LEAF_FLAG, getattr(type(module), LEAF_FLAG, False)))
+
+
+def is_class_of(module: nn.Module, wanted: type | str) -> bool:
+    """Return whether a module is an instance of a class, given as a class or by its name.
+
+    Args:
+        module: Any.
+        wanted: A class, which includes its subclasses; or the name of the module's own class, with
+            or without the name of the Python module.
+    """
+    if isinstance(wanted, type):
+        return isinstance(module, wanted)
+    kind = type(module)
+    return wanted in {kind.__name__, f"{kind.__module__}.{kind.__qualname__}"}
+
+
 def _of_classes(module: nn.Module, names: Collection[str]) -> set[nn.Module]:
-    present = {type(child).__name__ for child in module.modules()}
-    if missing := sorted(set(names) - present):
+    matches = {name: {m for m in module.modules() if is_class_of(m, name)} for name in names}
+    if missing := sorted(name for name, modules in matches.items() if not modules):
+        present = {type(child).__name__ for child in module.modules()}
         known = ", ".join(sorted(present - {container.__name__ for container in CONTAINERS}))
         raise ConfigError(
             "stage 3",
             [f"class {name!r}: not in the model, which has: {known}" for name in missing],
         )
-    return {child for child in module.modules() if type(child).__name__ in set(names)}
+    return set().union(*matches.values())
 
 
 def _by_structure(module: nn.Module, leaves: set[nn.Module], unit_numel: int) -> set[nn.Module]:

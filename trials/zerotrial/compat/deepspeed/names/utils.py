@@ -7,7 +7,6 @@ from typing import Any
 import torch.distributed as dist
 
 from zerotrial.compat.deepspeed.gathering import (
-    LEAF,
     OnDevice,
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -16,10 +15,21 @@ from zerotrial.compat.deepspeed.gathering import (
     safe_set_full_grad,
     safe_set_full_optimizer_state,
 )
+from zerotrial.compat.deepspeed.names.z3_leaf_module import (
+    get_z3_leaf_modules,
+    set_z3_leaf_module,
+    set_z3_leaf_modules,
+    set_z3_leaf_modules_by_name,
+    set_z3_leaf_modules_by_suffix,
+    unset_z3_leaf_modules,
+    z3_leaf_module,
+    z3_leaf_parameter,
+)
 
 __all__ = [
     "OnDevice",
     "RepeatingLoader",
+    "get_z3_leaf_modules",
     "log_dist",
     "logger",
     "safe_get_full_fp32_param",
@@ -28,8 +38,13 @@ __all__ = [
     "safe_set_full_fp32_param",
     "safe_set_full_grad",
     "safe_set_full_optimizer_state",
+    "set_z3_leaf_module",
     "set_z3_leaf_modules",
+    "set_z3_leaf_modules_by_name",
+    "set_z3_leaf_modules_by_suffix",
     "unset_z3_leaf_modules",
+    "z3_leaf_module",
+    "z3_leaf_parameter",
 ]
 
 logger = logging.getLogger("zerotrial")
@@ -46,34 +61,6 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
     mine = dist.get_rank() if dist.is_initialized() else 0
     if not ranks or -1 in ranks or mine in ranks:
         logger.log(level, "[rank %d] %s", mine, message)
-
-
-def set_z3_leaf_modules(model: Any, leaf_module_classes: Sequence[Any], **unused: Any) -> list[Any]:
-    """Have stage 3 gather modules of some classes as one; before ``initialize``.
-
-    Args:
-        model: Whose modules.
-        leaf_module_classes: Classes, or their names.
-        unused: Not used.
-
-    Returns:
-        The modules found.
-    """
-    del unused
-    names = [kind if isinstance(kind, str) else kind.__name__ for kind in leaf_module_classes]
-    found = [part for part in model.modules() if type(part).__name__ in names]
-    for part in found:
-        vars(part)[LEAF] = True
-    return found
-
-
-def unset_z3_leaf_modules(model: Any, leaf_module_classes: Sequence[Any]) -> list[Any]:
-    """Undo :func:`set_z3_leaf_modules`."""
-    names = [kind if isinstance(kind, str) else kind.__name__ for kind in leaf_module_classes]
-    found = [part for part in model.modules() if type(part).__name__ in names]
-    for part in found:
-        vars(part).pop(LEAF, None)
-    return found
 
 
 class RepeatingLoader:

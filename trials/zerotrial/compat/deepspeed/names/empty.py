@@ -1,3 +1,0 @@
-"""A package of DeepSpeed's that has modules only."""
-
-__all__: list[str] = []
