@@ -28,6 +28,7 @@ from zeroserver.api.search import analysis, custom, preview, view
 from zeroserver.errors import StoreError, install_error_handlers
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.ingest.expiry import expire_logs
 from zeroserver.orchestrator.scheduling import bound_deadlines, tick
 from zeroserver.search_processes import SearchProcesses
 from zeroserver.services import Services
@@ -176,12 +177,17 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StoreError):  # the next start does it
         await services.write(lambda world, tx: sweep_points(tx, world.importing))
     said, quiet_until = "", 0.0
+    expire_at = 0.0
     while True:
         services.world.note_tick()
         services.journal.tidy()
         try:
             await services.write(tick)
             await searches.look_after()
+            if time.monotonic() >= expire_at:
+                expire_at = time.monotonic() + services.settings.timings.expiry_s
+                while await services.write(expire_logs):
+                    pass
         except StoreError as error:
             if str(error) != said or time.monotonic() >= quiet_until:  # not each second
                 said, quiet_until = str(error), time.monotonic() + _SAY_S

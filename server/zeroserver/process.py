@@ -23,7 +23,7 @@ from zerolab.paths import Home
 from zeroserver.access.connections import Patience, protocol_of, raise_file_limit
 from zeroserver.app import create_app, prepare
 from zeroserver.services import Services, settle_memory
-from zeroserver.settings import Settings, Timings
+from zeroserver.settings import Limits, Settings, Timings
 
 __all__ = ["main", "serving"]
 
@@ -115,6 +115,7 @@ def _serve(options: argparse.Namespace) -> int:
             synchronous=options.synchronous,
             allow_remote=options.allow_remote,
             host_names=tuple(options.host_name),
+            limits=Limits(metric_names=options.metric_names, log_bytes=options.log_megabytes << 20),
             timings=replace(Timings(), grow_first_s=options.grow_after).with_agent_timeout(
                 options.agent_timeout
             ),
@@ -189,7 +190,36 @@ def _parser() -> argparse.ArgumentParser:
         help="an elastic trial that runs on fewer slots than its own has run for so long before it "
         f"leaves for more; longer each time (default: {Timings.grow_first_s:g})",
     )
+    parser.add_argument(
+        "--metric-names",
+        type=_count,
+        default=Limits.metric_names,
+        metavar="N",
+        help="different metric names that a trial may report; metrics with further ones are "
+        f"discarded (default: {Limits.metric_names})",
+    )
+    parser.add_argument(
+        "--log-megabytes",
+        type=_count,
+        default=Limits.log_bytes >> 20,
+        metavar="N",
+        help="size of the log of a run in the database; beyond it the oldest lines are dropped "
+        f"(default: {Limits.log_bytes >> 20})",
+    )
     return parser
+
+
+def _count(text: str) -> int:
+    """Read a number of things.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    if not number:
+        msg = f"must be a whole number from 1 to 999999999, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return number
 
 
 def _seconds(text: str) -> float:

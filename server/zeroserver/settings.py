@@ -41,6 +41,12 @@ class Timings:
     storage_check_s: float = 10.0
     """Longest wait of a submission for the object store that its checkpoints go to."""
 
+    late_logs_s: float = 86400.0
+    """How long after the end of a run its agent may still deliver lines of its log."""
+
+    expiry_s: float = 600.0
+    """How often logs are looked for whose retention is over."""
+
     login_code_s: float = 300.0
     """How long a one-time login link can be used."""
 
@@ -60,7 +66,13 @@ class Timings:
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes beyond which a request is refused with 413."""
+    """Sizes of requests, refused with 413 beyond them, and what one trial may store."""
+
+    metric_names: int = 1000
+    """Different metric names of a trial; metrics with further ones are discarded."""
+
+    log_bytes: int = 64 * 1024**2
+    """Log of a run; beyond it the oldest lines are dropped."""
 
     archive_bytes: int = ARCHIVE_BYTES
     """Compressed model directory."""

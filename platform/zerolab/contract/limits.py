@@ -1,6 +1,6 @@
 """Sizes of what describes an experiment, the same in its file and in every request."""
 
-__all__ = ["ARCHIVE_BYTES", "LABELS", "LABEL_CHARACTERS", "NAME_CHARACTERS"]
+__all__ = ["ARCHIVE_BYTES", "LABELS", "LABEL_CHARACTERS", "LOG_POLICIES", "NAME_CHARACTERS"]
 
 NAME_CHARACTERS = 255
 """Longest name of an experiment."""
@@ -10,6 +10,9 @@ LABELS = 100
 
 LABEL_CHARACTERS = 255
 """Longest label."""
+
+LOG_POLICIES = 100
+"""Most log policies of an experiment: each is searched in every line of its trials' logs."""
 
 ARCHIVE_BYTES = 96 * 1024**2
 """Most bytes of a model directory: of its files together, and of the archive that they make."""

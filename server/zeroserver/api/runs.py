@@ -45,6 +45,7 @@ from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.ingest import logs as log_lines
 from zeroserver.orchestrator.ingest import reports
+from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.nodes import keep_address, kills_others, nodes_of
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
@@ -327,7 +328,13 @@ async def store_reports(request: Request) -> Response:
     run_id = _id(request, "run_id")
     batch = await _body(request, ReportBatch)
     services = services_of(request)
-    stored = await services.write(lambda world, tx: reports.store_reports(world, tx, run_id, batch))
+    stored = 0
+    for part in reports.parts_of(batch):  # others get their turn in between
+
+        def job(world: World, transaction: Transaction, part: ReportBatch = part) -> int:
+            return reports.store_reports(world, transaction, run_id, part)
+
+        stored = await services.write(job)
     return _json(Stored(stored))
 
 
@@ -347,11 +354,20 @@ async def store_logs(request: Request) -> Response:
     run_id = _id(request, "run_id")
     batch = await _body(request, LogBatch)
     services = services_of(request)
-    lines = [entry.text for entry in batch.entries]
-    matches = await run_in_threadpool(services.policies.search, run_id, lines)
-    stored = await services.write(
-        lambda world, tx: log_lines.store_logs(world, tx, run_id, batch, matches)
-    )
+    stored = 0
+    for part in log_lines.parts_of(batch):  # others get their turn in between
+        lines = [entry.text for entry in part.entries]
+        matches = await run_in_threadpool(services.policies.search, run_id, lines)
+
+        def job(
+            world: World,
+            transaction: Transaction,
+            part: LogBatch = part,
+            matches: Sequence[Match] = matches,
+        ) -> int:
+            return log_lines.store_logs(world, transaction, run_id, part, matches)
+
+        stored = await services.write(job)
     return _json(Stored(stored))
 
 

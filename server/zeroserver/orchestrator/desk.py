@@ -59,6 +59,10 @@ class World:
     home: Home
     journal: Journal
     keys: MetricKeys = field(default_factory=MetricKeys)
+    reported: dict[int, set[int]] = field(default_factory=dict)
+    """Trial to the ids of the metrics that it has reported; of the trials that report."""
+    warned: dict[tuple[int, str], None] = field(default_factory=dict)
+    """Runs and kinds of problems of which a warning is in the log already."""
     searchers: dict[int, "Searcher"] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     """Experiment to why its searcher cannot be made anew; each is ended at the next tick."""

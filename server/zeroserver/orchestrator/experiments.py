@@ -45,6 +45,7 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
         "fewer_slots": msgspec.json.encode(fewer).decode(),
         "pool": resources.resource_pool,
         "queue_time": resources.queue_time,
+        "log_retention_days": config.retention_policy.days,
         "concurrent_trials": 0 if searcher.has_one_trial else searcher.max_concurrent_trials,
     }
 

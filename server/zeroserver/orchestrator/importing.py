@@ -141,7 +141,7 @@ def _reserve(world: World, transaction: Transaction, rows: _Rows) -> tuple[int, 
 def _store(
     world: World, transaction: Transaction, trial_id: int, chunk: list[MetricsRecord]
 ) -> None:
-    new = [point for record in chunk for point in read_points(world, transaction, record)]
+    new = [point for record in chunk for point in read_points(world, transaction, trial_id, record)]
     store_points(transaction, trial_id, new)
 
 

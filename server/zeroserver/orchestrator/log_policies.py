@@ -44,6 +44,16 @@ class _Policy:
     pattern: Any
 
 
+@dataclass(frozen=True)
+class _Policies:
+    all: tuple[_Policy, ...]
+    any: Any = None
+    """The alternation of all patterns."""
+
+
+_NO_POLICIES = _Policies(())
+
+
 class PolicySearch:
     """Searches lines for the patterns of an experiment; any thread but the writer's may.
 
@@ -53,7 +63,7 @@ class PolicySearch:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._known: dict[int, tuple[_Policy, ...]] = {}
+        self._known: dict[int, _Policies] = {}
 
     def search(self, run_id: int, lines: Sequence[str]) -> list[Match]:
         """Search lines of a run's log.
@@ -62,16 +72,22 @@ class PolicySearch:
         """
         if not lines:
             return []
-        texts = [line[:_LINE] for line in lines]
-        backwards = range(len(texts) - 1, -1, -1)
+        policies = self._policies(run_id)
+        if not policies.all:
+            return []
+        # Most lines match nothing: one search over all patterns says so.
+        candidates = [
+            (at, text) for at, line in enumerate(lines) if policies.any.search(text := line[:_LINE])
+        ]
+        candidates.reverse()
         found = []
-        for policy in self._policies(run_id):
-            last = next((at for at in backwards if policy.pattern.search(texts[at])), None)
+        for policy in policies.all:
+            last = next((at for at, text in candidates if policy.pattern.search(text)), None)
             if last is not None:
                 found.append(Match(policy.label, policy.action, last))
         return found
 
-    def _policies(self, run_id: int) -> tuple[_Policy, ...]:
+    def _policies(self, run_id: int) -> _Policies:
         known = self._known.get(run_id)
         if known is None:
             query = select(experiments.c.config).join(
@@ -80,7 +96,7 @@ class PolicySearch:
             with self._database.read() as connection:
                 config = connection.scalar(query.where(runs.c.id == run_id))
             if config is None:
-                return ()
+                return _NO_POLICIES
             if len(self._known) >= _RUNS:
                 self._known.clear()
             known = self._known[run_id] = _compiled(config)
@@ -92,15 +108,15 @@ class _Stored(msgspec.Struct):
 
 
 @lru_cache(maxsize=64)
-def _compiled(config: str) -> tuple[_Policy, ...]:
+def _compiled(config: str) -> _Policies:
     """Compile the policies of a stored configuration."""
     # Loads the whole configuration's code, which a server that only starts can do without.
     from zerolab.config.experiment.experiment_config import policies_in_force
-    from zerolab.config.experiment.patterns import compile_pattern
+    from zerolab.config.experiment.patterns import compile_any, compile_pattern
     from zerolab.config.experiment.sections import LogPolicy
 
     given = msgspec.json.decode(config, type=_Stored).log_policies
-    found = []
+    found, patterns = [], []
     for policy in policies_in_force([LogPolicy.model_construct(**each) for each in given]):
         try:
             pattern = compile_pattern(policy.pattern)
@@ -108,7 +124,8 @@ def _compiled(config: str) -> tuple[_Policy, ...]:
             logger.warning("log policy %s is not applied: %s", policy.name, error)
             continue
         found.append(_Policy(policy.name or policy.pattern, policy.action, pattern))
-    return tuple(found)
+        patterns.append(policy.pattern)
+    return _Policies(tuple(found), compile_any(patterns) if found else None)
 
 
 def apply_matches(transaction: Transaction, run: RowMapping, matches: Sequence[Match]) -> None:

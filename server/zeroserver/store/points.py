@@ -7,18 +7,18 @@ then the roll-ups around it are made anew from the points.
 """
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.store.database import Transaction, raw_rows
-from zeroserver.store.schema import metric_keys
 
 __all__ = [
     "SHIFTS",
@@ -27,6 +27,7 @@ __all__ = [
     "Point",
     "forget_after",
     "json_number",
+    "name_problem",
     "point_times",
     "read_curve",
     "store_points",
@@ -49,33 +50,63 @@ class MetricKeys:
     """Ids of metric names, kept in memory; only the writer asks for new ones."""
 
     def __init__(self) -> None:
-        self._ids: dict[tuple[str, str], int] = {}
+        self._ids: dict[str, dict[str, int]] = {}
+
+    def known(self, group: str) -> Mapping[str, int]:
+        """Return the ids that are in memory for a group, by name."""
+        return self._ids.setdefault(group, {})
 
     def find(self, transaction: Transaction, group: str, name: str) -> int:
-        """Return the id of a metric, made if need be.
+        """Return the id of one metric, created if need be.
 
         Raises:
             ConfigError: If the name is empty or too long.
         """
-        known = self._ids.get((group, name))
+        known = self.known(group).get(name)
         if known is not None:
             return known
-        for what, text in (("group", group), ("name", name)):
-            if not 0 < len(text) <= MAX_NAME or "\0" in text:
-                problem = f"{what}: must have 1 to {MAX_NAME} characters, got {text[:50]!r}"
-                raise ConfigError("metric", [problem])
-        columns = metric_keys.c
-        wanted = select(columns.id).where(columns.group_name == group, columns.name == name)
-        found = transaction.connection.scalar(wanted)
-        if found is None:
-            made = metric_keys.insert().values(group_name=group, name=name).returning(columns.id)
-            found = int(transaction.connection.execute(made).scalar_one())
-            transaction.undo.append(lambda: self._forget(group, name))
-        self._ids[group, name] = found
-        return found
+        problem = name_problem(name)
+        if problem is not None:
+            raise ConfigError("metric", [f"name: {problem}"])
+        self.create(transaction, group, [name])
+        return self._ids[group][name]
 
-    def _forget(self, group: str, name: str) -> None:
-        self._ids.pop((group, name), None)
+    def create(self, transaction: Transaction, group: str, names: Sequence[str]) -> None:
+        """Make sure that correct names have ids; a thousand new ones take some milliseconds.
+
+        Raises:
+            ConfigError: If the name of the group is empty or too long.
+        """
+        problem = name_problem(group)
+        if problem is not None:
+            raise ConfigError("metric", [f"group: {problem}"])
+        known = self._ids.setdefault(group, {})
+        missing = [name for name in names if name not in known]
+        transaction.many(_NEW_KEY, [(group, name) for name in missing])
+        for name in missing:
+            ((known[name],),) = transaction.raw(_FIND_KEY, (group, name))
+        transaction.undo.append(lambda: self._forget(group, missing))
+
+    def _forget(self, group: str, names: Iterable[str]) -> None:
+        for name in names:
+            self._ids[group].pop(name, None)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NEW_KEY = (
+    "INSERT INTO metric_keys (group_name, name) VALUES (?, ?) "
+    "ON CONFLICT (group_name, name) DO NOTHING"
+)
+_FIND_KEY = "SELECT id FROM metric_keys WHERE group_name = ? AND name = ?"
+
+
+def name_problem(text: str) -> str | None:
+    """Say what is wrong with the name of a metric or of a group; None if nothing is."""
+    if not 0 < len(text) <= MAX_NAME:
+        return f"must have 1 to {MAX_NAME} characters, got {text[:50]!r}"
+    if _CONTROL.search(text):
+        return f"must have no control characters, got {text[:50]!r}"
+    return None
 
 
 @dataclass

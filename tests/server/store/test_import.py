@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.helpers import make_spec
+from tests.server.conftest import new_database
 from tests.server.helpers import Server, metrics, serve
 from tests.waiting import until
 from zerolab.contract.spec import RunSpec
@@ -130,15 +131,20 @@ def test_an_import_that_fails_in_its_middle_leaves_nothing(server: Server, tmp_p
     assert server.services.world.importing == set()
 
 
-def test_what_a_server_that_died_in_an_import_has_left_goes_at_the_next_start(
-    server: Server, tmp_path: Path
+@pytest.mark.parametrize(
+    "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)]
+)
+def test_start_removes_points_of_interrupted_import(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    server.request("POST", "/import", content=written(tmp_path / "run"))
-    kept = server.sql("SELECT count(*) FROM points")
-    for trial_id in (5, 900):
-        server.write(lambda _, tx, of=trial_id: store_points(tx, of, [(1, 1, 0.5, 1.0)]))
-    assert server.sql("SELECT count(DISTINCT trial_id) FROM rollups") == [(3,)]
-    with serve(tmp_path, server.services.settings.database_url) as again:
+    url = new_database(request.getfixturevalue("postgresql")) if kind == "postgresql" else ""
+    with serve(tmp_path, url) as server:
+        server.request("POST", "/import", content=written(tmp_path / "run"))
+        kept = server.sql("SELECT count(*) FROM points")
+        for trial_id in (5, 900):
+            server.write(lambda _, tx, of=trial_id: store_points(tx, of, [(1, 1, 0.5, 1.0)]))
+        assert server.sql("SELECT count(DISTINCT trial_id) FROM rollups") == [(3,)]
+    with serve(tmp_path, url) as again:
         until(
             "they are gone",
             lambda: again.sql("SELECT count(DISTINCT trial_id) FROM rollups"),

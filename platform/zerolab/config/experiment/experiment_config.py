@@ -21,7 +21,7 @@ from zerolab.config.experiment.sections import (
 from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
 from zerolab.config.files import read_yaml
 from zerolab.config.refusing import take_refused
-from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
+from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
 from zerolab.contract.spec import Backend, TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
@@ -127,7 +127,9 @@ class ExperimentConfig(Section):
     environment: EnvironmentConfig = EnvironmentConfig()
     """What the processes of a trial find around them."""
 
-    log_policies: list[LogPolicy] = Field(default_factory=list)
+    log_policies: Annotated[list[LogPolicy], Field(max_length=LOG_POLICIES)] = Field(
+        default_factory=list
+    )
     """What to do when a line of a trial's log matches a pattern."""
 
     preemption_timeout: Count = 3600

@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
-from zerolab.schema.hints import hint
 from zerolab.schema.section import (
     NonNegativeInt,
     Section,
@@ -189,10 +188,15 @@ class LogPolicy(Section):
 class RetentionPolicyConfig(Section):
     """How long logs are kept."""
 
-    log_retention_days: Annotated[int, Field(ge=-1, le=32767)] | None = hint(
-        None, "logs are kept until the experiment is deleted"
-    )
-    """Days after which logs go."""
+    log_retention_days: Annotated[int, Field(ge=-1, le=32767)] | None = None
+    """Days after the end of a trial until the server removes its log; -1, or no value: the log is
+    kept until the experiment is deleted."""
+
+    @property
+    def days(self) -> int | None:
+        """Days after the end of a trial; None when its log is kept."""
+        days = self.log_retention_days
+        return None if days is None or days < 0 else days
 
 
 class ProfilingConfig(Section):

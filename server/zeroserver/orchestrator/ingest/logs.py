@@ -1,19 +1,46 @@
-"""Lines of logs, by their numbers: each is stored once."""
+"""Log lines of runs: each stored once, by its number, and no more than a limit for each run.
 
-from collections.abc import Sequence
+The log of a run has at most ``Limits.log_bytes``. Beyond it the oldest lines are dropped, in the
+change that stores the new ones, and a line in their place says how many there were.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import RowMapping, select
 
 from zerolab.contract.wire import LogBatch, LogEntry
-from zeroserver.orchestrator.desk import World, find, touch
+from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.nodes import next_log, save_next_log
+from zeroserver.states import RunState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import logs, runs
 
-__all__ = ["store_logs"]
+__all__ = ["parts_of", "store_logs"]
+
+_LINES = 2000
+_BYTES = 1024 * 1024
+"""What one change stores at most: some 50 ms of the writer."""
+_LINE_BYTES = 64
+"""What a line costs besides its text."""
+_LINE_CHARACTERS = 16_000
+"""Of a line that are stored; as many as an agent sends."""
+_DROPPED_AT_ONCE = 20_000
+"""Lines that one change drops at most."""
+
+
+def parts_of(batch: LogBatch) -> Iterator[LogBatch]:
+    """Cut a batch into parts that are small enough for one change of the database each."""
+    first, size = 0, 0
+    for index, entry in enumerate(batch.entries):
+        size += len(entry.text)
+        if size >= _BYTES or index + 1 - first >= _LINES:
+            yield LogBatch(batch.first + first, batch.entries[first : index + 1], batch.node)
+            first, size = index + 1, 0
+    if first < len(batch.entries) or not batch.entries:
+        yield LogBatch(batch.first + first, batch.entries[first:], batch.node)
 
 
 def store_logs(
@@ -25,7 +52,8 @@ def store_logs(
 ) -> int:
     """Store the lines of a batch that are new; return the number of the next one wanted.
 
-    Lines are taken from a run that has ended too: they came late, but they are what it said.
+    Lines that come late, after the end of their run, are stored for a day. Those that come later
+    are discarded; their sender goes on as if they were stored.
 
     Args:
         world: The orchestrator's memory.
@@ -44,6 +72,8 @@ def store_logs(
     fresh = batch.entries[wanted - batch.first :]
     if not fresh:
         return wanted
+    if _is_over(world, run):
+        return wanted + len(fresh)
     check_times(entry.time for entry in fresh)
     rows = [_log_row(run, entry) for entry in fresh]
     names = ", ".join(rows[0])
@@ -61,7 +91,63 @@ def store_logs(
         )
         assert last is not None
         touch(transaction, "log", run["experiment_id"], (last - len(fresh) + 1, last))
+    size = run["log_bytes"] + sum(_LINE_BYTES + len(row["text"].encode()) for row in rows)
+    if size > world.settings.limits.log_bytes:
+        _drop_oldest(world, transaction, run, size)
+    else:
+        transaction.run("UPDATE runs SET log_bytes = ? WHERE id = ?", (size, run_id))
     return wanted + len(fresh)
+
+
+def _is_over(world: World, run: RowMapping) -> bool:
+    """Whether a run ended so long ago that nothing of it can still be on its way."""
+    ended, late_s = run["ended_at"], world.settings.timings.late_logs_s
+    return run["state"] == RunState.EXITED and ended is not None and ended + late_s < world.clock()
+
+
+def _drop_oldest(world: World, transaction: Transaction, run: RowMapping, size: int) -> None:
+    """Drop the oldest lines of a run until its log fits, and leave one that says so.
+
+    Args:
+        world: The orchestrator's memory.
+        transaction: Of the writer.
+        run: As it was before the new lines.
+        size: Of the stored lines, in bytes, with the new ones.
+    """
+    limit = world.settings.limits.log_bytes
+    length = "length(CAST(text AS BLOB))" if transaction.sqlite else "octet_length(text)"
+    marker = run["log_first"] or 0
+    oldest = transaction.raw(
+        f"SELECT id, {length} FROM logs WHERE trial_id = ? AND id > ? AND run_id = ? "  # noqa: S608
+        "AND stream <> 'server' ORDER BY id LIMIT ?",
+        (run["trial_id"], marker, run["id"], _DROPPED_AT_ONCE),
+    )
+    count = freed = 0
+    last = marker
+    for last, text_bytes in oldest:  # noqa: B007 - where the loop ends
+        count += 1
+        freed += text_bytes + _LINE_BYTES
+        if size - freed <= limit:
+            break
+    lines = run["log_dropped_lines"] + count
+    dropped = run["log_dropped_bytes"] + freed
+    transaction.run(
+        "DELETE FROM logs WHERE trial_id = ? AND id >= ? AND id < ? AND run_id = ? "
+        "AND (stream <> 'server' OR id = ?)",
+        (run["trial_id"], marker, last, run["id"], marker),
+    )
+    text = (
+        f"{lines:,} older lines of run {run['id']} ({dropped / 2**20:,.1f} MB) were dropped here: "
+        f"the log of a run has at most {limit / 2**20:,.0f} MB in the database (--log-megabytes)"
+    )
+    transaction.run(
+        "UPDATE logs SET stream = 'server', level = 'WARNING', rank = NULL, text = ? WHERE id = ?",
+        (text, last),
+    )
+    save(
+        transaction, runs, run["id"], log_bytes=size - freed, log_first=last,
+        log_dropped_lines=lines, log_dropped_bytes=dropped,
+    )  # fmt: skip
 
 
 def _log_row(run: RowMapping, entry: LogEntry) -> dict[str, Any]:
@@ -72,6 +158,6 @@ def _log_row(run: RowMapping, entry: LogEntry) -> dict[str, Any]:
         "rank": entry.rank,
         "stream": entry.stream,
         "level": entry.level,
-        "text": entry.text.replace("\0", "\ufffd"),
+        "text": entry.text[:_LINE_CHARACTERS].replace("\0", "\ufffd"),
         "time": entry.time,
     }

@@ -1,6 +1,7 @@
 """Batches of records: checked, stored once, and told to all whom they concern."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,25 @@ from zeroserver.store.database import Transaction
 from zeroserver.store.points import Point, store_points
 from zeroserver.store.schema import experiments, trials
 
-__all__ = ["store_reports"]
+__all__ = ["parts_of", "store_reports"]
+
+_VALUES = 4000
+"""Values that one change stores: some 100 ms of the writer."""
+_HEAVY = 100
+"""Values that a validation or a checkpoint counts for, which the searcher is told of."""
+
+
+def parts_of(batch: ReportBatch) -> Iterator[ReportBatch]:
+    """Cut a batch into parts that are small enough for one change of the database each."""
+    first, weight = 0, 0
+    for index, record in enumerate(batch.records):
+        plain = isinstance(record, MetricsRecord) and record.group != "validation"
+        weight += len(record.values) if plain else _HEAVY  # type: ignore[union-attr]
+        if weight >= _VALUES:
+            yield ReportBatch(batch.first + first, batch.records[first : index + 1])
+            first, weight = index + 1, 0
+    if first < len(batch.records) or not batch.records:
+        yield ReportBatch(batch.first + first, batch.records[first:])
 
 
 def store_reports(world: World, transaction: Transaction, run_id: int, batch: ReportBatch) -> int:
@@ -51,7 +70,7 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
     fresh = batch.records[stored + 1 - batch.first :]
     if not fresh:
         return stored
-    told = _read(world, transaction, fresh)
+    told = _read(world, transaction, run["trial_id"], fresh)
     store_points(transaction, run["trial_id"], told.points)
     if told.steps > run["steps_completed"]:
         statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
@@ -80,13 +99,13 @@ class _Told:
     """Validations and checkpoints, which have effects of their own."""
 
 
-def _read(world: World, transaction: Transaction, fresh: list[Record]) -> _Told:
+def _read(world: World, transaction: Transaction, trial_id: int, fresh: list[Record]) -> _Told:
     """Check every record of a batch and sort out what it says."""
     told = _Told()
     check_times([record.time for record in fresh])
     for record in fresh:
         if isinstance(record, MetricsRecord):
-            told.points += read_points(world, transaction, record)
+            told.points += read_points(world, transaction, trial_id, record)
             if record.steps > told.steps and record.group != "system":
                 told.steps = record.steps
             if record.group == "validation":

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from zerolab.contract.wire import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.ingest.names import admit_names, reported_keys
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point
 
@@ -14,24 +15,32 @@ __all__ = ["check_times", "read_points", "stored_number"]
 _YEAR_10000 = 253_402_300_800
 
 
-def read_points(world: World, transaction: Transaction, record: MetricsRecord) -> list[Point]:
-    """Turn a record into points.
+def read_points(
+    world: World, transaction: Transaction, trial_id: int, record: MetricsRecord
+) -> list[Point]:
+    """Turn a record into points; metrics whose names the trial may not use are left out.
 
     Raises:
         ConfigError: If it holds what cannot be stored.
     """
     if not 0 <= record.steps < MAX_STEP:
         raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
-    group, steps, when = record.group, record.steps, record.time
-    find_key = world.keys.find
+    steps, when, values = record.steps, record.time, record.values
+    ids = world.keys.known(record.group)
+    reported = reported_keys(world, transaction, trial_id)
+    new = [name for name in values if ids.get(name) not in reported]
+    if new:
+        accepted = admit_names(world, transaction, trial_id, record.group, new)
+        refused = set(new).difference(accepted)
+        values = {name: value for name, value in values.items() if name not in refused}
     return [
         (
-            find_key(transaction, group, name),
+            ids[name],
             steps,
             value if type(value) is float and value == value else stored_number(name, value),  # noqa: PLR0124 - false for NaN
             when,
         )
-        for name, value in record.values.items()
+        for name, value in values.items()
     ]
 
 

@@ -11,7 +11,6 @@ branch_labels = None
 depends_on = None
 
 
-
 def _count(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger(), nullable=False, server_default="0")
 

@@ -1,0 +1,116 @@
+"""Limit on the metric names of a trial, and what happens to the metrics over it.
+
+A name costs a row, roll-ups at every level and a curve in every view. A trial that puts a step or
+a sample id into its names would fill the database and slow down everybody else. Metrics over the
+limit and those with a name that cannot be stored are discarded, with a warning in the trial's log;
+the other metrics of the report are stored. The searcher's metric is always accepted.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from zerolab.errors import ConfigError
+from zeroserver.orchestrator.desk import World, experiment_of, find, log_line
+from zeroserver.store.database import Transaction
+from zeroserver.store.points import SHIFTS, name_problem
+from zeroserver.store.schema import trials
+
+__all__ = ["admit_names", "reported_keys"]
+
+_TRIALS = 1000
+"""Trials whose names are kept in memory."""
+_SHOWN = 3
+"""Discarded names that a warning shows."""
+_REPORTED = f"SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND shift = {SHIFTS[-1]}"  # noqa: S608 - our own words
+
+
+def reported_keys(world: World, transaction: Transaction, trial_id: int) -> set[int]:
+    """Return the ids of the metrics that a trial has reported."""
+    found = world.reported.get(trial_id)
+    if found is None:
+        found = {key for (key,) in transaction.raw(_REPORTED, (trial_id,))}
+        while len(world.reported) >= _TRIALS:
+            world.reported.pop(next(iter(world.reported)))
+        world.reported[trial_id] = found
+    return found
+
+
+def admit_names(
+    world: World, transaction: Transaction, trial_id: int, group: str, names: Sequence[str]
+) -> list[str]:
+    """Accept new metric names of a trial up to its limit; warn in its log about the others.
+
+    Args:
+        world: The orchestrator's memory.
+        transaction: Of the writer.
+        trial_id: Whose metrics. A trial without a row is being imported: it has no log, and more
+            names than the limit are an error.
+        group: The metrics' group.
+        names: Names that the trial has not reported before.
+
+    Returns:
+        The names to store; they have ids.
+
+    Raises:
+        ConfigError: If the name of the group cannot be stored, or an import has too many names.
+    """
+    importing = trial_id in world.importing
+    reported = reported_keys(world, transaction, trial_id)
+    limit = world.settings.limits.metric_names
+    always = ""
+    if not importing and group == "validation":
+        always = experiment_of(transaction, find(transaction, trials, trial_id))["metric"]
+    accepted, over, problems = [], [], []
+    room = limit - len(reported)
+    for name in names:
+        if name == always or (room > 0 and name_problem(name) is None):
+            accepted.append(name)
+            room -= 1
+        elif room > 0:
+            problems.append(name)
+        else:
+            over.append(name)
+    transaction.undo.append(partial(_forget, world, trial_id))
+    world.keys.create(transaction, group, accepted)
+    known = world.keys.known(group)
+    reported.update(known[name] for name in accepted)
+    told = []
+    if problems:
+        told.append(
+            f"metric name: {name_problem(problems[0])}; {len(problems)} metric(s) of one report "
+            "were discarded, the others are stored"
+        )
+    if over:
+        told.append(
+            f"metric names: must be at most {limit:,} in a trial, got {len(over)} more in one "
+            f"report ({_shown(over)}); these metrics are discarded, the others are stored: use the "
+            "same names at every step, or start the server with --metric-names"
+        )
+    if importing and told:
+        raise ConfigError("metrics file", told)
+    for text in told:
+        _warn_once(world, transaction, trial_id, text)
+    return accepted
+
+
+def _forget(world: World, trial_id: int) -> None:
+    world.reported.pop(trial_id, None)
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return ", ".join(repr(name[:50]) for name in names[:_SHOWN]) + more
+
+
+def _warn_once(world: World, transaction: Transaction, trial_id: int, text: str) -> None:
+    """Write a warning into a trial's log, once for each run and kind of problem."""
+    trial = find(transaction, trials, trial_id)
+    key = (trial["run_id"] or 0, text.partition(":")[0])
+    if key in world.warned:
+        return
+    while len(world.warned) >= _TRIALS:
+        world.warned.pop(next(iter(world.warned)))
+    world.warned[key] = None
+    transaction.undo.append(partial(world.warned.pop, key, None))
+    run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": trial["run_id"]}
+    log_line(world, transaction, run, text, "WARNING")

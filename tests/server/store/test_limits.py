@@ -1,0 +1,168 @@
+"""What one trial may store: metric names, log volume, how long; and no change is large."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.server.helpers import Server, metrics, serve, training, validation
+from zerolab.contract.wire import MSGPACK, LogBatch, LogEntry
+from zeroserver.orchestrator.ingest.expiry import expire_logs
+from zeroserver.settings import Limits
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def small(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A server that takes few names and short logs of a trial."""
+    limits = Limits(metric_names=20, log_bytes=20_000)
+    object.__setattr__(server.services.settings, "limits", limits)
+    return server
+
+
+def running(server: Server, **changes: Any) -> int:
+    server.submit(**changes)
+    server.add_agent()
+    return server.begin().run_id
+
+
+def log_of(server: Server) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = server.get("/trials/1/logs", limit=1000)["logs"]
+    return found
+
+
+def warnings_of(server: Server) -> list[str]:
+    return [line["text"] for line in log_of(server) if line["stream"] == "server"]
+
+
+def names_of(server: Server) -> set[str]:
+    return {each["name"] for each in server.get("/trials/1/metric-names")["names"]}
+
+
+def send_log(server: Server, run_id: int, first: int, lines: list[str]) -> int:
+    entries = [LogEntry(line, time.time(), 0) for line in lines]
+    answer = server.http.post(
+        f"/api/v1/runs/{run_id}/logs",
+        content=msgspec.msgpack.encode(LogBatch(first, entries)),
+        headers={"Content-Type": MSGPACK},
+    )
+    assert answer.is_success, answer.text
+    stored: int = answer.json()["stored"]
+    return stored
+
+
+def test_metric_names_over_limit_are_discarded(small: Server) -> None:
+    run_id = running(small)
+    many = {f"sample_{number}": 1.0 for number in range(100)}
+    small.report(run_id, metrics("training", 1, lr=0.5, **many), training(2, 0.25))
+    small.report(run_id, metrics("training", 3, lr=0.125, **many), validation(3, 0.75))
+    names = names_of(small)
+    assert len(names) == 21  # the searcher's metric is stored in any case
+    assert {"lr", "sample_18", "loss"} <= names
+    (warning,) = warnings_of(small)
+    assert "metric names: must be at most 20 in a trial, got 81 more in one report" in warning
+    assert "--metric-names" in warning
+    assert small.trial()["best_validation"] == 0.75
+    points = small.get("/trials/1/metrics", group="training", names="lr")["metrics"][0]["points"]
+    assert points == [[1, 0.5], [3, 0.125]]
+
+
+def test_limit_of_names_outlives_server(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        object.__setattr__(server.services.settings, "limits", Limits(metric_names=2))
+        run_id = running(server)
+        server.report(run_id, metrics("training", 1, a=1.0, b=2.0))
+    with serve(tmp_path) as server:
+        object.__setattr__(server.services.settings, "limits", Limits(metric_names=2))
+        assert server.send(run_id, 2, [metrics("training", 2, a=3.0, c=4.0)]).is_success
+        assert names_of(server) == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\0b", "a\nb", "\x1b[31m"])
+def test_invalid_metric_name_is_discarded_alone(sqlite_server: Server, name: str) -> None:
+    server = sqlite_server
+    run_id = running(server)
+    server.report(run_id, validation(1, 0.5, **{name: 1.0}))
+    assert names_of(server) == {"loss"}
+    assert server.trial()["best_validation"] == 0.5
+    (warning,) = warnings_of(server)
+    assert "metric name: must have" in warning
+
+
+def test_large_report_is_stored_in_parts(sqlite_server: Server) -> None:
+    server = sqlite_server
+    run_id = running(server)
+    before = server.services.database.jobs
+    records = [metrics("training", step, a=1.0, b=2.0) for step in range(1, 10_001)]
+    assert server.send(run_id, 1, [*records]).json() == {"stored": 10_000}
+    assert server.services.database.jobs - before >= 5
+    assert server.send(run_id, 1, [*records]).json() == {"stored": 10_000}
+    assert server.sql("SELECT count(*) FROM points") == [(20_000,)]
+
+
+def test_large_log_batch_is_stored_in_parts(sqlite_server: Server) -> None:
+    server = sqlite_server
+    run_id = running(server)
+    before = server.services.database.jobs
+    lines = [str(number) for number in range(10_000)]
+    assert send_log(server, run_id, 0, lines) == 10_000
+    assert server.services.database.jobs - before >= 5
+    assert send_log(server, run_id, 0, lines) == 10_000
+    assert send_log(server, run_id, 9_999, ["9999", "10000"]) == 10_001
+    stored = server.sql("SELECT text FROM logs WHERE stream <> 'server' ORDER BY id")
+    assert [text for (text,) in stored] == [*lines, "10000"]
+
+
+def test_log_over_limit_drops_oldest_lines(small: Server) -> None:
+    run_id = running(small)
+    sent = 0
+    for _ in range(20):
+        sent = send_log(small, run_id, sent, [f"{sent + at} " + "x" * 90 for at in range(50)])
+    lines = log_of(small)
+    ((size,),) = small.sql("SELECT sum(length(text) + 64) FROM logs WHERE stream <> 'server'")
+    assert size <= 20_000
+    marker, oldest, newest = lines[0], lines[1], lines[-1]
+    first = int(oldest["text"].split()[0])
+    assert marker["stream"] == "server"
+    assert f"{first} older lines of run {run_id} (0.1 MB) were dropped here" in marker["text"]
+    assert newest["text"].startswith("999 ")
+    assert [int(line["text"].split()[0]) for line in lines[1:]] == [*range(first, 1000)]
+
+
+def test_log_of_ended_run_is_closed_after_a_day(server: Server) -> None:
+    run_id = running(server)
+    server.log(run_id, 0, "in time")
+    server.exit(run_id, 0)
+    assert server.log(run_id, 1, "late, as an agent that was offline") == 2
+    server.clock.now += DAY_S + 1
+    assert server.log(run_id, 2, "far too late") == 3
+    texts = [line["text"] for line in log_of(server)]
+    assert texts == ["in time", "late, as an agent that was offline"]
+
+
+@pytest.mark.parametrize(("days", "kept"), [(None, True), (-1, True), (3, False), (5, True)])
+def test_log_retention_days_removes_logs(server: Server, days: int | None, kept: bool) -> None:
+    policy = {} if days is None else {"retention_policy": {"log_retention_days": days}}
+    run_id = running(server, **policy)
+    server.log(run_id, 0, *map(str, range(6000)))
+    assert not server.write(expire_logs)
+    server.exit(run_id, 0)
+    assert server.trial()["state"] == "COMPLETED"
+    server.clock.now += 4 * DAY_S
+    while server.write(expire_logs):
+        pass
+    assert bool(log_of(server)) == kept
+
+
+def test_number_of_log_policies_is_limited(sqlite_server: Server) -> None:
+    policies = [{"name": f"p{number}", "pattern": f"y{number}$"} for number in range(101)]
+    answer = sqlite_server.try_submit(log_policies=policies)
+    assert answer.status_code == 422
+    assert "log_policies: " in answer.json()["error"]["message"]
+    assert "at most 100" in answer.json()["error"]["message"]
+    run_id = running(sqlite_server, log_policies=policies[:100])
+    sqlite_server.log(run_id, 0, "none", "y7", "or y99", "y7 then z")
+    assert sqlite_server.trial()["labels"] == ["p7", "p99"]
