@@ -30,10 +30,11 @@ SIZES = {
     "1m": Size(128, 4, 4),
     "10m": Size(320, 8, 5),
     "50m": Size(576, 12, 9),
+    "124m": Size(768, 17, 12, 1024, micro=32),
     "350m": Size(1024, 28, 16, 1024, micro=16),
     "1.3b": Size(2048, 26, 16, 1024, micro=8),
 }
-"""By about the number of parameters; the last two are for GPUs."""
+"""By about the number of parameters; the last three are for GPUs."""
 
 
 class Block(nn.Module):

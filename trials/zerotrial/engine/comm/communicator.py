@@ -24,6 +24,7 @@ __all__ = [
     "SoloCommunicator",
     "Traffic",
     "Work",
+    "uses_nccl",
 ]
 
 
@@ -272,6 +273,21 @@ class _GroupWork:
         return self._work is None
 
 
+def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return True if a group's collectives on this device run over NCCL.
+
+    A script may have chosen gloo for its GPUs, for instance because two ranks share one.
+
+    Args:
+        group: The ranks.
+        device: Where the tensors are.
+    """
+    if device.type != "cuda":
+        return False
+    backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
+    return backends.get("cuda") == "nccl"
+
+
 class GroupCommunicator:
     """Any backend of torch.distributed: NCCL between GPUs, gloo between hosts.
 
@@ -286,7 +302,7 @@ class GroupCommunicator:
         self.traffic = Traffic()
         self._group = group
         self._device = device
-        self._native = device.type == "cuda"
+        self._native = uses_nccl(group, device)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
         """See :class:`Communicator`."""

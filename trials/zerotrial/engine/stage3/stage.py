@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.comm.communicator import Communicator, Traffic
+from zerotrial.engine.comm.communicator import Communicator, Traffic, uses_nccl
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.comm.observed import COMMUNICATION, observed
 from zerotrial.engine.comm.replicas import Replicas
@@ -438,6 +438,10 @@ def _plug_in(
             observer=inputs.observer,
             apart=config.zero_optimization.offload_param.device == "nvme",
         )
+    group = inputs.mesh.shard.group
+    if group is not None and not uses_nccl(group, inputs.device):
+        for unit in units:  # only NCCL takes the mean
+            unit.set_force_sum_reduction_for_comms(True)
     if config.gradient_allreduce_op == "sum":
         for unit in units:
             unit.set_gradient_divide_factor(1.0 / replicas)
