@@ -43,7 +43,7 @@ class Step:
     name: str
     shows: str
     limit_s: float
-    """Seconds until the step is killed."""
+    """Seconds until the step is killed, unless earlier steps have left time over."""
 
     command: tuple[str, ...] = ()
     """Empty: ``python -m benchmarks.gpu.NAME``."""
@@ -96,13 +96,17 @@ def run_steps(
         folder: Gets ``results.json``, ``results.md``, and a log of each step.
         environment: Variables of the steps' processes.
         rehearse: Pass ``--rehearse`` to the steps.
-        total_s: Seconds for all steps; later steps are cut short or not reached.
+        total_s: Seconds for all steps; where they do not suffice, later steps are cut short.
         kill: Kill this step with SIGKILL after its first case, to rehearse a crash.
     """
     deadline = time.monotonic() + total_s
     outcomes = [Outcome(step.name, step.shows) for step in steps]
+    later_s = sum(step.limit_s for step in steps)
     for step, outcome in zip(steps, outcomes, strict=True):
-        limit_s = min(step.limit_s, deadline - time.monotonic())
+        later_s -= step.limit_s
+        # A step may use the time that earlier ones have left over.
+        left_s = deadline - time.monotonic()
+        limit_s = min(left_s, max(step.limit_s, left_s - later_s))
         if limit_s > 5:
             print(f"\n== {step.name}: {step.shows} (at most {limit_s:.0f} s)", flush=True)
             run_step(

@@ -23,7 +23,8 @@ def step(name: str, code: str, limit_s: float = 60.0) -> Step:
 
 
 def run(steps: list[Step], folder: Path, **more: object) -> list[Outcome]:
-    options: dict[str, object] = {"rehearse": True, "total_s": 120.0, **more}
+    total_s = sum(step.limit_s for step in steps)
+    options: dict[str, object] = {"rehearse": True, "total_s": total_s, **more}
     return run_steps(steps, folder, step_environment(folder), **options)  # type: ignore[arg-type]
 
 
