@@ -65,6 +65,11 @@ class Home:
         return self.path / "zerolab.db"
 
     @property
+    def backups(self) -> Path:
+        """Backups of the database, a directory each."""
+        return self.path / "backups"
+
+    @property
     def archives(self) -> Path:
         """Submitted model directories."""
         return self.path / "archives"

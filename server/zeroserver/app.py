@@ -138,7 +138,7 @@ def prepare(services: Services) -> None:
         return
     try:
         lock_database(database)
-        migrate(database)
+        migrate(database, services.world.home)
         database.start()
         database.write_now(database.lock.sign)
         database.write_now(lambda transaction: bound_deadlines(services.world, transaction))

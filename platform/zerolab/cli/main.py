@@ -11,7 +11,7 @@ from zerolab.cli import checkpoint, config, experiment, launch, tools, trial
 from zerolab.cli.cluster import agent, job, pool, task
 from zerolab.cli.connection import shown_by
 from zerolab.cli.groups import Group, Root
-from zerolab.cli.local import installation, running
+from zerolab.cli.local import database, installation, running
 from zerolab.contract.spec import ENV_MASTER
 from zerolab.errors import ZerolabError
 
@@ -59,6 +59,7 @@ for _name, _group in {
     "pool": pool.pools,
     "quota": pool.quotas,
     "config": config.group,
+    "db": database.group,
 }.items():
     app.add_typer(_group, name=_name, cls=Group)
 tools.add_to(app)

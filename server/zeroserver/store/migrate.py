@@ -1,16 +1,20 @@
 """Bring a database to the newest schema before anything else touches it."""
 
+import logging
 from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
+from zerolab.paths import Home
 from zeroserver.errors import StoreError
 from zeroserver.store.database import Database
 from zeroserver.store.schema import HEAD, logs, metadata, points, rollups
 
 __all__ = ["lock_database", "migrate", "upgrade"]
+
+logger = logging.getLogger(__name__)
 
 _OF_RUNS = (points, rollups, logs)
 """What runs have told: where it is damaged, all the rest is there still."""
@@ -35,8 +39,12 @@ def lock_database(database: Database) -> None:
         raise ConfigError(f"database {database.name}", [f"cannot be opened: {error}"]) from error
 
 
-def migrate(database: Database) -> None:
+def migrate(database: Database, home: Home | None = None) -> None:
     """Create the tables, or bring older ones up to date, in one transaction.
+
+    Args:
+        database: It must be locked.
+        home: Where a backup is written before older tables change; None for no backup.
 
     Raises:
         ConflictError: If a newer version of the server, or another program, has written it.
@@ -44,6 +52,8 @@ def migrate(database: Database) -> None:
         StoreError: If it is damaged, or its disk is full.
     """
     try:
+        if home is not None:
+            _back_up(database, home)
         with database.writer_engine.begin() as connection:
             found = _revision(connection)
             if found is None:
@@ -54,6 +64,29 @@ def migrate(database: Database) -> None:
             _check_columns(connection)
     except DBAPIError as error:
         raise _unopened(database, error) from error
+
+
+def _back_up(database: Database, home: Home) -> None:
+    """Write a backup if the tables are older than this version.
+
+    Raises:
+        StoreError: If it cannot be written.
+    """
+    with database.writer_engine.begin() as connection:
+        found = _revision(connection)
+    if found is None or found >= HEAD:
+        return
+    from zeroserver.store.backup import back_up_before_migration
+
+    try:
+        written = back_up_before_migration(database, home, found)
+    except ConfigError as error:  # no pg_dump: PostgreSQL has backups of its own
+        logger.warning("no backup before the migration from schema %s: %s", found, error)
+    except StoreError as error:
+        msg = f"no backup before the migration from schema {found}: {error}"
+        raise StoreError.of_start(database.name, error) from StoreError(msg)
+    else:
+        logger.info("backup before the migration from schema %s: %s", found, written)
 
 
 def _unopened(database: Database, error: DBAPIError) -> ZerolabError:
