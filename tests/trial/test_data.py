@@ -1,6 +1,7 @@
 """Which samples make up which batch, on which rank, after which restart."""
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -221,8 +222,15 @@ def test_a_plain_torch_loader_is_refused_with_the_way_out() -> None:
 
 
 def test_a_loader_that_gives_nothing_is_refused() -> None:
-    with pytest.raises(TrialError, match="gave no micro-batch at all"):
+    with pytest.raises(TrialError, match="must give at least one micro-batch, got an empty"):
         draw([], 1, checked=False)
+
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return iter(())
+
+    with pytest.raises(TrialError, match="gave no micro-batch at all"):
+        draw(Endless(), 1, checked=False)
 
 
 def test_a_position_of_another_kind_of_loader_or_rank_count_is_refused() -> None:

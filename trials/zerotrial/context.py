@@ -188,8 +188,10 @@ class ZeroTrialContext:
         try:
             return self.spec.hparams[name]
         except KeyError:
-            known = ", ".join(sorted(self.spec.hparams)) or "none"
-            raise TrialError(f"hyperparameter {name!r}: is unknown; there are: {known}") from None
+            names = sorted(self.spec.hparams)
+            known = ", ".join(names) or "none"
+            hint = suggest(str(name), names)
+            raise TrialError(f"unknown hyperparameter {name!r}{hint}; there are: {known}") from None
 
     def get_experiment_config(self) -> dict[str, Any]:
         """The experiment's whole configuration; empty outside the platform unless given."""

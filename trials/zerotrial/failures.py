@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerolab.contract.outcome import LESS_MEMORY, remedy_of
+from zerolab.contract.diagnosis import LESS_MEMORY, remedy_of
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -72,13 +72,13 @@ def reason_of(error: BaseException, model_dir: Path) -> str:
         what = text or what
     place = _users_line(error, model_dir)
     if place is None:
-        return what + _hints(error)
+        return what + _hints(error, model_dir)
     file, line, source = place
     if isinstance(error, SyntaxError):
         what = f"{type(error).__name__}: {error.msg}"
     where = f"{file}:{line}"
     told = f"{where}: {what} (in: {source})" if source else f"{where}: {what}"
-    return told + _hints(error)
+    return told + _hints(error, model_dir)
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
@@ -92,14 +92,15 @@ def with_causes(error: BaseException) -> Iterator[BaseException]:
 _NO_MEMORY = ("out of memory", "can't allocate memory")
 
 
-def _hints(error: BaseException) -> str:
+def _hints(error: BaseException, model_dir: Path) -> str:
     """What was being done, as our notes say, and what helps where memory has run out."""
     hints = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
     text = str(error).lower()
     if isinstance(error, MemoryError) or any(word in text for word in _NO_MEMORY):
         hints.append(LESS_MEMORY)
-    known = isinstance(error, ModuleNotFoundError | RuntimeError)
-    return "".join(f"; {hint}" for hint in hints) + (remedy_of(str(error)) if known else "")
+    known = isinstance(error, ImportError | RuntimeError | AssertionError | ValueError)
+    remedy = remedy_of(str(error), model_dir=model_dir) if known else ""
+    return "".join(f"; {hint}" for hint in hints) + remedy
 
 
 def _users_line(error: BaseException, model_dir: Path) -> tuple[str, int, str] | None:

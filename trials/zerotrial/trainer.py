@@ -24,13 +24,16 @@ from zerotrial.data import random_state
 from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings, Policy
-from zerotrial.loop.units import Batch, TrainUnit
+from zerotrial.loop.units import Batch, TrainUnit, read_unit
 from zerotrial.ranks import Distributed
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["Trainer", "init"]
 
 logger = logging.getLogger(__name__)
+
+Length = TrainUnit | Mapping[str, int] | int
+"""``Batch(n)``, ``Epoch(n)``, ``{"batches": n}``, ``{"epochs": n}``, or a number of batches."""
 
 
 @contextmanager
@@ -96,10 +99,10 @@ class Trainer:
 
     def fit(  # noqa: PLR0917 - Determined's signature
         self,
-        checkpoint_period: TrainUnit | None = None,
-        validation_period: TrainUnit | None = None,
-        max_length: TrainUnit | None = None,
-        reporting_period: TrainUnit | None = None,
+        checkpoint_period: Length | None = None,
+        validation_period: Length | None = None,
+        max_length: Length | None = None,
+        reporting_period: Length | None = None,
         checkpoint_policy: Policy | None = None,
         latest_checkpoint: str | Path | None = None,
         step_zero_validation: bool | None = None,  # noqa: FBT001 - Determined's signature
@@ -115,7 +118,8 @@ class Trainer:
         Args:
             checkpoint_period: How often to save; always at the end.
             validation_period: How often to validate; always at the end.
-            max_length: How far to train in all, restarts included.
+            max_length: How far to train in all, restarts included: ``Batch(1000)``,
+                ``Epoch(3)``, ``{"epochs": 3}``, or a number of batches. Periods are written alike.
             reporting_period: How often to report training metrics; 100 batches.
             checkpoint_policy: After which validations to save: ``best``, ``all`` or ``none``.
             latest_checkpoint: Where to go on: a uuid in the run's checkpoints, the path of a
@@ -129,15 +133,23 @@ class Trainer:
             Why training ended.
 
         Raises:
-            ConfigError: If no length is given.
+            ConfigError: If no length is given, or one that cannot be read.
             SystemExit: Inside an experiment, when the run must give its slots back.
         """
         context, spec = self._context, self._context.spec
+        lengths = _read_units(
+            checkpoint_period=checkpoint_period,
+            validation_period=validation_period,
+            max_length=max_length,
+            reporting_period=reporting_period,
+        )
+        if test_mode or spec.test_mode:
+            lengths["max_length"] = Batch(1)
         given = {
-            "checkpoint_period": checkpoint_period,
-            "validation_period": validation_period,
-            "max_length": Batch(1) if test_mode or spec.test_mode else max_length,
-            "report_period": reporting_period,
+            "checkpoint_period": lengths["checkpoint_period"],
+            "validation_period": lengths["validation_period"],
+            "max_length": lengths["max_length"],
+            "report_period": lengths["reporting_period"],
             "checkpoint_policy": checkpoint_policy,
             "initial_validation": step_zero_validation,
         }
@@ -170,6 +182,24 @@ class Trainer:
 
 _LEFT = frozenset({Ending.PREEMPTED, Ending.REACHED, Ending.STALE})
 """Endings after which the process has nothing more to do."""
+
+
+def _read_units(**given: Length | None) -> dict[str, TrainUnit | None]:
+    """Read all lengths and periods.
+
+    Raises:
+        ConfigError: With every one that cannot be read.
+    """
+    units: dict[str, TrainUnit | None] = {}
+    problems: list[str] = []
+    for name, value in given.items():
+        try:
+            units[name] = None if value is None else read_unit(name, value)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError("fit", problems)
+    return units
 
 
 def _last_checkpoint(spec: RunSpec) -> str | None:

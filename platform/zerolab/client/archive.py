@@ -59,7 +59,7 @@ class _Ignore(NamedTuple):
     spec: pathspec.GitIgnoreSpec
 
 
-def pack(model_dir: Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
+def pack(model_dir: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
     """Pack a model directory.
 
     The same files give the same bytes, whoever packs them and when.
@@ -71,6 +71,10 @@ def pack(model_dir: Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
     Raises:
         ConfigError: If there is no such directory, nothing in it to pack, or too much.
     """
+    if not isinstance(model_dir, str | os.PathLike):
+        problem = f"model_dir: must be a path, got {model_dir!r}"
+        raise ConfigError("model directory", [problem])
+    model_dir = Path(model_dir)
     if not model_dir.is_dir():
         raise ConfigError("model directory", [f"{model_dir}: must be a directory that exists"])
     members = sorted(_members(model_dir, PurePosixPath(), []))
@@ -89,7 +93,7 @@ def pack(model_dir: Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
     return packed.getvalue()
 
 
-def unpack(archive: bytes, directory: Path, *, max_bytes: int = ARCHIVE_BYTES) -> None:
+def unpack(archive: bytes, directory: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> None:
     """Unpack what :func:`pack` made into a directory that is empty or does not exist.
 
     Nothing is written outside ``directory``, and only plain files and directories are made.
@@ -98,6 +102,7 @@ def unpack(archive: bytes, directory: Path, *, max_bytes: int = ARCHIVE_BYTES) -
         ConfigError: If the archive is damaged, too large, or holds a name or a kind of member
             that an honest one does not; or if ``directory`` holds something.
     """
+    directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise ConfigError("archive", [f"{directory}: must be empty before an archive goes there"])

@@ -16,7 +16,7 @@ __all__ = ["download_checkpoint"]
 
 
 def download_checkpoint(
-    client: Client, uuid: str, directory: Path, globs: Sequence[str] = ()
+    client: Client, uuid: str, directory: str | Path, globs: Sequence[str] = ()
 ) -> int:
     """Copy a checkpoint's files; those that are there whole are not copied again.
 
@@ -34,6 +34,7 @@ def download_checkpoint(
         ConflictError: If the directory holds something else, or the checkpoint is gone.
         NotFoundError: If a file is not what was saved.
     """
+    directory = Path(directory)
     content = b"".join(client.checkpoint_file(uuid, DESCRIPTION_FILE))
     _check_directory(directory, uuid)
     described = msgspec.json.decode(content, type=StoredCheckpoint)

@@ -37,6 +37,8 @@ __all__ = ["Client", "Event", "Json"]
 class Client(Transport):
     """The routes of one server, over a connection that threads may share.
 
+    ``Client()`` talks to the server of this installation, or to the one that the environment names.
+
     Every method raises :class:`UnreachableError` when nothing answers,
     :class:`ForbiddenError` when the token is not accepted, and the error of
     :mod:`zerolab.errors` that the server names for everything else.
@@ -140,7 +142,7 @@ class Client(Transport):
     def create_experiment(
         self,
         config: Mapping[str, Any],
-        archive: bytes | Path,
+        archive: bytes | str | Path,
         *,
         activate: bool = True,
         test: bool = False,
@@ -149,7 +151,8 @@ class Client(Transport):
 
         Args:
             config: What the experiment file holds, as it is written there.
-            archive: The model directory, from :func:`zerolab.client.archive.pack`.
+            archive: The model directory: its path, the path of an archive, or what
+                :func:`zerolab.client.archive.pack` returned.
             activate: Start it; else it waits, paused.
             test: One batch, one validation and one checkpoint only.
 
@@ -157,7 +160,7 @@ class Client(Transport):
             ConfigError: If something in ``config`` or in its engine config does not hold; all
                 problems at once. Or if it is no text in UTF-8.
         """
-        content = archive.read_bytes() if isinstance(archive, Path) else archive
+        content = archive if isinstance(archive, bytes) else _read_archive(Path(archive))
         try:
             text = msgspec.json.encode(config).decode()
         except UnicodeEncodeError:
@@ -459,3 +462,11 @@ def _path(*words: str) -> str:
             problem = f"must be neither empty nor a path, got {word!r}"
             raise ConfigError("name", [problem])
     return "".join(f"/{quote(word, safe='')}" for word in words)
+
+
+def _read_archive(path: Path) -> bytes:
+    if path.is_file():
+        return path.read_bytes()
+    from zerolab.client.archive import pack  # takes long, and is rarely needed
+
+    return pack(path)

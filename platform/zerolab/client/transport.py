@@ -51,7 +51,9 @@ class Transport:
     :mod:`zerolab.errors` that the server names for everything else.
 
     Args:
-        url: Address of the server, e.g. ``http://127.0.0.1:8080``.
+        url: Address of the server, e.g. ``http://127.0.0.1:8080``. When left out, address and
+            token come from ``ZEROLAB_MASTER`` and ``ZEROLAB_TOKEN``, from the run that the process
+            is part of, or from the server of the data directory.
         token: Sent with every request.
         timeout_s: Longest wait for an answer, in seconds; long polls add their own wait.
         newer_token: Asked for the token when the server does not accept the one that we have: it
@@ -60,12 +62,17 @@ class Transport:
 
     def __init__(
         self,
-        url: str,
+        url: str | None = None,
         token: str = "",
         *,
         timeout_s: float = 60.0,
         newer_token: Callable[[], str] | None = None,
     ) -> None:
+        if url is None:
+            from zerolab.client.locate import find_server
+
+            url, default_token = find_server()
+            token = token or default_token
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         parsed = httpx.URL(self.url)

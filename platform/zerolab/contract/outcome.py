@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from zerolab.contract.diagnosis import LESS_MEMORY, describe_failure, without_rank
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -16,18 +17,17 @@ from zerolab.contract.spec import (
     EXIT_REACHED,
     EXIT_STALE,
     EXIT_USER_ERROR,
+    read_run_spec,
 )
 from zerolab.files import create_private, read_json, write_json
 
 __all__ = [
     "DELIBERATE",
     "LEAVING",
-    "LESS_MEMORY",
     "Outcome",
     "failure",
     "read_outcome",
     "read_reason",
-    "remedy_of",
     "signal_text",
     "tail",
     "write_outcome",
@@ -53,8 +53,6 @@ _LONGEST_TEXT = 2000
 """Lines at the end of a rank's standard error in which its last words are looked for."""
 _OF_A_RANK = re.compile(r"rank (\d+): ")
 """What a rank says of another one's failure begins so."""
-_RANK_OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
-"""Before each line of a traceback in a process whose ranks have met."""
 _FRAME = " \t│╭╮╰╯─"
 """What rich draws a box of."""
 _OF_TORCH_AT_EXIT = re.compile(r"^\[rank\d+\]:\[[A-Z]\d{4} ")
@@ -72,37 +70,6 @@ class Outcome(msgspec.Struct, frozen=True):
     """The rank that decided it, where it was one."""
     told: bool = False
     """The launcher was told to stop: the cause may be elsewhere."""
-
-
-LESS_MEMORY = (
-    "`zerolab plan` says what a rank needs; a higher ZeRO stage, offload_optimizer or a smaller "
-    "micro-batch needs less"
-)
-"""What to do where memory has run out."""
-
-_MODULES = {
-    "deepspeed": "set `environment: {deepspeed: zerolab}`, with which this engine answers to it",
-    "determined": "docs/from_determined.md says what takes the place of each of its names",
-}
-
-
-_SHARDED = (
-    "a method beside forward that begins with a parameter of the model itself needs, at ZeRO stage "
-    '3, torch.distributed.fsdp.register_fsdp_forward_method(engine.module, "its name"), once'
-)
-"""Where a whole tensor meets a parameter of which each rank has a part."""
-
-
-def remedy_of(told: str) -> str:
-    """Return ``; `` and what to do, where an error is one whose words alone do not help.
-
-    Args:
-        told: By Python of a missing module, or by torch of a sharded parameter, if by either.
-    """
-    if "mixed torch.Tensor and DTensor" in told:
-        return f"; {_SHARDED}"
-    found = re.search(r"No module named '(\w+)", told)
-    return f"; {_MODULES[found[1]]}" if found and found[1] in _MODULES else ""
 
 
 def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | None = None) -> None:
@@ -163,9 +130,15 @@ def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
         return Outcome(exit_code, f"rank {rank} was killed by {signal_text(-exit_code)}", rank)
     if said is not None:
         return said
-    last = _last_words(tail(RunFolder(run_dir).stderr(rank), _LONGEST_TEXT).splitlines())
-    told = last[:_REASON_CHARS] or "it wrote nothing to standard error"
-    told += remedy_of(told)
+    folder = RunFolder(run_dir)
+    lines = tail(folder.stderr(rank), _LONGEST_TEXT).splitlines()
+    last = _last_words(lines)[:_REASON_CHARS] or "it wrote nothing to standard error"
+    try:
+        spec = read_run_spec(folder.spec)
+        model_dir, entrypoint = Path(spec.model_dir), spec.entrypoint
+    except (OSError, msgspec.DecodeError):
+        model_dir, entrypoint = folder.model, None
+    told = describe_failure(lines, last, model_dir, entrypoint)
     return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {told}", rank)
 
 
@@ -176,7 +149,7 @@ def _last_words(lines: list[str]) -> str:
     """
     words: list[str] = []
     for line in reversed(list(_unboxed(lines))):
-        said = _RANK_OF_TORCH.sub("", line)
+        said = without_rank(line)
         if _OF_TORCH_AT_EXIT.match(line) or not said.strip():
             continue
         words.append(said.strip())

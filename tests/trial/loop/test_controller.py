@@ -431,7 +431,7 @@ def test_the_context_answers_questions(tmp_path: Path) -> None:
     assert (context.get_trial_seed(), context.get_initial_batch()) == (7, 0)
     assert context.distributed.allgather(5) == [5]
     assert (context.distributed.rank, context.distributed.size) == (0, 1)
-    with pytest.raises(TrialError, match="hyperparameter 'depth': is unknown; there are: accum"):
+    with pytest.raises(TrialError, match="unknown hyperparameter 'depth'; there are: accum"):
         context.get_hparam("depth")
     with pytest.raises(TrialError, match="training has not begun"):
         context.is_epoch_start()

@@ -13,7 +13,9 @@ from zerotrial.data.loader import DataLoader
 from zerotrial.data.random_state import seeded
 from zerotrial.data.samplers import derive_seed
 
-__all__ = ["EmptyFeed", "Feed", "IterableFeed", "ShardedFeed", "StatefulFeed", "make_feed"]
+__all__ = [
+    "EmptyFeed", "Feed", "IterableFeed", "ShardedFeed", "StatefulFeed", "loader_length", "make_feed"
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -287,9 +289,22 @@ def make_feed(
             loader, seed=seed, rank=rank, replicas=replicas, accumulation=accumulation
         )
     check_loader(loader, "build_training_data_loader", checked=checked)
+    if loader_length(loader) == 0:
+        raise TrialError(
+            "build_training_data_loader: must give at least one micro-batch, got an empty loader; "
+            "check the path and the filters of its data set, and drop_last"
+        )
     if keeps_position(loader):
         return StatefulFeed(loader, seed=seed, accumulation=accumulation, replicas=replicas)
     return IterableFeed(loader, seed=seed, accumulation=accumulation)
+
+
+def loader_length(loader: Any) -> int | None:
+    """Return the batches of a loader; None where it has no length."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def keeps_position(loader: Any) -> bool:

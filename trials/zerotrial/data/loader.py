@@ -55,10 +55,11 @@ class EpochPlan:
     def __post_init__(self) -> None:
         if self.items < 1 or (self.drop_last and self.items < self.batch):
             need = self.batch if self.drop_last else 1
-            raise ConfigError(
-                "training data",
-                [f"must hold at least {need} sample(s) (one batch), got {self.items}"],
-            )
+            remedy = "check the path and the filters of the data set"
+            if self.items:
+                remedy = "use a smaller train_batch_size, or drop_last=False"
+            told = f"must hold at least {need} sample(s) (one batch), got {self.items}; {remedy}"
+            raise ConfigError("build_training_data_loader", [f"data set: {told}"])
 
     @property
     def batch(self) -> int:
@@ -376,6 +377,11 @@ def _check_arguments(loader: DataLoader, batch_size: int | None) -> None:
             f"the iterable-style {type(dataset).__name__}, which it cannot shard or resume; return "
             "torchdata's StatefulDataLoader, which keeps its position, or torch's DataLoader after "
             "context.disable_dataset_reproducibility_checks()"
+        )
+    if loader.shuffle and sampler is None and not len(dataset):  # torch's words name no cause
+        raise ValueError(
+            f"zerotrial.DataLoader: the data set ({type(dataset).__name__}) must have at least one "
+            "sample to shuffle, got 0; check its path and filters"
         )
     others = sampler is not None or loader.shuffle or loader.drop_last
     if batch_sampler is not None and (batch_size != 1 or others):

@@ -313,6 +313,11 @@ class Controller:
             f"searcher.metric: must be one of the validation metrics, got {metric!r}; "
             f"there are: {names}"
         )
+        if not metrics:
+            text += (
+                "; the validation gave no metric at all: check that its loader gives batches and "
+                "that evaluate_batch returns a dict with the metric"
+            )
         if first:
             raise TrialError(text)
         logger.warning(text)

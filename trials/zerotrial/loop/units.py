@@ -4,12 +4,13 @@ Everything here counts *batches* (optimizer steps) from the start of the trial. 
 through reports, validations, checkpoints and restarts, so what is due depends on the count alone.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Batch", "Epoch", "Period", "Schedule", "TrainUnit", "length_in_batches"]
+__all__ = ["Batch", "Epoch", "Period", "Schedule", "TrainUnit", "length_in_batches", "read_unit"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,37 @@ class Batch(TrainUnit):
 @dataclass(frozen=True)
 class Epoch(TrainUnit):
     """So many passes through the training data."""
+
+
+def read_unit(key: str, value: Any) -> TrainUnit:
+    """Read a length or a period as users write it.
+
+    Args:
+        key: Name of the argument, for messages.
+        value: A unit, ``{"batches": n}``, ``{"epochs": n}`` or a number of batches.
+
+    Returns:
+        The unit.
+
+    Raises:
+        ConfigError: If it is something else.
+
+    Example:
+        >>> read_unit("max_length", {"epochs": 3})
+        Epoch(value=3)
+    """
+    if isinstance(value, Batch | Epoch):
+        return value
+    kinds = {"batches": Batch, "epochs": Epoch}
+    unit, count = "batches", value
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((unit, count),) = value.items()
+    points = [count] if isinstance(count, int) else count
+    known = unit in kinds and isinstance(points, list | tuple | set | frozenset) and points
+    if known and all(type(point) is int and point >= 1 for point in points):
+        return kinds[unit](count)
+    forms = 'must be Batch(n), Epoch(n), {"batches": n}, {"epochs": n} or a number of batches'
+    raise ConfigError("fit", [f"{key}: {forms}, at least 1, got {value!r}"])
 
 
 @dataclass(frozen=True)

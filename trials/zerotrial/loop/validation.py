@@ -13,7 +13,7 @@ from zerolab.errors import TrialError
 from zerolab.sizes import duration_text
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
-from zerotrial.data.feeds import check_loader, keeps_position
+from zerotrial.data.feeds import check_loader, keeps_position, loader_length
 from zerotrial.data.loader import DataLoader
 from zerotrial.loop.batch_checks import GivenAnIterator
 from zerotrial.loop.console import PROGRESS
@@ -203,6 +203,17 @@ class Validator:
         if context.mpu.should_build_data_loader:
             self._source = trial.build_validation_data_loader()
             self._loader = self._shard(self._source)
+        without = self._source is None
+        sizes = context.distributed.allgather(
+            (without, None if without else loader_length(self._source)),
+            "counting validation batches",
+        )
+        lengths = [length for missing, length in sizes if not missing]
+        if lengths and all(length == 0 for length in lengths):
+            raise TrialError(
+                "build_validation_data_loader: must give at least one batch, got an empty loader; "
+                "check the path and the filters of its data set, or return None to validate nothing"
+            )
 
     def run(self) -> dict[str, float]:
         """Evaluate, and reduce over batches and ranks. **Collective**.
@@ -236,7 +247,7 @@ class Validator:
         if distributed.is_chief or self._lockstep:
             data = self._source
             if hasattr(data, "__iter__"):
-                progress = _Progress(_length_of(data), started)
+                progress = _Progress(loader_length(data), started)
                 data = _Whole(data, lambda drawn: self._heed(drawn, started), progress.tell)
             try:
                 found = self._trial.evaluate_full_dataset(data)
@@ -361,7 +372,7 @@ class Validator:
             if rest:
                 logger.warning("%d validation micro-batches do not fill a batch: left out", rest)
             limit = whole * self._take
-        total = _length_of(self._loader) if limit is None else limit
+        total = loader_length(self._loader) if limit is None else limit
         tell = _Progress(total, started).tell
         return _Batches(_to_its_end(self._loader), limit, self._trial.get_batch_length, tell)
 
@@ -399,14 +410,7 @@ class Validator:
 
 def _to_its_end(loader: Any) -> Iterator[Any]:
     """One pass: a loader that repeats for ever, as DeepSpeed's may, ends where its length says."""
-    return islice(iter(loader), _length_of(loader))
-
-
-def _length_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None
+    return islice(iter(loader), loader_length(loader))
 
 
 def _reduce_one(name: str, values: list[float], how: Any) -> float:

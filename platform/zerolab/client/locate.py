@@ -1,0 +1,37 @@
+"""Which server a client talks to when the caller names none."""
+
+import os
+from pathlib import Path
+
+from zerolab.contract.spec import ENV_MASTER, ENV_RUN_SPEC, ENV_TOKEN, read_run_spec
+from zerolab.errors import ConfigError
+from zerolab.files import read_json
+from zerolab.paths import Home
+
+__all__ = ["find_server"]
+
+
+def find_server() -> tuple[str, str]:
+    """Return address and token of the server that this process belongs to.
+
+    ``ZEROLAB_MASTER`` and ``ZEROLAB_TOKEN`` come first, then the run that the process is part of,
+    then the server of the data directory (``ZEROLAB_HOME``, or ``~/.zerolab``).
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    home = Home.default()
+    token = os.environ.get(ENV_TOKEN, "")
+    named = os.environ.get(ENV_MASTER)
+    if named:
+        return named, token or home.read_token() or ""
+    if ENV_RUN_SPEC in os.environ:
+        spec = read_run_spec(Path(os.environ[ENV_RUN_SPEC]))
+        if spec.master:
+            return spec.master, spec.token
+    own = (read_json(home.server_file) or {}).get("url")
+    if not own:
+        problem = f"url: no server runs for the data directory {home.path}"
+        remedy = f"start one with `zerolab up`, set {ENV_MASTER} and {ENV_TOKEN}, or give url"
+        raise ConfigError("Client()", [f"{problem}; {remedy} and token"])
+    return str(own), token or home.read_token() or ""
