@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from zerotrial.engine.memory.files import release
+from zerotrial.engine.module.replicated import ReplicatedBucket, make_buckets
 from zerotrial.engine.stage3.internals import (
     ShardedParameter,
     UnitParameters,
@@ -47,8 +48,8 @@ class Shard:
     name: str
     """In ``module.named_parameters()``; of tied parameters the first."""
 
-    parameter: DTensor
-    """Its ``grad`` is sharded alike."""
+    parameter: DTensor | nn.Parameter
+    """Its ``grad`` is sharded alike; a plain parameter is replicated."""
 
     start: int
     """First element of the flattened parameter that this rank keeps."""
@@ -140,7 +141,13 @@ class Layout:
     shards: Sequence[Shard]
     """One for each trainable parameter."""
 
-    buckets: Sequence[FlatBucket]
+    buckets: Sequence[FlatBucket | ReplicatedBucket]
+    """The replicated ones last."""
+
+    @property
+    def replicated(self) -> Sequence[ReplicatedBucket]:
+        """The buckets of the parameters that are not sharded."""
+        return [bucket for bucket in self.buckets if isinstance(bucket, ReplicatedBucket)]
 
     @functools.cached_property
     def shards_in(self) -> Sequence[Sequence[Shard]]:
@@ -158,7 +165,12 @@ class Layout:
 
 
 def lay_out(
-    inputs: StageInputs, units: Sequence[FSDPModule], files: FileMemory | None = None
+    inputs: StageInputs,
+    units: Sequence[FSDPModule],
+    comm: Communicator,
+    files: FileMemory | None = None,
+    *,
+    factor: float,
 ) -> Layout:
     """Move this rank's shards into flat memory, one piece for each unit and optimizer group.
 
@@ -166,7 +178,9 @@ def lay_out(
         inputs: Of the stage; ``groups`` hold the parameters from before they were sharded, which
             are found again by name.
         units: Of :func:`~zerotrial.engine.stage3.wrap.shard_module`; no forward has run yet.
+        comm: Between the ranks that states are sharded over.
         files: Where the memory is; None: where the shards are.
+        factor: Multiplies the sum of the ranks' gradients of a replicated parameter.
 
     Returns:
         The shards and buckets, in the order of the units.
@@ -181,7 +195,7 @@ def lay_out(
         p: name for name, p in inputs.module.named_parameters() if name in group_of
     }
     shards: list[Shard] = []
-    buckets: list[FlatBucket] = []
+    buckets: list[FlatBucket | ReplicatedBucket] = []
     for unit in units:
         if (parameters := parameters_of(unit)) is None:
             continue
@@ -207,6 +221,16 @@ def lay_out(
                 at += padded
             buckets.append(FlatBucket(flat[begin:at], group_index, kept, paddeds, parameters))
         release(flat)
+    on_host = inputs.config.zero_optimization.offload_param.device != "none"
+    device = torch.device("cpu") if on_host else inputs.device
+    for bucket in make_buckets(inputs, comm, factor, device):
+        for offset, replicated in enumerate(bucket.parameters):
+            name = names[replicated]
+            # As a matrix of one row: rank 0 has it.
+            start = 0 if comm.rank == 0 else 1
+            place = (len(buckets), offset, 1)
+            shards.append(Shard(name, replicated, start, 1, *place, counts=name in counting))
+        buckets.append(bucket)
     return Layout(shards, buckets)
 
 
@@ -241,14 +265,14 @@ def whole_parameter(shard: Shard, comm: Communicator, device: torch.device) -> T
     """Gather one parameter. **Collective**.
 
     Args:
-        shard: This rank's part of it.
+        shard: This rank's part of it; not a replicated one.
         comm: Between the data-parallel ranks.
         device: Where the collectives run.
 
     Returns:
         In the parameter's shape, fp32; nobody else's memory.
     """
-    local = local_part(shard.parameter).detach().reshape(-1)
+    local = local_part(cast("DTensor", shard.parameter)).detach().reshape(-1)
     shape = shard.parameter.shape
     padded = -(-shape[0] // comm.size) * math.prod(shape[1:])
     buffer = comm.allocate(comm.size * padded, local.dtype, device)

@@ -29,6 +29,7 @@ from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+    from zerotrial.engine.module.replicated import ReplicatedBucket
     from zerotrial.engine.seams import StageInputs
     from zerotrial.engine.stage3.layout import FlatBucket
 
@@ -120,15 +121,15 @@ class PagedGradients:
     """Takes each unit's gradients to the file when backward has passed it.
 
     Args:
-        buckets: Of the layout, in the order of the units.
+        buckets: Of the layout, in the order of the units, replicated ones last.
         files: Where to.
-        unit_of: For each bucket the unit whose gradients are in it.
+        unit_of: For each sharded bucket the unit whose gradients are in it.
         settle: Called before gradients are read: waits until the sums over ranks are there.
     """
 
     def __init__(
         self,
-        buckets: Sequence[FlatBucket],
+        buckets: Sequence[FlatBucket | ReplicatedBucket],
         files: FileMemory,
         unit_of: Sequence[UnitParameters],
         settle: Callable[[], None],
@@ -146,10 +147,15 @@ class PagedGradients:
         self.share = 1.0
         """What its gradients are multiplied by."""
         by_unit: dict[int, tuple[UnitParameters, list[int]]] = {}
+        self._replicated = range(len(unit_of), len(buckets))
         for index, unit in enumerate(unit_of):
             by_unit.setdefault(id(unit), (unit, []))[1].append(index)
         for unit, indices in by_unit.values():
             unit.after_reduction(functools.partial(self._take, indices))
+
+    def take_replicated(self) -> None:
+        """Take the gradients of what belongs to no unit, at the end of a backward."""
+        self._take(self._replicated)
 
     def _take(self, indices: Sequence[int]) -> None:
         if not self.listening:

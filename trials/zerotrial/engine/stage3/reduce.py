@@ -272,7 +272,7 @@ class Plugged:
                 length = numels[len(found)]
                 found.append(None if unit.part is None else unit.part[at : at + length])
                 at += length
-        return found or [None] * len(numels)
+        return found + [None] * (len(numels) - len(found))
 
     def has_reached(self, parameter: Tensor) -> bool:
         """Whether this backward has made a gradient of a parameter that hangs nowhere."""

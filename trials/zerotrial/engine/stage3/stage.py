@@ -30,12 +30,13 @@ from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
 from zerotrial.engine.module.outputs import comes_to
+from zerotrial.engine.module.replicated import ReplicatedParameters
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.alone import gather_when_alone
 from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
 from zerotrial.engine.stage3.internals import UnitParameters, local_part, parameters_of
-from zerotrial.engine.stage3.layout import Layout, Shard, lay_out, whole_parameter
+from zerotrial.engine.stage3.layout import FlatBucket, Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.order import ReductionOrder
 from zerotrial.engine.stage3.paged import PagedGradients, open_files, page_units
@@ -88,6 +89,11 @@ class Stage3:
         self._shards_in = layout.shards_in
         self._buckets = layout.buckets
         self._update = update
+        self._replicated = ReplicatedParameters(
+            layout.replicated,
+            {shard.parameter: shard.name for shard in layout.shards},  # type: ignore[misc]
+            partial(update.pieces, write=True),
+        )
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
         self._replicas = Replicas(inputs.mesh.replicate, comm.traffic, inputs.observer)
@@ -104,7 +110,7 @@ class Stage3:
         self._paged: PagedGradients | None = None
         if files is not None:
             page_units(units)
-            owners = [bucket.unit for bucket in layout.buckets]
+            owners = [b.unit for b in layout.buckets if isinstance(b, FlatBucket)]
             self._paged = PagedGradients(layout.buckets, files, owners, self._settle)
         self._kept: list[Tensor | None] = [None] * len(layout.buckets)
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
@@ -114,6 +120,7 @@ class Stage3:
         for unit in self._reduced:
             for member in unit.trained:
                 yield from member.gathered_once()
+        yield from self._replicated.parameters
 
     def when_unannounced(self, begin: Callable[[], None]) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
@@ -146,6 +153,7 @@ class Stage3:
             self._plugged.reductions.finish()
         self._torn = False
         if self._paged is not None:
+            self._paged.take_replicated()
             self._paged.listening = False
         if boundary and self._every_gradient:
             refuse_unused([s.name for s in self._shards if not self._has_gradient(s)])
@@ -215,7 +223,9 @@ class Stage3:
         """Update this rank's shards; the next gather publishes them. **Collective**."""
         gradients = self._gradients
         self._forget()
+        self._replicated.adopt()
         self._update.apply(gradients, scale)
+        self._replicated.publish()
         self._release()
         # All ranks have summed the norm since they last read weights: no one reads now.
         if self._plugged is not None:
@@ -299,6 +309,8 @@ class Stage3:
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Walk the ranges whose optimizer states this rank keeps."""
+        if not write:
+            self._replicated.adopt()
         return self._update.pieces(write=write)
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
@@ -334,6 +346,7 @@ class Stage3:
         """Publish loaded masters. **Collective**."""
         self._comm.fence()
         self._update.publish()
+        self._replicated.publish()
         self._release()
         if self._plugged is not None:
             self._plugged.publish()
@@ -357,8 +370,12 @@ class Stage3:
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every trainable parameter, whole, one after the other. **Collective**."""
+        replicated = self._replicated.whole()
         for shard in self._shards:
-            whole = whole_parameter(shard, self._comm, self._device)
+            if shard.name in replicated:
+                whole = replicated[shard.name]
+            else:
+                whole = whole_parameter(shard, self._comm, self._device)
             yield shard.name, whole if dtype is None else whole.to(dtype)
 
     def close(self, *, give_back: bool = True) -> None:
@@ -400,7 +417,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     layout: Layout | None = None
     try:
         units = shard_module(inputs, comm, mesh, files)
-        layout = lay_out(inputs, units, files)
+        layout = lay_out(inputs, units, comm, files, factor=_averaging_factor(inputs))
         start(inputs.module)
         plugged = _plug_in(inputs, units, comm)
         gather_when_alone(units, None if plugged is None else plugged.refresh)
@@ -421,19 +438,12 @@ def _plug_in(
     """Put our collectives in the place of those that ``fully_shard`` has, on CPU."""
     config, replicas = inputs.config, inputs.mesh.replicate.size
     if comm.size > 1 and inputs.device.type == "cpu":
-        averaging = Averaging.of(
-            inputs.mesh.data.size,
-            operation=config.gradient_allreduce_op,
-            prescale=config.prescale_gradients,
-            predivide=config.gradient_predivide_factor,
-        ).within(replicas)
-        factor = averaging.before * averaging.after
         kind = inputs.precision.communicate or inputs.precision.accumulate
         return plug_in(
             units,
             comm,
             inputs.device,
-            factor=factor,
+            factor=_averaging_factor(inputs),
             dtype=kind,
             observer=inputs.observer,
             apart=config.zero_optimization.offload_param.device == "nvme",
@@ -446,6 +456,18 @@ def _plug_in(
         for unit in units:
             unit.set_gradient_divide_factor(1.0 / replicas)
     return None
+
+
+def _averaging_factor(inputs: StageInputs) -> float:
+    """Return what the sum of the gradients over the shards' ranks is multiplied by."""
+    config = inputs.config
+    averaging = Averaging.of(
+        inputs.mesh.data.size,
+        operation=config.gradient_allreduce_op,
+        prescale=config.prescale_gradients,
+        predivide=config.gradient_predivide_factor,
+    ).within(inputs.mesh.replicate.size)
+    return averaging.before * averaging.after
 
 
 def _updater_factory(inputs: StageInputs) -> Callable[[UpdaterInputs], Updater]:

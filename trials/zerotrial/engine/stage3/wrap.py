@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.memory.files import release
 from zerotrial.engine.module.precision import kept_in_full
+from zerotrial.engine.module.replicated import is_replicated
 from zerotrial.engine.module.swapped import become
 from zerotrial.engine.module.units import Unit, asked_units, plan_units
 from zerotrial.engine.stage3.absent import Absent, WeightFiles
@@ -62,8 +63,7 @@ def shard_module(
     trained = {named.parameter for group in inputs.groups for named in group.parameters}
     for parameter in set(module.parameters()) - trained:
         parameter.requires_grad_(False)  # noqa: FBT003 - torch's interface
-    # What is not a float can be neither cast nor trained: it stays whole.
-    ignored = {p for p in module.parameters() if not p.is_floating_point()}
+    ignored = {p for p in module.parameters() if is_replicated(p)}
     _check_shardable(module)
     absent = _what_is_absent(inputs, comm)
     kept = kept_in_full(module)
@@ -180,18 +180,11 @@ def _offload(inputs: StageInputs) -> OffloadPolicy:
 
 
 def _check_shardable(module: nn.Module) -> None:
-    problems = []
-    for name, parameter in module.named_parameters():
-        if parameter.dim() == 0:
-            problems.append(
-                f"parameter {name}: must have a dimension to be cut along, got a scalar; "
-                f"give it the shape (1,), or {_REMEDY}"
-            )
-        elif parameter.numel() == 0:
-            problems.append(f"parameter {name}: must have elements to be cut, got none; {_REMEDY}")
-    for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
-            problems.append(f"module {name}: sparse gradients cannot be sharded; set sparse=False")
+    problems = [
+        f"module {name}: sparse gradients cannot be sharded; set sparse=False"
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse
+    ]
     if problems:
         raise ConfigError("stage 3", problems)
 
@@ -208,7 +201,8 @@ def _prepare_types(
         kind = parameter.dtype
         if compute is not None and parameter not in kept:
             kind = inputs.precision.master if parameter in trained else compute
-        where = torch.device("cpu") if offloaded else parameter.device
+        on_host = offloaded and not is_replicated(parameter)
+        where = torch.device("cpu") if on_host else parameter.device
         parameter.data = parameter.data.to(where, kind).contiguous()
 
 
