@@ -53,6 +53,16 @@ def test_yaml_error_has_line_and_remedy(text: str, place: str, remedy: str) -> N
     assert "mapping values" not in problem
 
 
+def test_valid_yaml_is_read() -> None:
+    text = "a: {b: {}, c: [], d: '', 'e:f': , 'g {h': 1}\n? i\n: 2\nj:\nk: {b c: 3, l: }\n"
+    assert parse_yaml(text, "file") == {
+        "a": {"b": {}, "c": [], "d": "", "e:f": None, "g {h": 1},
+        "i": 2,
+        "j": None,
+        "k": {"b c": 3, "l": None},
+    }
+
+
 def test_program_in_place_of_experiment_file(tmp_path: Path) -> None:
     script = tmp_path / "model_def.py"
     script.write_text("class T: pass\n")

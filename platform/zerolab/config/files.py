@@ -327,10 +327,8 @@ def _loader() -> "type[yaml.SafeLoader]":
                 if not isinstance(key, str):
                     text = f"keys must be text, got {key!r}; put it in quotes"
                     raise yaml.constructor.ConstructorError(None, None, text, mark)
-                has_value = bool(value_node.value) or value_node.style is not None
-                mistyped = None
-                if key_node.style is None:
-                    mistyped = explain_plain_key(key, has_value=has_value)
+                has_value = value_node.start_mark.index < value_node.end_mark.index
+                mistyped = None if key_node.style else explain_plain_key(key, has_value=has_value)
                 if mistyped is not None:
                     raise yaml.constructor.ConstructorError(None, None, mistyped, mark)
                 if key in seen:
