@@ -4,13 +4,17 @@ import importlib
 import json
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.engine.ranks import run_on_ranks
-from zerotrial.compat.deepspeed import install
+from zerolab.errors import EngineError
+from zerotrial.compat.deepspeed import finder, install
+from zerotrial.compat.deepspeed.absent import MissingName
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_deepspeed.md"
 NAMES: dict[str, list[str]] = json.loads(
@@ -48,11 +52,10 @@ def look(_: str) -> dict[str, list[str]]:
     def has(module: str, name: str) -> bool:
         if module in ENGINES:
             return hasattr(getattr(deepspeed, module), name)
-        try:
-            getattr(importlib.import_module(module), name)
-        except (AttributeError, ModuleNotFoundError):
-            return False
-        return True
+        value = getattr(importlib.import_module(module), name)
+        if isinstance(value, ModuleType):
+            return value.__name__ in finder._MODULES
+        return not isinstance(value, MissingName)
 
     return {m: [name for name in names if has(m, name)] for m, names in NAMES.items()}
 
@@ -94,11 +97,11 @@ def fail(_: str) -> dict[str, dict[str, str]]:
 
     for name, instead in DEEPER.items():
         parent, _, last = name.rpartition(".")
-        for code in (f"import {name}", f"from {parent} import {last}", name):
-            with pytest.raises((ModuleNotFoundError, AttributeError), match=re.escape(instead)):
-                exec(code, {"deepspeed": deepspeed})
-    with pytest.raises(ModuleNotFoundError, match=r"has no such part$"):
-        importlib.import_module("deepspeed.comm.nowhere")  # no word on another name beside it
+        for code in (f"from {parent} import {last} as x", f"import {parent}; x = {name}"):
+            with pytest.raises((EngineError, AttributeError), match=re.escape(instead)):
+                exec(f"{code}\nx() if callable(x) else x.anything", {"deepspeed": deepspeed})
+    with pytest.raises(AttributeError, match=r"nowhere: .* no counterpart$"):
+        _ = importlib.import_module("deepspeed.comm").nowhere.to_be_found
 
     def said(module: str, name: str) -> str:
         try:
@@ -107,8 +110,10 @@ def fail(_: str) -> dict[str, dict[str, str]]:
                 vars(engine)["module"] = torch.nn.Linear(1, 1)
                 getattr(engine, name)
             else:
-                exec(f"from {module} import {name}", {})
-        except (AttributeError, ModuleNotFoundError) as error:
+                value = getattr(importlib.import_module(module), name)
+                if isinstance(value, (MissingName, ModuleType)):
+                    _ = value.anything.more
+        except AttributeError as error:
             return str(error)
         return ""
 
@@ -129,6 +134,101 @@ def test_a_name_that_is_not_there_says_at_its_first_use_what_the_page_says() -> 
                 assert found[module][name].endswith(instead), f"{module}.{name}"
                 checked += 1
     assert checked > 400
+
+
+SCRIPT = """
+from __future__ import annotations
+import deepspeed.moe.layer
+import deepspeed.somewhere.new as new
+from deepspeed.ops.op_builder import AsyncIOBuilder
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.config import LAMB_OPTIMIZER
+from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
+from deepspeed.runtime.pipe.schedule import PipeSchedule, TrainSchedule
+from deepspeed.utils import groups
+from torch import nn
+
+class OwnSchedule(PipeSchedule):
+    pass
+
+class Own(nn.Module, deepspeed.moe.layer.MoE):
+    pass
+
+def train(optimizer: BF16_Optimizer | None = None, other: "None | OwnSchedule" = None) -> None:
+    return isinstance(optimizer, (BF16_Optimizer, OwnSchedule))
+"""
+
+
+def use(_: str) -> dict[str, str]:
+    install()
+    names: dict[str, Any] = {}
+    exec(SCRIPT, names)
+    assert names["train"]() is False
+    assert not issubclass(nn.Linear, names["BF16_Optimizer"])
+    found = {}
+    for code in (
+        "BF16_Optimizer(1)",
+        "OwnSchedule(2)",
+        "Own()",
+        "deepspeed.moe.layer.MoE(hidden_size=1)",
+        "new.Thing()",
+        "new.thing.part",
+        "groups.get_data_parallel_group()",
+        "CurriculumScheduler({})",
+        "'LAMB' == LAMB_OPTIMIZER",
+        "LAMB_OPTIMIZER in ['LAMB']",
+        "str(LAMB_OPTIMIZER)",
+        "f'{LAMB_OPTIMIZER}'",
+        "[*LAMB_OPTIMIZER]",
+    ):
+        with pytest.raises((EngineError, AttributeError)) as error:
+            exec(code, names)
+        found[code] = str(error.value)
+    return found
+
+
+def test_missing_names_import_and_fail_when_used() -> None:
+    (found,) = run_on_ranks(use, 1, "")
+    assert all("Zerolab stands in for deepspeed" in message for message in found.values())
+    assert "use stage 3" in found["Own()"]
+    assert "use stage 3" in found["deepspeed.moe.layer.MoE(hidden_size=1)"]
+    assert found["OwnSchedule(2)"].startswith("deepspeed.runtime.pipe.schedule.PipeSchedule: ")
+    assert found["new.Thing()"].startswith("deepspeed.somewhere.new.Thing: ")
+
+
+def call_launcher_names(directory: str) -> Any:
+    install()
+    from deepspeed.checkpointing import _CUDA_RNG_STATE_TRACKER, _set_cuda_rng_state
+    from deepspeed.compression.helper import recursive_getattr, recursive_setattr
+    from deepspeed.launcher.runner import fetch_hostfile, parse_inclusion_exclusion
+    from deepspeed.runtime.utils import move_to_device
+
+    file = Path(directory) / "hosts"
+    file.write_text("one slots=2\ntwo slots=2\n")
+    hosts = fetch_hostfile(str(file))
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    recursive_setattr(model, "0.bias", None)
+    recursive_setattr(model, "1", nn.Tanh())
+    state = torch.get_rng_state()
+    first = torch.rand(1)
+    _set_cuda_rng_state(state)
+    assert torch.equal(first, torch.rand(1))
+    assert _CUDA_RNG_STATE_TRACKER.get_states() == {}
+    item = torch.ones(1)
+    moved = move_to_device({"a": [item], "b": (item,)}, "meta", lambda x: isinstance(x, float))
+    return (
+        fetch_hostfile(directory + "/nowhere"),
+        parse_inclusion_exclusion(hosts, "two:1", ""),
+        parse_inclusion_exclusion(hosts, "", "one"),
+        recursive_getattr(model, "0.bias"),
+        type(recursive_getattr(model, "1")).__name__,
+        moved["a"][0].device.type + moved["b"][0].device.type,
+    )
+
+
+def test_launcher_and_helper_names_work(tmp_path: Path) -> None:
+    (found,) = run_on_ranks(call_launcher_names, 1, str(tmp_path))
+    assert found == (None, {"two": [1]}, {"two": [0, 1]}, None, "Tanh", "metameta")
 
 
 def test_methods_that_are_called_the_same_are_called_as_methods() -> None:

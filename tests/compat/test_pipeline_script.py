@@ -85,8 +85,13 @@ def script(folder: str) -> dict[str, Any]:
     engine.module.eval()
     own = engine.train_batch().item()
     assert engine.module.training
-    with pytest.raises(AttributeError, match=r"set_dataloader.*train_batch\(data_iter\)"):
-        engine.set_dataloader(None)
+    plain = engine.eval_batch(iter(batches()))
+    engine.set_batch_fn(lambda item: (item["x"], item["y"]))
+    named = [{"x": x, "y": y} for x, y in batches()]
+    torch.testing.assert_close(engine.eval_batch(iter(named)), plain)
+    for set_data in (engine.set_dataiterator, engine.set_dataloader):
+        set_data(iter(named))
+        assert engine.train_batch().isfinite()
     with pytest.raises(ConfigError, match="checkpointable_layers: must be None"):
         PipelineModule([torch.tanh], 1, checkpointable_layers=["Linear"])
     return {

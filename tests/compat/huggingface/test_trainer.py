@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.engine.ranks import run_on_ranks
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, EngineError
 from zerotrial.compat.deepspeed import install
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -351,13 +351,13 @@ def look(_: str) -> dict[str, Any]:
 
     told = {}
     for call in (
-        lambda: importlib.import_module("deepspeed.moe.layer"),
-        lambda: deepspeed.utils.groups,
+        lambda: importlib.import_module("deepspeed.moe.layer").MoE(1),
+        lambda: deepspeed.utils.groups.get_data_parallel_group(None),
         lambda: deepspeed.init_inference(None),
     ):
         try:
             call()
-        except (ModuleNotFoundError, AttributeError, ConfigError) as error:
+        except (AttributeError, ConfigError, EngineError) as error:
             told[type(error).__name__] = str(error)
     return {
         "version": importlib.metadata.version("deepspeed"),
@@ -374,6 +374,6 @@ def test_the_module_answers_for_what_there_is_and_says_what_to_do_instead_of_the
     assert found["finders"] == 1
     assert found["engine"] == "Engine"
     assert found["status"] == "AVAILABLE"
-    assert "no expert parallelism" in found["told"]["ModuleNotFoundError"]
+    assert "no expert parallelism" in found["told"]["EngineError"]
     assert "ranks and groups are torch.distributed's" in found["told"]["AttributeError"]
     assert "call the model under torch.no_grad()" in found["told"]["ConfigError"]

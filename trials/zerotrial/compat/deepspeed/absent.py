@@ -1,51 +1,124 @@
-"""What to do instead of a public name of DeepSpeed that has no counterpart.
+"""Names of DeepSpeed that have no counterpart: they import, and fail when they are used.
 
-``absent.json`` has, by module (or class), what to do instead and the names that it is said of.
+``absent.json`` has, by module (or class), what to use instead and the names that it applies to.
+Any other name of any module below ``deepspeed`` gets a placeholder too, without such a remedy.
 """
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, NoReturn
 
-__all__ = ["instead_of_module", "instead_of_name", "methods"]
+from zerolab.errors import EngineError
+
+__all__ = ["MissingConstant", "MissingName", "methods", "missing_name", "remedy_of_module"]
 
 
-def instead_of_name(module: str, name: str) -> str:
-    """What follows the message that a module has no such name; empty for a name not in the table.
+class MissingName:
+    """Placeholder of a class, function or module that has no counterpart.
+
+    A script can import it, annotate with it, derive a class from it, and ask whether an object is
+    an instance of it: none is. Calling it, or reading an attribute of it, is an error.
+    """
+
+    def __init__(self, fullname: str, remedy: str) -> None:
+        self._fullname = fullname
+        self._remedy = remedy
+
+    def _message(self) -> str:
+        text = "Zerolab stands in for deepspeed, and has no counterpart"
+        return f"{self._fullname}: {text}{self._remedy}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise the error that names the missing part and its remedy."""
+        raise EngineError(self._message())
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # asked by pickle and copy, before there are attributes
+            raise AttributeError(name)
+        raise AttributeError(self._message(), name=name, obj=self)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type]:
+        def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
+            raise EngineError(self._message())
+
+        return (type(self._fullname.rpartition(".")[2], (), {"__new__": refuse}),)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        return False
+
+    def __or__(self, other: Any) -> Any:
+        return Any  # in annotations
+
+    __ror__ = __or__
+
+    def __repr__(self) -> str:
+        return f"<no counterpart of {self._fullname}>"
+
+
+class MissingConstant(MissingName):
+    """Placeholder of a constant: every use of its value is an error."""
+
+    __hash__ = object.__hash__
+
+
+def _refusing(method: str) -> Callable[..., NoReturn]:
+    def refuse(self: MissingConstant, *args: Any) -> NoReturn:
+        raise EngineError(self._message())
+
+    refuse.__name__ = method
+    return refuse
+
+
+for _method in (
+    *("eq", "ne", "lt", "le", "gt", "ge", "bool", "str", "format", "len", "iter", "contains"),
+    *("getitem", "setitem", "int", "float", "index", "add", "radd", "sub", "mul", "fspath"),
+):
+    setattr(MissingConstant, f"__{_method}__", _refusing(f"__{_method}__"))
+
+
+@cache
+def missing_name(module: str, name: str) -> MissingName:
+    """Make the placeholder of a name, the same one each time.
 
     Args:
         module: Of DeepSpeed, dotted.
         name: In it.
     """
-    told = _told(module).get(name)
-    return f": {told}" if told else ""
+    remedy = _remedies(module).get(name)
+    told = f": {remedy}" if remedy else remedy_of_module(f"{module}.{name}")
+    return (MissingConstant if name.isupper() else MissingName)(f"{module}.{name}", told)
 
 
-def instead_of_module(fullname: str) -> str:
-    """What follows the message that there is no such module; empty for one not in the table.
+def remedy_of_module(fullname: str) -> str:
+    """What to use instead of a module of DeepSpeed, or of what is in it; empty if not known.
 
     Args:
-        fullname: Of a module of DeepSpeed, dotted.
+        fullname: Dotted.
     """
     parts = fullname.split(".")
     for count in range(len(parts), 1, -1):
         within = ".".join(parts[:count])
-        told = _told(".".join(parts[: count - 1])).get(parts[count - 1])
-        of_its_names = set(_told(within).values())
-        if told is None and len(of_its_names) == 1:
-            (told,) = of_its_names
-        if told is not None:
-            return f": {told}"
+        remedy = _remedies(".".join(parts[: count - 1])).get(parts[count - 1])
+        of_its_names = set(_remedies(within).values())
+        if remedy is None and len(of_its_names) == 1:
+            (remedy,) = of_its_names
+        if remedy is not None:
+            return f": {remedy}"
     return ""
 
 
 def methods(kind: str) -> dict[str, str]:
-    """Methods of one of DeepSpeed's classes that there are not, to what to do instead."""
-    return _told(kind)
+    """Methods of one of DeepSpeed's classes that have no counterpart, to what to use instead."""
+    return _remedies(kind)
 
 
 @cache
-def _told(home: str) -> dict[str, str]:
+def _remedies(home: str) -> dict[str, str]:
     return {
         name: told.replace("`", "")
         for told, names in _table().get(home, {}).items()

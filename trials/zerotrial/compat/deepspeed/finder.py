@@ -1,7 +1,8 @@
 """Where ``import deepspeed`` and the version of its distribution are found.
 
-One object on ``sys.meta_path`` answers for the modules and for ``importlib.metadata``. Each module
-that there is takes its names from one of ours; any other fails and says what to do instead.
+One object on ``sys.meta_path`` answers for the modules and for ``importlib.metadata``. A module
+takes its names from one of ours. Every other name, and every other module, can be imported and
+fails when it is used: scripts import much that they do not use.
 """
 
 import importlib
@@ -18,7 +19,7 @@ from typing import Any
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed.absent import instead_of_module, instead_of_name
+from zerotrial.compat.deepspeed.absent import missing_name
 
 __all__ = ["VERSION", "install"]
 
@@ -37,6 +38,7 @@ _MODULES = {
     "deepspeed.comm": "comm",
     "deepspeed.comm.comm": "comm",
     "deepspeed.comm.reduce_op": "comm",
+    "deepspeed.compression.helper": "utils",
     "deepspeed.launcher": "",
     "deepspeed.launcher.runner": "launcher",
     "deepspeed.ops": "",
@@ -64,6 +66,7 @@ _MODULES = {
     "deepspeed.runtime.pipe.topology": "pipe",
     "deepspeed.runtime.utils": "runtime_utils",
     "deepspeed.runtime.zero": "zero",
+    "deepspeed.runtime.zero.offload_config": "zero",
     "deepspeed.runtime.zero.partition_parameters": "zero",
     "deepspeed.utils": "utils",
     "deepspeed.utils.init_on_device": "utils",
@@ -77,6 +80,7 @@ _MODULES = {
 _ON_DEMAND = {
     "deepspeed.PipelineEngine": "deepspeed.pipe",
     "deepspeed.PipelineModule": "deepspeed.pipe",
+    "deepspeed.runtime.pipe.engine.DeepSpeedEngine": "deepspeed",
 }
 """Names that few scripts ask for, to modules that take time to import."""
 
@@ -134,10 +138,7 @@ class _Finder(MetaPathFinder):
         del path, target
         if fullname.partition(".")[0] != "deepspeed":
             return None
-        if fullname not in _MODULES:
-            # Without its name, with which ``from module import name`` would swallow it.
-            raise ModuleNotFoundError(_missing(fullname))
-        return ModuleSpec(fullname, _Loader(_MODULES[fullname]), is_package=True)
+        return ModuleSpec(fullname, _Loader(_MODULES.get(fullname, "")), is_package=True)
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
@@ -147,14 +148,8 @@ class _Finder(MetaPathFinder):
         return [_Distribution()] if name in {None, "deepspeed"} else []
 
 
-def _missing(fullname: str) -> str:
-    """Say that a module, or a name in one, has no counterpart, and what there is instead."""
-    told = f"cannot import {fullname!r}: Zerolab stands in for deepspeed, and has no such part"
-    return told + instead_of_module(fullname)
-
-
 class _Loader(Loader):
-    """Fills a module with the public names of one of ours."""
+    """Fills a module with the public names of one of ours, if it has one."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -168,18 +163,17 @@ class _Loader(Loader):
             module.__doc__ = ours.__doc__
             module.__file__ = ours.__file__
 
-        def missing(name: str) -> Any:
-            if not name.startswith("__"):
-                with_dot = f"{module.__name__}.{name}"
-                if with_dot in _MODULES:
-                    return importlib.import_module(with_dot)
-                if with_dot in _ON_DEMAND:
-                    return getattr(importlib.import_module(_ON_DEMAND[with_dot]), name)
-            told = f"module {module.__name__!r} has no attribute {name!r}: Zerolab stands in for "
-            told += "deepspeed, and has no counterpart" + instead_of_name(module.__name__, name)
-            raise AttributeError(told, name=name)
+        def find(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            with_dot = f"{module.__name__}.{name}"
+            if with_dot in _MODULES:
+                return importlib.import_module(with_dot)
+            if with_dot in _ON_DEMAND:
+                return getattr(importlib.import_module(_ON_DEMAND[with_dot]), name)
+            return missing_name(module.__name__, name)
 
-        module.__getattr__ = missing  # type: ignore[method-assign]
+        module.__getattr__ = find  # type: ignore[method-assign]
 
 
 class _Distribution(Distribution):

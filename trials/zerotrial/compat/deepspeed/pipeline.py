@@ -1,6 +1,6 @@
 """The engine of pipeline stages under DeepSpeed's names."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -8,7 +8,9 @@ from torch import Tensor
 from zerolab.errors import EngineError
 from zerotrial.compat.deepspeed.absent import methods
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
+from zerotrial.engine.engine import EngineParts
 from zerotrial.engine.pipeline import engine
+from zerotrial.engine.pipeline.micro_batches import MicroBatches
 
 __all__ = ["PipelineEngine"]
 
@@ -18,13 +20,46 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
 
     INSTEAD: ClassVar[dict[str, str]] = DeepSpeedEngine.INSTEAD | methods("PipelineEngine")
 
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        self._batch_fn: Callable[[Any], Any] | None = None
+        self._data_iterator: Iterator[Any] | None = None
+
+    def set_batch_fn(self, fn: Callable[[Any], Any]) -> None:
+        """Call a function on each item of the data, to make it ``(inputs, labels)``.
+
+        Args:
+            fn: Gets what the iterator yields.
+        """
+        self._batch_fn = fn
+
+    def set_dataiterator(self, iterator: Iterator[Any]) -> None:
+        """Set the data of :meth:`train_batch` where it gets no iterator."""
+        self._data_iterator = iterator
+
+    def set_dataloader(self, loader: Iterable[Any]) -> None:
+        """Set the data of :meth:`train_batch` to one pass of a loader."""
+        if self.reads_data:
+            self._data_iterator = iter(loader)
+
+    def set_has_attention_mask(self, value: bool) -> None:  # noqa: FBT001 - DeepSpeed's
+        """Do nothing: tensors of every type pass between stages."""
+
+    def reset_activation_shape(self) -> None:
+        """Do nothing: shapes may change from batch to batch."""
+
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
         """Train a batch, in training mode whatever the module was in before. **Collective**.
 
         See :meth:`zerotrial.engine.pipeline.PipelineEngine.train_batch`.
         """
         self.module.train()
-        return super().train_batch(data_iter)
+        return super().train_batch(self._data_iterator if data_iter is None else data_iter)
+
+    def _draw(self, data: Iterator[Any] | None, *args: Any, **kwargs: Any) -> MicroBatches:
+        if data is not None and self._batch_fn is not None:
+            data = map(self._batch_fn, data)
+        return super()._draw(data, *args, **kwargs)
 
     def eval_batch(  # noqa: PLR0917 - DeepSpeed's order
         self,

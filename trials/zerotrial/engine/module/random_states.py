@@ -19,6 +19,7 @@ __all__ = [
     "NamedStates",
     "kept_for_recomputation",
     "seed_generator",
+    "set_generator_state",
 ]
 
 MODEL_PARALLEL = "model-parallel-rng"
@@ -61,12 +62,12 @@ class NamedStates:
             msg = f"random states: must be one that was added, got {name!r} ({there}); call "
             raise EngineError(f"{msg}model_parallel_cuda_manual_seed(seed), or add(name, seed)")
         before = _get()
-        _set(self._states[name])
+        set_generator_state(self._states[name])
         try:
             yield
         finally:
             self._states[name] = _get()
-            _set(before)
+            set_generator_state(before)
 
     def get_states(self) -> dict[str, Tensor]:
         """Copy them all, by name."""
@@ -124,7 +125,8 @@ def _get() -> Tensor:
     return torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()
 
 
-def _set(state: Tensor) -> None:
+def set_generator_state(state: Tensor) -> None:
+    """Restore the state of the generator on the GPU, or on the CPU where there is none."""
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state)
     else:

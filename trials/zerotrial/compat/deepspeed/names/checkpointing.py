@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import checkpoint as checkpoint_of_torch
 
 from zerotrial.engine.module.random_states import (
@@ -11,11 +12,15 @@ from zerotrial.engine.module.random_states import (
     NAMED_STATES,
     kept_for_recomputation,
     seed_generator,
+    set_generator_state,
 )
 from zerotrial.engine.module.random_states import NamedStates as CudaRNGStatesTracker
 
 __all__ = [
+    "_CUDA_RNG_STATE_TRACKER",
+    "_MODEL_PARALLEL_RNG_TRACKER_NAME",
     "CudaRNGStatesTracker",
+    "_set_cuda_rng_state",
     "checkpoint",
     "configure",
     "get_cuda_rng_tracker",
@@ -26,6 +31,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_CUDA_RNG_STATE_TRACKER = NAMED_STATES
+_MODEL_PARALLEL_RNG_TRACKER_NAME = MODEL_PARALLEL
 
 _configured = False
 _mpu: Any = None
@@ -87,6 +95,12 @@ def reset() -> None:
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """Run a function, and again in backward rather than to keep its activations."""
     return checkpoint_of_torch(function, *args, use_reentrant=False, **kept_for_recomputation())
+
+
+def _set_cuda_rng_state(new_state: torch.Tensor, device: int = -1) -> None:
+    """Restore the state of this process's generator, on the GPU or else on the CPU."""
+    del device
+    set_generator_state(new_state)
 
 
 def get_cuda_rng_tracker() -> CudaRNGStatesTracker:

@@ -15,6 +15,7 @@ from zerotrial.compat.deepspeed.names.utils import log_dist
 from zerotrial.compat.scripts import add_config_arguments
 
 __all__ = [
+    "DeepSpeedConfigError",
     "DeepSpeedEngine",
     "OnDevice",
     "__version__",
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 __version__ = version = VERSION
+
+DeepSpeedConfigError = ConfigError
 
 
 def init_inference(*unused: Any, **options: Any) -> NoReturn:

@@ -1,7 +1,9 @@
-"""``deepspeed.runtime.utils``, of which scripts use two functions."""
+"""``deepspeed.runtime.utils``."""
 
 import logging
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.compat.deepspeed.names.utils import logger
 
-__all__ = ["see_memory_usage", "set_random_seed"]
+__all__ = ["move_to_device", "see_memory_usage", "set_random_seed"]
 
 
 def set_random_seed(seed: int) -> None:
@@ -38,3 +40,23 @@ def see_memory_usage(message: str, force: bool = False) -> None:  # noqa: FBT001
     logger.log(
         logging.INFO, "%s: %.2f GiB held, %.2f GiB at most", message, held / 2**30, most / 2**30
     )
+
+
+def move_to_device(
+    item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
+) -> Any:
+    """Move the tensors in lists, tuples and dicts to a device.
+
+    Args:
+        item: A tensor, or containers of them.
+        device: Their new device.
+        criterion_func: Tensors for which it is true stay the same objects with moved values.
+    """
+    if criterion_func is not None and criterion_func(item):
+        item.data = item.to(device)
+        return item
+    if isinstance(item, list | tuple):
+        return type(item)(move_to_device(value, device, criterion_func) for value in item)
+    if isinstance(item, dict):
+        return {key: move_to_device(v, device, criterion_func) for key, v in item.items()}
+    return item.to(device)

@@ -1,5 +1,6 @@
 """``deepspeed.utils``."""
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -32,6 +33,8 @@ __all__ = [
     "get_z3_leaf_modules",
     "log_dist",
     "logger",
+    "recursive_getattr",
+    "recursive_setattr",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
@@ -61,6 +64,17 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
     mine = dist.get_rank() if dist.is_initialized() else 0
     if not ranks or -1 in ranks or mine in ranks:
         logger.log(level, "[rank %d] %s", mine, message)
+
+
+def recursive_getattr(model: Any, module_name: str) -> Any:
+    """Return an attribute by its dotted name, such as ``layers.0.weight``."""
+    return functools.reduce(getattr, module_name.split("."), model)
+
+
+def recursive_setattr(model: Any, module_name: str, module: Any) -> None:
+    """Set an attribute by its dotted name."""
+    parent, _, name = module_name.rpartition(".")
+    setattr(recursive_getattr(model, parent) if parent else model, name, module)
 
 
 class RepeatingLoader:

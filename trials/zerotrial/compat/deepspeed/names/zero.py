@@ -1,5 +1,6 @@
 """``deepspeed.zero``, and ``deepspeed.runtime.zero.partition_parameters``."""
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from zerotrial.compat.deepspeed.names.z3_leaf_module import set_z3_leaf_modules
 __all__ = [
     "GatheredParameters",
     "Init",
+    "OffloadDeviceEnum",
+    "OffloadStateTypeEnum",
     "ZeroParamStatus",
     "_orig_torch_arange",
     "get_accelerator",
@@ -23,6 +26,24 @@ __all__ = [
 ]
 
 _orig_torch_arange = torch.arange
+
+
+class OffloadDeviceEnum(enum.StrEnum):
+    """Values of ``offload_param.device`` and ``offload_optimizer.device``."""
+
+    none = "none"
+    cpu = "cpu"
+    nvme = "nvme"
+
+
+class OffloadStateTypeEnum(enum.StrEnum):
+    """Kinds of state that ``engine.offload_states`` of DeepSpeed takes."""
+
+    optim_states = "optim_states"
+    hp_params = "hp_params"
+    lp_params = "lp_params"
+    lp_grads = "lp_grads"
+    contiguous_grad_buffer = "contiguous_grad_buffer"
 
 
 def zero_wrapper_for_fp_tensor_constructor(
