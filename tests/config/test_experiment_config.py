@@ -159,7 +159,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"searcher": {"name": "single", "metric": "m"}},
         "searcher.max_length: is required for a trial class, got nothing; say how far",
     ),
-    ({"searcher": {"name": "single", "max_length": 1}}, "searcher.metric: is required"),
+    ({"searcher": {"name": "grid", "max_length": 1}}, "searcher.metric: is required"),
+    (
+        {"searcher": {"name": "grid", "metric": None, "max_length": 1}},
+        "searcher.metric: is required",
+    ),
     (
         {"searcher": {"name": "single", "metric": "", "max_length": 1}},
         "searcher.metric: string should have at least 1 character, got ''",
@@ -394,7 +398,7 @@ def test_variables_under_gpu_are_those_of_cuda_and_those_under_rocm_are_refused(
 
 def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
-    file.write_text("entrypoint: a:B\nsearcher: {name: single}\nresources: {slots: 2, gpus: 1}\n")
+    file.write_text("entrypoint: a:B\nsearcher: {name: grid}\nresources: {slots: 2, gpus: 1}\n")
     with pytest.raises(ConfigError) as caught:
         load_experiment(file)
     assert str(caught.value) == (

@@ -1,7 +1,7 @@
 """``zerolab experiment``: what was submitted, and what becomes of it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from zerolab.cli.output import (
     Toned,
     Yes,
     age,
+    checkpoint_text,
     end_state,
     hparam_lines,
     number,
@@ -77,7 +78,7 @@ def list_experiments(
         (
             one["id"],
             one["name"],
-            Toned(one["state"].partition("_")[0], end_state(one).tone),
+            _short_state(one),
             f"{100 * (one['progress'] or 0):.0f} %",
             one["num_trials"],
             number(one["best_validation"]),
@@ -92,6 +93,12 @@ def list_experiments(
         result(line)
 
 
+def _short_state(experiment: dict[str, Any]) -> Toned:
+    """Return the state without what a stopping experiment ends as."""
+    state = end_state(experiment)
+    return Toned("STOPPING", state.tone) if state.startswith("STOPPING_") else state
+
+
 @group.command()
 def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
     """Show one experiment: state, searcher, best trial, and its error if it has one."""
@@ -101,8 +108,9 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
         found = client.experiment(experiment_id)
         trials = client.trials(experiment_id)
         kept, size = client.checkpoint_totals(experiment_id)
+        saved = client.best_checkpoint(experiment_id)
     if as_json:
-        print_json({**found, "trials": trials})
+        print_json({**found, "trials": trials, "best_checkpoint": saved})
         return
     best = next((one for one in trials if one["id"] == found["best_trial_id"]), None)
     states = [one["state"] for one in trials]
@@ -116,12 +124,13 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "no result": found["result_problem"] if not found["error"] else None,
             "waits": found["waiting_reason"],
             "progress": f"{100 * (found['progress'] or 0):.0f} %",
-            "searcher": f"{found['searcher_name']} on {found['metric']}",
+            "searcher": _searcher_text(found),
             "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
             "best validation": number(found["best_validation"]),
-            "best trial": found["best_trial_id"],
+            "best trial": best and f"{best['id']}{' (failed)' if best['state'] == 'ERROR' else ''}",
             "started with": hparam_lines(best) if best else None,
-            "best checkpoint": best["best_checkpoint"] if best else None,
+            "best checkpoint": checkpoint_text(saved, found["metric"]),
+            "note": saved["note"],
             "slot time": duration_text(sum(one["slot_seconds"] for one in trials)),
             "checkpoints": f"{kept} kept, {size_text(size)}" if kept else None,
             "created": found["created_at"],
@@ -129,6 +138,11 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "error": found["error"],
         }
     )
+
+
+def _searcher_text(experiment: dict[str, Any]) -> str:
+    metric = experiment["metric"]
+    return f"{experiment['searcher_name']}{f' on {metric}' if metric else ''}"
 
 
 @group.command()
@@ -187,17 +201,20 @@ def wait(
         float | None, typer.Option(help="Give up after so many seconds, with exit code 124.")
     ] = None,
 ) -> None:
-    """Wait for the end; prints the state. Exit code 0 when it is COMPLETED, else 1."""
+    """Wait for the end; prints the state.
+
+    Exit code 0 when it is COMPLETED, 3 when it is COMPLETED with failed trials, else 1.
+    """
     from zerolab.cli.connection import connect
-    from zerolab.cli.following import ENDED, wait_for_end
+    from zerolab.cli.following import ENDED, exit_code, wait_for_end
 
     with connect() as client:
-        state = wait_for_end(client, experiment_id, timeout)["state"]
-    result(state)
-    if state not in ENDED:
+        found = wait_for_end(client, experiment_id, timeout)
+    result(end_state(found))
+    if found["state"] not in ENDED:
         raise typer.Exit(124)
-    if state != "COMPLETED":
-        raise typer.Exit(1)
+    if exit_code(found):
+        raise typer.Exit(exit_code(found))
 
 
 @group.command()

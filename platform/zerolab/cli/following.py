@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ __all__ = [
     "OfLevel",
     "OfRank",
     "Tail",
+    "exit_code",
     "print_logs",
     "wait_for_end",
 ]
@@ -30,6 +32,8 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object
 
 ENDED = frozenset({"COMPLETED", "CANCELED", "ERROR"})
 """States of experiments and trials in which nothing more happens."""
+
+_SOME_FAILED = 3
 
 _POLL_S = 0.3
 _PAGE = 1000
@@ -78,6 +82,16 @@ def wait_for_end(
         if found["state"] in ENDED or (deadline is not None and time.monotonic() > deadline):
             return found
         time.sleep(_POLL_S)
+
+
+def exit_code(experiment: Mapping[str, Any]) -> int:
+    """Return the exit code for an experiment that has ended.
+
+    0 when it is COMPLETED, 3 when it is COMPLETED with failed trials, else 1.
+    """
+    if experiment["state"] != "COMPLETED":
+        return 1
+    return _SOME_FAILED if experiment["failed_trials"] else 0
 
 
 def _page(

@@ -18,6 +18,7 @@ __all__ = [
     "Toned",
     "Yes",
     "age",
+    "checkpoint_text",
     "end_state",
     "hparam_lines",
     "number",
@@ -81,10 +82,32 @@ class Toned(str):
 
 
 def end_state(resource: Mapping[str, Any]) -> Toned:
-    """The state of an experiment or a trial: green is for ends with a result alone."""
-    state = str(resource["state"])
-    good = "yellow" if resource["result_problem"] else "green"
-    return Toned(state, {"COMPLETED": good, "ERROR": "red"}.get(state, ""))
+    """Return the state of an experiment or a trial, with the number of trials that failed.
+
+    Green is only for ends with a result and without a failed trial.
+    """
+    state, failed = str(resource["state"]), resource.get("failed_trials", 0)
+    good = "yellow" if resource["result_problem"] or failed else "green"
+    tone = {"COMPLETED": good, "ERROR": "red"}.get(state, "")
+    if state != "COMPLETED" or not failed:
+        return Toned(state, tone)
+    total, canceled = resource["num_trials"], resource["canceled_trials"]
+    counts = f"{total - failed - canceled} of {total}, {failed} failed"
+    return Toned(f"{state} ({counts}{f', {canceled} canceled' if canceled else ''})", tone)
+
+
+def checkpoint_text(best: Mapping[str, Any], metric: str | None) -> str | None:
+    """Write the best checkpoint of an experiment or a trial, with its own validation.
+
+    Args:
+        best: As the server answers it.
+        metric: The searcher's.
+    """
+    found = best["checkpoint"]
+    if found is None:
+        return None
+    place = f"batch {found['steps_completed']} of trial {found['trial_id']}"
+    return f"{found['uuid']}  {metric} {number(best['validation'])}, {place}"
 
 
 def problem_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -11,6 +11,7 @@ from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
     Yes,
+    checkpoint_text,
     end_state,
     hparam_lines,
     number,
@@ -77,9 +78,11 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
 
     with connect() as client:
         found = client.trial(trial_id)
-    if as_json:
-        print_json(found)
-        return
+        if as_json:
+            print_json(found)
+            return
+        metric = client.experiment(found["experiment_id"])["metric"]
+        saved = client.trial_best_checkpoint(trial_id)
     print_fields(
         {
             "trial": f"{found['id']} of experiment {found['experiment_id']}",
@@ -94,7 +97,8 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
             "slot time": duration_text(found["slot_seconds"]),
             "seed": found["seed"],
             "hyperparameters": hparam_lines(found),
-            "best checkpoint": found["best_checkpoint"],
+            "best checkpoint": checkpoint_text(saved, metric),
+            "note": saved["note"],
             "latest checkpoint": found["latest_checkpoint"],
             "created": found["created_at"],
             "ended": found["ended_at"],

@@ -321,6 +321,15 @@ class Client(Transport):
         """List a trial's checkpoints."""
         return self._list(f"/trials/{trial_id}/checkpoints", "checkpoints")
 
+    def best_checkpoint(self, experiment_id: int) -> Json:
+        """Return the best ``checkpoint`` of an experiment, its ``validation``, and a ``note``."""
+        found = self.get(f"/experiments/{experiment_id}/best-checkpoint")
+        return resource(found, "best_checkpoint")
+
+    def trial_best_checkpoint(self, trial_id: int) -> Json:
+        """Return the same of one trial."""
+        return resource(self.get(f"/trials/{trial_id}/best-checkpoint"), "best_checkpoint")
+
     def checkpoint(self, uuid: str) -> Json:
         """Return one checkpoint."""
         return resource(self.get(_path("checkpoints", uuid)), "checkpoint")

@@ -26,6 +26,7 @@ __all__ = [
     "LEAVING",
     "Outcome",
     "failure",
+    "is_failure",
     "read_outcome",
     "read_reason",
     "signal_text",
@@ -44,6 +45,8 @@ DELIBERATE = frozenset(
 
 LEAVING = frozenset({EXIT_PREEMPTED, EXIT_REACHED})
 """Exit codes of runs that have saved a checkpoint: every rank ends by itself."""
+
+_NO_FAILURE = LEAVING | {0, EXIT_INVALID_HP, EXIT_STALE, EXIT_INFRASTRUCTURE}
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +143,11 @@ def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
         model_dir, entrypoint = folder.model, None
     told = describe_failure(lines, last, model_dir, entrypoint)
     return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {told}", rank)
+
+
+def is_failure(exit_code: int) -> bool:
+    """Return whether a run with this exit code failed, by its own error or by a signal."""
+    return exit_code not in _NO_FAILURE
 
 
 def _last_words(lines: list[str]) -> str:

@@ -207,8 +207,8 @@ class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where this run pauses, in the unit of ``max_length``; None when it goes all the way."""
     validate_at: tuple[int, ...] = ()
     """Lengths, in the unit of ``max_length``, after which the searcher compares trials."""
-    metric: str
-    """Validation metric that tells which checkpoint is best."""
+    metric: str | None = None
+    """Validation metric that tells which checkpoint is best; None where there is none."""
     smaller_is_better: bool = True
     scheduling_unit: int = 100
     """Batches between reports of training metrics."""

@@ -36,8 +36,9 @@ class SearcherConfig(Section):
     name: str
     """Which searcher."""
 
-    metric: Annotated[str, Field(min_length=1)]
-    """The validation metric by which trials are compared."""
+    metric: Annotated[str, Field(min_length=1)] | None
+    """The validation metric by which trials are compared. Optional for ``single``: without it no
+    validation is expected."""
 
     smaller_is_better: bool = True
     """Whether a smaller metric is the better one."""

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from zerolab.schema.hyperparameters import needs_search, sample_hyperparameters
 from zerolab.searcher.interface import Searcher
@@ -19,6 +21,10 @@ class SingleConfig(SearcherConfig):
 
     name: Literal["single"]
     """One trial."""
+
+    metric: Annotated[str, Field(min_length=1)] | None = None
+    """The validation metric that says which validation and which checkpoint are the best. Leave it
+    out where nothing is validated."""
 
     has_one_trial: ClassVar[bool] = True
     may_grow: ClassVar[frozenset[str]] = frozenset({"max_length"})

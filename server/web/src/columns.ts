@@ -1,7 +1,7 @@
 /** Every trial of an experiment in short: what it was started with, and how it did. */
 
 import { finite } from "./api";
-import type { Num, Trial, TrialColumns } from "./resources";
+import type { Experiment, Num, Trial, TrialColumns } from "./resources";
 
 export type Value = number | string | boolean | null;
 
@@ -23,6 +23,9 @@ export interface Seen {
 
 export const PREFIX = "hparams.";
 export const METRICS = ["best_validation", "latest_validation", "slot_seconds", "steps_completed", "restarts"];
+
+/** The metric that compares trials; a single trial may name none. */
+export const metricOf = (row: Experiment): string => row.metric ?? "validation";
 
 /** Columns to rows. */
 export function seen({ columns }: TrialColumns): Seen[] {

@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 
 import { Now } from "./dialog";
+import { number } from "./format";
 import { LOGIN } from "./live";
 
 export const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
@@ -11,16 +12,27 @@ export const ENDED = ["COMPLETED", "CANCELED", "ERROR"];
 /** What has a state, and may say why it has no result, or why it waits. */
 interface Standing {
   state: string;
+  /** Of an experiment: its trials, and how many of them have no result. */
+  num_trials?: number;
+  failed_trials?: number;
+  canceled_trials?: number;
   result_problem?: string | null;
   waiting_reason?: string | null;
 }
 
-/** A state; an end without a result, and waiting, have colours of their own. */
-export function Badge({ of: { state, result_problem, waiting_reason } }: { of: Standing }) {
+/** A state; an end without a result or with failed trials, and waiting, have colours of their own. */
+export function Badge({ of: row }: { of: Standing }) {
+  const { state, result_problem, waiting_reason } = row;
   const words = state.replaceAll("_", " ").toLowerCase();
+  if (state === "COMPLETED" && row.failed_trials) return <span class="badge empty">{`${words}, ${failures(row)}`}</span>;
   if (state === "COMPLETED" && result_problem) return <span class="badge empty">{words}, no result</span>;
   if (state === "ACTIVE" && waiting_reason) return <span class="badge queued">{words}, waiting</span>;
   return <span class={`badge ${words.split(" ")[0]}`}>{words}</span>;
+}
+
+/** How many trials of an experiment completed and failed: `57 of 60, 3 failed`. */
+function failures({ num_trials: all = 0, failed_trials: failed = 0, canceled_trials: canceled = 0 }: Standing): string {
+  return `${number(all - failed - canceled)} of ${number(all)}, ${number(failed)} failed${canceled ? `, ${number(canceled)} canceled` : ""}`;
 }
 
 /** What went wrong with something, or why it waits: one line of its row. */

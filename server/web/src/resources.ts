@@ -39,6 +39,21 @@ export interface AgentPage {
   next_after: null;
 }
 
+/** The checkpoint whose own validation is the best. */
+export interface BestCheckpoint {
+  /** Null when no checkpoint has a validation at its batch. */
+  checkpoint: Checkpoint | null;
+  /** The searcher's metric at that batch. */
+  validation: Num | null;
+  /** Set when the trial has ended and its best validation has no checkpoint: what saves one. */
+  note: string | null;
+}
+
+/** The best checkpoint of an experiment or a trial. */
+export interface BestCheckpointAnswer {
+  best_checkpoint: BestCheckpoint;
+}
+
 /** Rungs with lists of their own. */
 export interface Bracket {
   /** How many trials it has at most, if none has to be replaced. */
@@ -182,12 +197,16 @@ export interface Experiment {
   source_checkpoint: string | null;
   /** How trials are chosen. */
   searcher_name: string;
-  /** By which validation metric they are compared. */
-  metric: string;
+  /** By which validation metric they are compared; null for a single trial that names none. */
+  metric: string | null;
   /** Which way they are compared. */
   smaller_is_better: boolean;
   /** How many there are by now. */
   num_trials: number;
+  /** How many of them ended with an error. */
+  failed_trials: number;
+  /** How many of them were canceled. */
+  canceled_trials: number;
   /** The best trial by now. */
   best_trial_id: number | null;
   /** Its metric. */
@@ -540,6 +559,8 @@ export interface Run {
   exit_code: number | null;
   /** Why it ended, where it did not complete. */
   reason: string | null;
+  /** Whether it ended with an error. False while it runs, and where it gave its slots back. */
+  failed: boolean;
 }
 
 /** All runs of a trial, the oldest first. */
@@ -649,8 +670,8 @@ export interface SearcherState {
   name: string;
   /** Of all lengths; null when trials decide by themselves how far they train. */
   unit: "batches" | "epochs" | null;
-  /** By which trials are compared. */
-  metric: string;
+  /** By which trials are compared; null for a single trial that names none. */
+  metric: string | null;
   /** Which way they are compared. */
   smaller_is_better: boolean;
   /** Whether it wants no more trials. */

@@ -108,6 +108,12 @@ def read_rows(
         "WHERE experiment_id = ? ORDER BY id"
     )
     costs: Mapping[int, float] = {}
+    metric = ""
+    if "result" in wanted:
+        query_metric = "SELECT metric FROM experiments WHERE id = ?"
+        metric = next(
+            (name for (name,) in raw_rows(connection, query_metric, (experiment_id,))), ""
+        )
     if "slot_seconds" in wanted:
         costs = slot_seconds_in(connection, experiment_id, now or time.time())
     measures = {
@@ -127,7 +133,7 @@ def read_rows(
         if "slot_seconds" in wanted:
             values["slot_seconds"] = costs.get(cells[names.index("id")], 0.0)
         if "result" in wanted:
-            values["result"] = has_result(values)
+            values["result"] = has_result(values, metric)
     return found
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from zerolab.contract.spec import TrialClass
 from zeroserver.states import ExperimentState, TrialState
 
 Fields = Mapping[str, Any] | RowMapping
 """A row of a table."""
 
-__all__ = ["experiment_problem", "has_result", "trial_problem"]
+__all__ = ["experiment_problem", "has_result", "missing_checkpoint", "trial_problem"]
 
 
 def experiment_problem(row: Fields) -> str | None:
@@ -22,27 +23,64 @@ def experiment_problem(row: Fields) -> str | None:
         return str(row["error"] or "it ended with an error")
     if row["state"] != ExperimentState.COMPLETED or row["best_validation"] is not None:
         return None
+    if not row["metric"]:
+        return str(row["error"]) if row["error"] else None
     what = f"no trial reported a number for the searcher's metric {row['metric']!r}"
     return f"{what}: {row['error']}" if row["error"] else what
 
 
-def has_result(row: Fields) -> str | None:
+def has_result(row: Fields, metric: str) -> str | None:
     """Whether a trial that has ended has a result, in words; None while it goes on, or canceled."""
     if row["state"] not in {TrialState.COMPLETED, TrialState.ERROR}:
         return None
-    return "yes" if trial_problem(row) is None else "no"
+    return "yes" if trial_problem(row, metric) is None else "no"
 
 
-def trial_problem(row: Fields) -> str | None:
-    """Say why a trial that has ended has no result; None if it has one, or goes on."""
+def trial_problem(row: Fields, metric: str) -> str | None:
+    """Return why a trial that has ended has no result; None if it has one, or goes on.
+
+    Args:
+        row: Of the trial.
+        metric: The searcher's; empty where there is none, and no validation is expected.
+    """
     if row["state"] == TrialState.ERROR:
         return str(row["error"] or "it ended with an error")
     if row["state"] != TrialState.COMPLETED:
         return None
     if row["error"]:
         return str(row["error"])
-    if row["best_validation"] is not None:
+    if row["best_validation"] is not None or not metric:
         return None
     if row["searcher_steps"] < 0:
         return "it ended without a validation"
     return "no validation gave the searcher's metric a number"
+
+
+def missing_checkpoint(config: Mapping[str, Any], trial: Fields, *, deleted: bool) -> str:
+    """Return that the best validation of a trial has no checkpoint, and what saves one.
+
+    Args:
+        config: The configuration of its experiment, defaults filled in.
+        trial: One that has a best validation.
+        deleted: Whether a checkpoint of that batch was there.
+    """
+    from zerolab.config.experiment.entrypoint import parse_entrypoint  # rarely needed
+
+    metric = config["searcher"]["metric"]
+    what = (
+        f"the best validation ({metric} {trial['best_validation']:.6g} at batch "
+        f"{trial['best_steps']} of trial {trial['id']}) has no checkpoint"
+    )
+    if deleted:
+        keep = "raise checkpoint_storage.save_trial_best or save_experiment_best to keep more"
+        return f"{what}: it was deleted; {keep}"
+    if isinstance(parse_entrypoint(config["entrypoint"]), TrialClass):
+        if config["checkpoint_policy"] == "none":
+            return f"{what}; set checkpoint_policy: best to save one after each new best validation"
+        return f"{what}: its run ended before one was saved"
+    return (
+        f"{what}; save one after each new best validation: "
+        'context.checkpoint.store_path({"steps_completed": step}) in a Core API script, '
+        'save_strategy="best" in transformers\' TrainingArguments, checkpoint_policy in '
+        "zerotrial.Trainer.fit"
+    )

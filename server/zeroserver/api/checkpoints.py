@@ -5,20 +5,24 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, Table, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Table, func, select
 from starlette.concurrency import run_in_threadpool
 
+from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
+from zeroserver.analysis.results import missing_checkpoint
 from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit, answer
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
+    BestCheckpoint,
+    BestCheckpointAnswer,
     CheckpointAnswer,
     CheckpointPage,
     Removal,
@@ -26,9 +30,11 @@ from zeroserver.api.resources import (
 )
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import PlainText, StrictRoute
+from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.checkpoints.removing import Going, collect, remove_checkpoints
 from zeroserver.orchestrator.desk import stored_address
 from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # pydantic's models of the whole file, and fsspec
@@ -81,6 +87,71 @@ def list_experiment_checkpoints(
 def list_trial_checkpoints(connection: ReadDep, trial_id: IdPath, wanted: Wanted) -> Response:
     """List a trial's checkpoints, the oldest first."""
     return _page(connection, trials, trial_id, wanted)
+
+
+@router.get("/experiments/{experiment_id}/best-checkpoint", responses=answer(BestCheckpointAnswer))
+def get_experiment_best_checkpoint(connection: ReadDep, experiment_id: IdPath) -> Response:
+    """Read the checkpoint of an experiment whose own validation is the best."""
+    experiment = queries.one(connection, experiments, experiment_id)
+    best_trial = experiment["best_trial_id"]
+    trial = None if best_trial is None else queries.one(connection, trials, best_trial)
+    return _best(connection, experiment, trial, checkpoints.c.experiment_id == experiment_id)
+
+
+@router.get("/trials/{trial_id}/best-checkpoint", responses=answer(BestCheckpointAnswer))
+def get_trial_best_checkpoint(connection: ReadDep, trial_id: IdPath) -> Response:
+    """Read the checkpoint of a trial whose own validation is the best."""
+    trial = queries.one(connection, trials, trial_id)
+    experiment = queries.one(connection, experiments, trial["experiment_id"])
+    return _best(connection, experiment, trial, checkpoints.c.trial_id == trial_id)
+
+
+def _best(
+    connection: Connection,
+    experiment: RowMapping,
+    trial: RowMapping | None,
+    where: ColumnElement[bool],
+) -> Response:
+    """Answer with the best checkpoint.
+
+    Args:
+        connection: For reading.
+        experiment: Whose metric compares.
+        trial: The one with the best validation; None without any.
+        where: Which checkpoints are looked at.
+    """
+    found = None
+    if experiment["metric"]:
+        query = best_checkpoints(experiment).where(where).limit(1)
+        found = connection.execute(query).mappings().one_or_none()
+    told = BestCheckpoint(
+        checkpoint=queries.checkpoint_list(connection, [found])[0] if found else None,
+        validation=wire_number(found["value"]) if found else None,  # type: ignore[arg-type]
+        note=_note(connection, experiment, trial, found),
+    )
+    return respond(BestCheckpointAnswer(told))
+
+
+def _note(
+    connection: Connection,
+    experiment: RowMapping,
+    trial: RowMapping | None,
+    found: RowMapping | None,
+) -> str | None:
+    """Return that the best validation has no checkpoint; None if it has, or may get one."""
+    if trial is None or trial["best_validation"] is None or trial["state"] not in TRIAL_ENDED:
+        return None
+    if found is not None and found["value"] == trial["best_validation"]:
+        return None
+    at = checkpoints.c
+    query = select(at.id).where(
+        at.trial_id == trial["id"], at.steps_completed == trial["best_steps"]
+    )
+    deleted = connection.scalar(query.limit(1)) is not None
+    config: dict[str, Any] = msgspec.json.decode(experiment["config"])
+    if "entrypoint" not in config:  # imported: what began it is not known
+        return None
+    return missing_checkpoint(config, trial, deleted=deleted)
 
 
 @router.get("/checkpoints/{uuid}", responses=answer(CheckpointAnswer))

@@ -34,6 +34,7 @@ TOLD = (
     resources.Trial,
     resources.Run,
     resources.Checkpoint,
+    resources.BestCheckpoint,
     resources.Removal,
     resources.RemovedCheckpoint,
     resources.Model,

@@ -17,6 +17,7 @@ from sqlalchemy import (
     select,
 )
 
+from zerolab.contract.outcome import is_failure
 from zerolab.errors import ConfigError
 from zeroserver.analysis.choice import read_cursor, write_cursor
 from zeroserver.analysis.cost import slot_seconds_of
@@ -24,18 +25,21 @@ from zeroserver.analysis.results import experiment_problem, trial_problem
 from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.waiting import Waiting
+from zeroserver.states import TrialState
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS, json_number
 from zeroserver.store.rows import one
 from zeroserver.store.schema import (
     agents,
     checkpoints,
+    experiments,
     logs,
     metric_keys,
     points,
     rollups,
     run_nodes,
     runs,
+    trials,
 )
 
 __all__ = [
@@ -44,6 +48,7 @@ __all__ = [
     "checkpoint_metrics",
     "count_trials",
     "experiment",
+    "experiment_list",
     "log_page",
     "metric_names",
     "one",
@@ -140,13 +145,41 @@ def _behind(
     return or_(beyond(column, value), same, column.is_(None))
 
 
-def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
+def experiment(connection: Connection, row: RowMapping, waiting: Waiting) -> Experiment:
     """Turn a row into a resource; ``waiting`` knows why it waits."""
-    return Experiment.of(
-        row,
-        waiting_reason=waiting.of_experiment(row["id"], row["state"]),
-        result_problem=experiment_problem(row),
+    return experiment_list(connection, [row], waiting)[0]
+
+
+def experiment_list(
+    connection: Connection, rows: Sequence[RowMapping], waiting: Waiting
+) -> list[Experiment]:
+    """Turn rows into resources; one query more, for their trials that failed or were canceled.
+
+    Args:
+        connection: For reading.
+        rows: Of the table of experiments.
+        waiting: Knows why they wait.
+    """
+    columns = trials.c
+    counted = connection.execute(
+        select(columns.experiment_id, columns.state, func.count())
+        .where(
+            columns.state.in_([TrialState.ERROR, TrialState.CANCELED]),
+            columns.experiment_id.in_([row["id"] for row in rows]),
+        )
+        .group_by(columns.experiment_id, columns.state)
     )
+    counts = {(experiment_id, state): count for experiment_id, state, count in counted}
+    return [
+        Experiment.of(
+            row,
+            failed_trials=counts.get((row["id"], TrialState.ERROR), 0),
+            canceled_trials=counts.get((row["id"], TrialState.CANCELED), 0),
+            waiting_reason=waiting.of_experiment(row["id"], row["state"]),
+            result_problem=experiment_problem(row),
+        )
+        for row in rows
+    ]
 
 
 def count_trials(
@@ -192,7 +225,7 @@ def rows_of(connection: Connection, table: Table, ids: Sequence[int]) -> Sequenc
 
 
 def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World) -> list[Trial]:
-    """Turn rows into resources; one query more, for what they have cost until now.
+    """Turn rows into resources; two queries more, for their cost and their searcher's metric.
 
     Args:
         connection: For reading.
@@ -200,6 +233,10 @@ def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World)
         world: Knows the time, and why trials wait.
     """
     costs = slot_seconds_of(connection, [row["id"] for row in rows], world.clock())
+    columns = experiments.c
+    owners = {row["experiment_id"] for row in rows}
+    query = select(columns.id, columns.metric).where(columns.id.in_(owners))
+    metrics = {row.id: row.metric for row in connection.execute(query)}
     return [
         Trial.of(
             row,
@@ -207,7 +244,7 @@ def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World)
             waiting_reason=world.waiting.of_trial(
                 row["id"], row["experiment_id"], row["state"], row["run_id"]
             ),
-            result_problem=trial_problem(row),
+            result_problem=trial_problem(row, metrics.get(row["experiment_id"], "")),
         )
         for row in rows
     ]
@@ -229,7 +266,10 @@ def runs_of(connection: Connection, trial_id: int) -> list[Run]:
     for run_id, name in connection.execute(where):
         names.setdefault(run_id, []).append(name)
     rows = connection.execute(select(runs).where(mine).order_by(runs.c.id)).mappings()
-    return [Run.of(row, agents=names.get(row["id"], [])) for row in rows]
+    return [
+        Run.of(row, agents=names.get(row["id"], []), failed=is_failure(row["exit_code"] or 0))
+        for row in rows
+    ]
 
 
 def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:

@@ -19,7 +19,7 @@ from sqlalchemy import RowMapping
 
 from zerolab.contract.wire import wire_number
 
-__all__ = ["Num", "Resource", "Share", "Time", "iso", "respond"]
+__all__ = ["Name", "Num", "Resource", "Share", "Time", "iso", "respond"]
 
 
 @lru_cache(maxsize=4096)  # a list is read again and again, and its times stay
@@ -47,6 +47,9 @@ Num = Annotated[
 
 Time = Annotated[str, Meta(extra={"read": iso})]
 """ISO 8601 in UTC; seconds since 1970 in the tables."""
+
+Name = Annotated[str, Meta(extra={"read": lambda text: text or None})]
+"""A name that is empty in its table where there is none; null in an answer."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 """0 to 1."""

@@ -128,7 +128,7 @@ def _row(world: World, submission: Submission) -> dict[str, Any]:
         "test_mode": int(submission.test_mode),
         "forked_from": submission.forked_from,
         "searcher_name": config.searcher.name,
-        "metric": config.searcher.metric,
+        "metric": config.searcher.metric or "",
         "smaller_is_better": int(config.searcher.smaller_is_better),
         "seed": submission.seed,
         **resource_columns(config),

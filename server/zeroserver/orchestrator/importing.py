@@ -1,7 +1,7 @@
 """A run without a server, brought in later: an experiment that has ended, with one trial."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -164,6 +164,7 @@ def _forget(world: World, transaction: Transaction, trial_id: int) -> None:
 def _rows(log: MetricsLog) -> _Rows:
     """Make the experiment and the trial, with all that the records come to."""
     config: Mapping[str, Any] = log.header.config
+    told = [record for record in log.records if isinstance(record, MetricsRecord)]
     block = config.get("searcher")
     searcher: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
     last = max((record.time for record in log.records), default=log.header.time)
@@ -175,7 +176,7 @@ def _rows(log: MetricsLog) -> _Rows:
         "config": text,
         "raw_config": text,
         "searcher_name": "single",
-        "metric": str(searcher.get("metric") or "loss").replace("\0", ""),
+        "metric": str(searcher.get("metric") or _usual_metric(told)).replace("\0", ""),
         "smaller_is_better": int(bool(searcher.get("smaller_is_better", True))),
         "seed": log.header.trial_seed,
         "slots": 1,
@@ -193,8 +194,13 @@ def _rows(log: MetricsLog) -> _Rows:
         "progress": 1.0,
         **times,
     }
-    told = [record for record in log.records if isinstance(record, MetricsRecord)]
     return _summarise(_Rows(experiment, trial), told)
+
+
+def _usual_metric(told: Sequence[MetricsRecord]) -> str:
+    """Return ``loss`` where a validation has it, else nothing."""
+    found = any(record.group == "validation" and "loss" in record.values for record in told)
+    return "loss" if found else ""
 
 
 def _summarise(rows: _Rows, told: list[MetricsRecord]) -> _Rows:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, func, select
 
+from zerolab.contract.outcome import is_failure
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -43,7 +44,15 @@ from zeroserver.states import (
 )
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.points import forget_after
-from zeroserver.store.schema import agents, checkpoints, experiments, runs, trials
+from zeroserver.store.schema import (
+    agents,
+    checkpoints,
+    experiments,
+    metric_keys,
+    points,
+    runs,
+    trials,
+)
 
 __all__ = [
     "assign",
@@ -54,6 +63,9 @@ __all__ = [
     "shown_activity",
     "started",
 ]
+
+_SIGNALS_ABOVE = 128
+"""A shell exits with 128 + n when signal n has killed its command."""
 
 
 def current_run(transaction: Transaction, run_id: int) -> tuple[RowMapping, RowMapping]:
@@ -240,11 +252,14 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
     code = end.exit_code
     forced = (  # it was too slow to leave
         bool(run["killed"])
-        and run["directive"] == "preempt"
+        and run["directive"] != "train"
         and not failed_before_its_kill(transaction.connection, run)
     )
+    failed = is_failure(code) and not forced
     if trial["stop"] == "error":
         end_trial(world, transaction, trial, TrialState.ERROR, error=trial["error"])
+    elif trial["stop"] == "searcher" and failed:  # whatever it has reported before
+        _fail_trial(world, transaction, run, trial, end, "the searcher needs no more of it")
     elif trial["stop"] is not None:
         by_searcher = trial["stop"] == "searcher"
         state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
@@ -263,7 +278,7 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
         error = end.reason or "the trial declared its hyperparameters invalid"
         log_line(world, transaction, run, f"run {run['id']}: {error}", "WARNING")
         end_trial(world, transaction, trial, TrialState.COMPLETED, error=error, reason="invalid_hp")
-    elif trial["waits"]:  # it failed after its validation: it begins there again if it goes on
+    elif trial["waits"] and not failed:
         _wait_again(transaction, trial)
     elif code == EXIT_INFRASTRUCTURE and not run["no_retry"]:
         _stood_on_nothing(world, transaction, run, trial, end)
@@ -301,21 +316,66 @@ def no_metric_at(length: float, metric: str) -> str:
 def _failed(
     world: World, transaction: Transaction, run: RowMapping, trial: RowMapping, end: RunExit
 ) -> None:
+    """Start a failed trial again, or end it where that is of no use."""
     config = world.config(transaction, trial["experiment_id"])
-    reason = end.reason or f"exit code {end.exit_code}"
-    what = f"run {run['id']} failed: {reason}"
-    if run["no_retry"] or trial["restarts"] >= config.max_restarts:
-        why = "a log policy forbids a restart" if run["no_retry"] else (
-            f"it has been restarted {trial['restarts']} times (max_restarts)"
-        )  # fmt: skip
-        log_line(world, transaction, run, f"{what}; no restart: {why}", "ERROR")
-        end_trial(world, transaction, trial, TrialState.ERROR, error=reason)
+    why = None
+    if run["no_retry"]:
+        why = "a log policy forbids a restart"
+    elif trial["restarts"] >= config.max_restarts:
+        why = f"it has been restarted {trial['restarts']} times (max_restarts)"
+    elif _would_fail_again(transaction, trial, end.exit_code):
+        why = "it failed before its first report, and would fail there again"
+    if why is not None:
+        _fail_trial(world, transaction, run, trial, end, why)
         return
     number = trial["restarts"] + 1
     save(transaction, trials, trial["id"], restarts=number)
     wait = _restart_later(world, transaction, trial, number)
-    text = f"{what}; restart {number} of {config.max_restarts} in {wait:g} s"
+    reason = _reason(end)
+    text = f"run {run['id']} failed: {reason}; restart {number} of {config.max_restarts} "
+    text += "when the searcher resumes the trial" if trial["waits"] else f"in {wait:g} s"
     log_line(world, transaction, run, text, "WARNING")
+
+
+def _fail_trial(  # noqa: PLR0917 - the first four as everywhere here
+    world: World,
+    transaction: Transaction,
+    run: RowMapping,
+    trial: RowMapping,
+    end: RunExit,
+    why: str,
+) -> None:
+    """End a trial with the error of its last run; ``why`` says why there is no restart."""
+    reason = _reason(end)
+    text = f"run {run['id']} failed: {reason}; no restart: {why}"
+    log_line(world, transaction, run, text, "ERROR")
+    end_trial(world, transaction, trial, TrialState.ERROR, error=reason)
+
+
+def _reason(end: RunExit) -> str:
+    return end.reason or f"exit code {end.exit_code}"
+
+
+def _would_fail_again(transaction: Transaction, trial: RowMapping, exit_code: int) -> bool:
+    """Return whether a restart is of no use: the code failed before it reported anything.
+
+    A death by a signal may have a cause outside. So may the failure of a trial that was restarted
+    before. A command that need not report, such as a task, is restarted if its file sets
+    ``max_restarts``.
+    """
+    by_signal = exit_code < 0 or exit_code > _SIGNALS_ABOVE
+    if by_signal or trial["restarts"] or trial["latest_checkpoint"] is not None:
+        return False
+    experiment = experiment_of(transaction, trial)
+    if not experiment["metric"] and "max_restarts" in msgspec.json.decode(experiment["raw_config"]):
+        return False
+    reported = (
+        select(points.c.step)
+        .join(metric_keys, metric_keys.c.id == points.c.key_id)
+        .where(points.c.trial_id == trial["id"], metric_keys.c.group_name != "system")
+        .limit(1)
+    )
+    return transaction.connection.scalar(reported) is None
 
 
 def _stood_on_nothing(

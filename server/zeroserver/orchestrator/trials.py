@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select, update
 
+from zerolab.contract.outcome import is_failure
 from zerolab.contract.spec import Command, RunSpec
 from zerolab.contract.wire import LEAVE_GRACE_S
 from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
@@ -199,7 +200,8 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         save(transaction, trials, trial["id"], stop=why)
     if trial["run_id"] is None:
         state = TrialState.COMPLETED if why == "searcher" else TrialState.CANCELED
-        end_trial(world, transaction, trial, state)
+        error = _error_of_last_run(transaction, trial) if why == "searcher" else None
+        end_trial(world, transaction, trial, TrialState.ERROR if error else state, error=error)
         return
     move_trial(transaction, trial, TrialState.STOPPING)
     if why in {"kill", "error"}:
@@ -214,6 +216,17 @@ def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: s
         )
         log_line(world, transaction, run, text, "WARNING")
         kill_run(world, transaction, run["id"])
+
+
+def _error_of_last_run(transaction: Transaction, trial: RowMapping) -> str | None:
+    """Return why the last run of a trial failed; None if it did not, or the trial never ran."""
+    if not trial["restarts"]:  # every failure counts as one, or has ended the trial
+        return None
+    query = select(runs).where(runs.c.trial_id == trial["id"]).order_by(runs.c.id.desc()).limit(1)
+    last = transaction.connection.execute(query).mappings().one_or_none()
+    if last is None or last["killed"] or not is_failure(last["exit_code"] or 0):
+        return None
+    return str(last["reason"] or f"exit code {last['exit_code']}")
 
 
 def fail_experiment(world: World, transaction: Transaction, experiment_id: int, error: str) -> None:

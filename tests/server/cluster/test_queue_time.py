@@ -112,10 +112,10 @@ def happen(server: Server, watched: Watched, rng: Random, seen: Counter[str]) ->
         else:
             server.request("DELETE", path)
     elif what == "exit" and runs:
-        code = rng.choice([0, 1, 1, EXIT_PREEMPTED, EXIT_PREEMPTED])
+        code = rng.choice([0, -9, -9, EXIT_PREEMPTED, EXIT_PREEMPTED])
         trial_id = runs[0].spec.trial_id
         server.exit(runs[0].run_id, code, "boom")
-        if code == 1:
+        if code == -9:
             back_off = 2.0 ** (server.trial(trial_id)["restarts"] - 1)
             watched.due[trial_id] = server.clock.now + min(back_off, 60.0)
     else:

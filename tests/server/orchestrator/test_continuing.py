@@ -245,7 +245,7 @@ def test_a_paused_trial_whose_run_fails_stays_paused(server: Server) -> None:
     two(server)
     spec = server.begin(1)
     trial_act(server, "pause")
-    server.exit(spec.run_id, 1, "boom")
+    server.exit(spec.run_id, -9, "boom")
     server.tick(10)
     assert server.trial(1)["state"] == "PAUSED"
 

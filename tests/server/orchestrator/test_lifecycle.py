@@ -56,7 +56,7 @@ def test_saying_twice_that_a_run_has_started_or_ended_changes_nothing(server: Se
     spec = server.begin()
     server.begin()
     for _ in range(2):
-        server.exit(spec.run_id, 1, "boom")
+        server.exit(spec.run_id, -9, "boom")
     assert server.trial()["restarts"] == 1
     server.exit(spec.run_id, 0)
     assert server.trial()["state"] == "QUEUED"
@@ -83,15 +83,57 @@ def test_a_failed_trial_is_restarted_from_its_checkpoint_after_a_pause(server: S
     assert server.trial()["steps_completed"] == 10
 
 
+@pytest.mark.parametrize("code", [1, 3, 127])
+def test_error_before_first_report_is_not_restarted(server: Server, code: int) -> None:
+    server.submit()
+    server.add_agent()
+    server.exit(server.begin().run_id, code, "FileNotFoundError: metrics/accuracy")
+    trial = server.trial()
+    assert (trial["state"], trial["restarts"]) == ("ERROR", 0)
+    text = "\n".join(line["text"] for line in server.get("/trials/1/logs")["logs"])
+    assert "no restart: it failed before its first report" in text
+
+
+@pytest.mark.parametrize("code", [-9, -11, 137, 143, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED])
+def test_signal_before_first_report_is_restarted(server: Server, code: int) -> None:
+    server.submit()
+    server.add_agent()
+    server.exit(server.begin().run_id, code, "gone")
+    assert server.trial()["state"] == "QUEUED"
+
+
+def test_error_after_first_report_is_restarted(server: Server) -> None:
+    """Also when it fails again before the first report of its next run."""
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    server.report(spec.run_id, training(1, 0.5))
+    server.exit(spec.run_id, 1, "boom")
+    server.tick(2)
+    server.exit(server.begin().run_id, 1, "boom")
+    assert (server.trial()["state"], server.trial()["restarts"]) == ("QUEUED", 2)
+
+
+def test_task_is_restarted_as_often_as_it_says(server: Server) -> None:
+    server.submit(entrypoint="echo hello", searcher={"name": "single"}, max_restarts=2)
+    server.add_agent()
+    server.exit(server.begin().run_id, 1, "boom")
+    assert server.trial()["restarts"] == 1
+    server.submit(entrypoint="echo hello", searcher={"name": "single"})
+    server.act("kill", 1)
+    server.exit(server.begin(2).run_id, 1, "boom")
+    assert server.trial(2)["state"] == "ERROR"
+
+
 def test_the_runs_of_a_trial_tell_where_they_were_and_how_each_ended(server: Server) -> None:
     server.submit()
     server.add_agent(name="first")
     spec = server.begin()
-    server.exit(spec.run_id, 1, "rank 0 exited with code 1: broken")
+    server.exit(spec.run_id, -9, "rank 0 exited with code 1: broken")
     server.tick(2)
     server.begin()
     failed, running = server.get("/trials/1/runs")["runs"]
-    assert (failed["state"], failed["exit_code"]) == ("EXITED", 1)
+    assert (failed["state"], failed["exit_code"], failed["failed"]) == ("EXITED", -9, True)
     assert failed["reason"] == "rank 0 exited with code 1: broken"
     assert failed["created_at"] <= failed["started_at"] <= failed["ended_at"]
     assert (running["state"], running["exit_code"], running["ended_at"]) == ("RUNNING", None, None)
@@ -103,7 +145,7 @@ def test_the_pause_before_a_restart_doubles(server: Server) -> None:
     server.submit()
     server.add_agent()
     for wait in (1, 2, 4, 8, 16):
-        server.exit(server.begin().run_id, 1)
+        server.exit(server.begin().run_id, -9)
         server.tick(wait - 0.1)
         assert server.work() == []
         server.tick(0.2)
@@ -363,7 +405,7 @@ def test_deaths_of_the_machine_never_use_up_the_restarts(server: Server) -> None
         assert server.trial()["waiting_reason"].endswith("its last run was lost: the agent ended")
         server.tick(0.2)
         assert server.trial()["restarts"] == 0
-    server.exit(server.begin().run_id, 1, "boom")
+    server.exit(server.begin().run_id, -9, "boom")
     server.tick(2)
     assert server.trial()["restarts"] == 1
     server.exit(server.begin().run_id, EXIT_INFRASTRUCTURE, "the agent ended")
@@ -418,7 +460,7 @@ def test_a_log_policy_can_exclude_a_machine(server: Server) -> None:
     server.add_agent(name="second")
     spec = server.begin(agent_id=1)
     server.log(spec.run_id, 0, "ECC error")
-    server.exit(spec.run_id, 1)
+    server.exit(spec.run_id, -9)
     server.tick(2)
     assert server.work(agent_id=1) == []
     assert server.begin(agent_id=2).restarts == 1
@@ -461,7 +503,7 @@ def test_a_trial_that_waits_for_others_says_for_whom(server: Server) -> None:
     assert second["waiting_reason"] == ("it needs 2 slots on one machine, of which none is free")
     assert server.submit()["waiting_reason"] == "experiment 2 goes first"
     assert server.experiment(1)["waiting_reason"] is None
-    server.exit(server.begin(1).run_id, 1)
+    server.exit(server.begin(1).run_id, -9)
     assert "has failed and is started again within a minute" in server.trial(1)["waiting_reason"]
     assert server.act("pause", 3)["waiting_reason"] is None
 
@@ -542,7 +584,7 @@ def test_checkpoints_that_the_policy_does_not_keep_go_but_never_the_latest(
     server.report(spec.run_id, checkpoint(40))
     assert kept() == [20, 40]
     assert server.trial()["best_checkpoint"] == checkpoint(20).uuid
-    server.exit(spec.run_id, 1)
+    server.exit(spec.run_id, -9)
     assert server.trial()["latest_checkpoint"] == checkpoint(40).uuid
     server.services.world.janitor.close()
     left = {checkpoint(20).uuid, checkpoint(40).uuid}
@@ -553,7 +595,7 @@ def test_a_clock_that_is_set_back_delays_no_restart_and_no_deadline(server: Serv
     server.submit(preemption_timeout=100)
     server.add_agent()
     server.clock.set_back = -86_400.0  # ahead, when the pause begins
-    server.exit(server.begin().run_id, 1)
+    server.exit(server.begin().run_id, -9)
     server.clock.set_back = 86_400.0
     server.tick(2)
     spec = server.begin()
@@ -573,7 +615,7 @@ def test_a_server_that_starts_under_an_earlier_clock_waits_no_longer_than_it_mus
         server.submit(preemption_timeout=100)
         server.submit(preemption_timeout=100)
         server.add_agent(slots=2)
-        server.exit(server.begin(1).run_id, 1)
+        server.exit(server.begin(1).run_id, -9)
         server.begin(2)
         server.act("pause", 2)
     earlier = Clock()

@@ -20,7 +20,7 @@ def test_a_pattern_that_backtracks_for_hours_in_python_is_searched_at_once(serve
     assert server.log(spec.run_id, 0, LINE) == 1
     assert server.log(spec.run_id, 1, LINE, "a" * 40) == 3
     assert server.trial()["labels"] == ["endless"]
-    server.exit(spec.run_id, 1, "failed", tail=LINE)
+    server.exit(spec.run_id, -9, "failed", tail=LINE)
     assert server.trial()["restarts"] == 1
 
 
@@ -75,7 +75,7 @@ def test_an_experiment_of_before_with_a_pattern_that_is_refused_now_goes_on_with
     spec = server.begin()
     server.log(spec.run_id, 0, "x", "fatal")
     assert server.trial()["labels"] == ["b"]
-    server.exit(spec.run_id, 1)
+    server.exit(spec.run_id, -9)
     assert server.trial()["restarts"] == 1
 
 

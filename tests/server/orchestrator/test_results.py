@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from tests.server.helpers import Server, metrics, training, validation
+import pytest
+
+from tests.server.helpers import Server, checkpoint, metrics, training, validation
 from zerolab.contract.spec import EXIT_INVALID_HP
 
 
@@ -39,6 +41,70 @@ def test_a_metric_that_is_never_a_number_is_no_result(server: Server) -> None:
     server.report(spec.run_id, metrics("validation", 100, loss="NaN"))
     server.exit(spec.run_id, 0)
     assert server.trial()["result_problem"] == "no validation gave the searcher's metric a number"
+
+
+@pytest.mark.parametrize("entrypoint", ["echo hello", "model_def:Trial"])
+def test_single_without_metric_is_plainly_completed(server: Server, entrypoint: str) -> None:
+    server.submit(entrypoint=entrypoint, searcher={"name": "single", "max_length": 100})
+    server.add_agent()
+    spec = server.begin()
+    assert spec.fit is not None
+    assert spec.fit.metric is None
+    server.report(spec.run_id, validation(100, 0.5), checkpoint(100))
+    server.exit(spec.run_id, 0)
+    trial, experiment = server.trial(), server.experiment()
+    assert (experiment["state"], experiment["metric"]) == ("COMPLETED", None)
+    assert (trial["state"], trial["result_problem"]) == ("COMPLETED", None)
+    assert experiment["result_problem"] is None
+    assert trial["latest_checkpoint"] == checkpoint(100).uuid
+    where = '[["result", "=", "yes"]]'
+    assert server.get("/experiments/1/trials", where=where)["total"] == 1
+    best = server.get("/experiments/1/best-checkpoint")["best_checkpoint"]
+    assert best == {"checkpoint": None, "validation": None, "note": None}
+
+
+def test_best_checkpoint_is_chosen_by_its_own_metric(server: Server) -> None:
+    """The best validation has no checkpoint; that of another trial is better than its trial's."""
+    server.submit(**{**GRID, "entrypoint": "echo hello"})
+    server.add_agent(slots=3)
+    for trial_id, losses in ((1, (0.3, 0.1)), (2, (0.2, 0.4)), (3, ("NaN", 0.9))):
+        spec = server.begin(trial_id)
+        server.report(spec.run_id, validation(5, losses[0]), checkpoint(5, str(trial_id)))
+        server.report(spec.run_id, validation(10, losses[1]))
+        server.exit(spec.run_id, 0)
+    experiment = server.experiment()
+    assert (experiment["best_validation"], experiment["best_trial_id"]) == (0.1, 1)
+    best = server.get("/experiments/1/best-checkpoint")["best_checkpoint"]
+    assert (best["checkpoint"]["trial_id"], best["validation"]) == (2, 0.2)
+    assert "(loss 0.1 at batch 10 of trial 1) has no checkpoint" in best["note"]
+    assert "context.checkpoint.store_path(" in best["note"]
+    first = server.get("/trials/1/best-checkpoint")["best_checkpoint"]
+    assert (first["checkpoint"]["uuid"], first["validation"]) == (checkpoint(5, "1").uuid, 0.3)
+    assert first["note"] == best["note"]
+    third = server.get("/trials/3/best-checkpoint")["best_checkpoint"]
+    assert (third["checkpoint"], third["note"] is None) == (None, False)
+
+
+@pytest.mark.parametrize("policy", ["none", "best"])
+def test_missing_checkpoint_names_its_remedy(server: Server, policy: str) -> None:
+    server.submit(checkpoint_policy=policy)
+    server.add_agent()
+    spec = server.begin()
+    server.report(spec.run_id, validation(50, 0.1))
+    note = "/experiments/1/best-checkpoint"
+    assert server.get(note)["best_checkpoint"]["note"] is None  # it may come yet
+    if policy == "best":
+        server.report(spec.run_id, checkpoint(50), validation(100, 0.2), checkpoint(100))
+    server.exit(spec.run_id, 0)
+    if policy == "best":
+        assert server.get(note)["best_checkpoint"]["note"] is None
+        server.request("DELETE", f"/checkpoints/{checkpoint(50).uuid}")
+        best = server.get(note)["best_checkpoint"]
+        assert best["validation"] == 0.2
+        assert server.trial()["best_checkpoint"] == checkpoint(100).uuid
+        assert "it was deleted" in best["note"]
+    else:
+        assert "set checkpoint_policy: best" in server.get(note)["best_checkpoint"]["note"]
 
 
 def test_impossible_hyperparameters_are_the_reason_that_is_given(server: Server) -> None:

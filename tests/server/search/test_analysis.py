@@ -263,7 +263,7 @@ def test_a_trial_costs_its_slots_for_as_long_as_its_runs_have_them(server: Serve
     first = server.begin()
     server.clock.now += 30
     assert server.trial()["slot_seconds"] == 60
-    server.exit(first.run_id, 1, "it broke")
+    server.exit(first.run_id, -9, "it broke")
     server.tick(1000)  # waits, and holds nothing
     second = server.begin()
     server.clock.now += 5

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import Server, checkpoint, metrics, validation
-from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_PREEMPTED,
+    EXIT_REACHED,
+    EXIT_USER_ERROR,
+)
 
 SPACE = {
     "deepspeed_config": "ds_config.json",
@@ -97,18 +102,85 @@ def test_no_metric_at_the_rung_is_an_error_of_that_trial_alone(search: Server) -
     assert search.experiment()["state"] == "ACTIVE"
 
 
-def test_a_run_that_fails_after_its_validation_is_not_run_again_until_it_goes_on(
-    search: Server,
-) -> None:
-    spec = search.begin(1)
-    search.report(spec.run_id, validation(5, 0.5))
-    search.exit(spec.run_id, -9, "killed while it saved")
-    assert states(search) == ["PAUSED", "QUEUED"]
-    reach(search, 2, 0.6)  # of two at the rung, the first one goes on
-    again = search.begin(1)
+def test_failed_run_at_rung_restarts_when_promoted(server: Server) -> None:
+    server.submit(hyperparameters=SPACE, searcher=PROMOTING, max_restarts=1)
+    server.add_agent(slots=2)
+    spec = server.begin(1)
+    server.report(spec.run_id, validation(5, 0.5))
+    server.exit(spec.run_id, -9, "killed while it saved")
+    assert states(server) == ["PAUSED", "QUEUED"]
+    assert server.trial(1)["restarts"] == 1
+    reach(server, 2, 0.6)  # of two at the rung, the first one goes on
+    server.tick(2)
+    again = server.begin(1)
     assert again.latest_checkpoint is None
     assert again.fit is not None
     assert again.fit.until == 10
+
+
+@pytest.mark.parametrize("code", [1, -9, EXIT_USER_ERROR])
+@pytest.mark.parametrize("kind", ["promoting", "stopping", "tpe_asha", "pbt"])
+def test_run_failing_after_its_validation_fails_its_trial(
+    server: Server, kind: str, code: int
+) -> None:
+    """Whatever the searcher decided by the validation: to stop, to pause, or to promote."""
+    searcher = {**PROMOTING, "max_trials": 2, "max_concurrent_trials": 2}
+    searcher = {**searcher, "stop_once": kind == "stopping"}
+    if kind == "tpe_asha":
+        keys = {"metric": "loss", "max_length": 8, "max_trials": 2, "max_concurrent_trials": 2}
+        searcher = {"name": kind, **keys}
+    elif kind == "pbt":
+        keys = {"metric": "loss", "population_size": 2, "num_rounds": 1, "length_per_round": 5}
+        searcher = {"name": kind, **keys}
+    server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0)
+    server.add_agent(slots=2)
+    specs = [server.begin(1), server.begin(2)]
+    for spec in specs:
+        assert spec.fit is not None
+        assert spec.fit.max_length is not None
+        length = spec.fit.until or spec.fit.max_length.count
+        server.report(spec.run_id, validation(length, 0.5 / spec.trial_id))
+        server.exit(spec.run_id, code, "disk full")
+    trials = server.trials()
+    assert [(one["state"], one["error"]) for one in trials] == [("ERROR", "disk full")] * 2
+    experiment = server.experiment()
+    assert (experiment["state"], experiment["failed_trials"]) == ("ERROR", 2)
+    assert [run["failed"] for run in server.get("/trials/1/runs")["runs"]] == [True]
+
+
+def test_trial_waiting_at_rung_after_failed_run_ends_as_error(server: Server) -> None:
+    """A failed run with restarts left; the search ends before the trial is promoted."""
+    server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 2})
+    server.add_agent(slots=2)
+    spec = server.begin(1)
+    server.report(spec.run_id, validation(5, 0.9))
+    server.exit(spec.run_id, 1, "disk full")
+    assert server.trial(1)["state"] == "PAUSED"
+    for _ in range(3):
+        server.tick(60)
+        reach(server, 2, 0.1)
+    experiment = server.experiment()
+    assert (experiment["state"], experiment["failed_trials"]) == ("COMPLETED", 1)
+    assert experiment["canceled_trials"] == 0
+    (failed,) = [one for one in server.trials() if one["state"] == "ERROR"]
+    assert (failed["id"], failed["error"]) == (1, "disk full")
+    listed = server.get("/experiments")["experiments"][0]
+    assert (listed["num_trials"], listed["failed_trials"]) == (2, 1)
+    assert "FAILED" in str(server.get("/experiments/1/searcher")).upper()
+
+
+def test_run_stopped_by_searcher_is_not_failed(server: Server) -> None:
+    """Killed because it was too slow to leave, or its storage failed: the trial did its part."""
+    server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 2, "stop_once": True})
+    server.add_agent(slots=2)
+    first = server.begin(1)
+    server.report(first.run_id, validation(20, 0.1))
+    server.execute("UPDATE runs SET killed = 1 WHERE id = :id", id=first.run_id)
+    server.exit(first.run_id, -9)
+    second = server.begin(2)
+    server.report(second.run_id, validation(20, 0.1))
+    server.exit(second.run_id, EXIT_INFRASTRUCTURE, "storage away")
+    assert states(server) == ["COMPLETED", "COMPLETED"]
 
 
 def test_a_trial_that_may_go_on_before_it_has_left_is_queued_again(server: Server) -> None:

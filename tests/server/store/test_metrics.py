@@ -48,7 +48,7 @@ def test_a_batch_behind_a_gap_is_not_stored(server: Server) -> None:
 
 def test_a_run_that_was_replaced_can_report_nothing(server: Server) -> None:
     stale = running(server)
-    server.exit(stale, 1)
+    server.exit(stale, -9)
     server.tick(2)
     current = server.begin().run_id
     answer = server.send(stale, 1, [training(1, 1.0), checkpoint(1)])

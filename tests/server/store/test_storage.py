@@ -404,7 +404,7 @@ def test_a_submission_that_failed_leaves_nothing_to_the_next_one(server: Server)
     made = server.submit(name="second", max_restarts=2)
     server.add_agent()
     trial_id = server.trials(made["id"])[0]["id"]
-    server.exit(server.begin(trial_id).run_id, 1, "failed")
+    server.exit(server.begin(trial_id).run_id, -9, "failed")
     assert server.trial(trial_id)["restarts"] == 1
     assert server.trial(trial_id)["state"] == "QUEUED"
 

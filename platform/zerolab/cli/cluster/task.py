@@ -113,7 +113,7 @@ def run(
             "name": name,
             "labels": [TASK_LABEL],
             "entrypoint": list(command),
-            "searcher": {"name": "single", "metric": "loss"},
+            "searcher": {"name": "single"},
             "max_restarts": max_restarts,
             "resources": resources,
         }

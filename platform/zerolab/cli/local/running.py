@@ -7,6 +7,7 @@ import typer
 
 from zerolab.cli.output import (
     Toned,
+    checkpoint_text,
     end_state,
     number,
     port_of,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-EXIT_FAILED = 1
 EXIT_DETACHED = 130
 
 
@@ -65,10 +65,12 @@ def run(
 ) -> None:
     """Run an experiment: start what is missing, submit, show progress, say how it ended.
 
-    Exit code 0 when it completed, 1 when it did not. Ctrl-C leaves it running.
+    Exit code 0 when it completed, 3 when it completed with failed trials, else 1. Ctrl-C leaves it
+    running.
     Example: zerolab run examples/digits/experiment.yaml
     """
     from zerolab.cli.connection import connect, named_master
+    from zerolab.cli.following import exit_code
     from zerolab.cli.local.background import bring_up
     from zerolab.cli.local.progress import watch
     from zerolab.paths import Home
@@ -92,8 +94,8 @@ def run(
             )
             raise typer.Exit(EXIT_DETACHED) from None
         _conclude(client, ended)
-    if ended["state"] != "COMPLETED":
-        raise typer.Exit(EXIT_FAILED)
+    if exit_code(ended):
+        raise typer.Exit(exit_code(ended))
 
 
 def submit(
@@ -149,7 +151,8 @@ def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
 def _conclude(client: "Client", ended: dict[str, Any]) -> None:
     best = ended["best_trial_id"] and client.trial(ended["best_trial_id"])
     last = best or next(iter(client.trials(ended["id"], limit=1)), None)
-    uuid = last and (last["best_checkpoint"] or last["latest_checkpoint"])
+    saved = client.best_checkpoint(ended["id"])
+    checkpoint = checkpoint_text(saved, ended["metric"]) or (last and last["latest_checkpoint"])
     validation = None
     if best:
         place = f"at batch {best['best_steps']} of trial {best['id']}"
@@ -163,7 +166,8 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
             "error": Toned(str(error), "red") if ended["state"] == "ERROR" else None,
             "no result": Toned(str(problem), "yellow") if fruitless else None,
             "best validation": validation,
-            "checkpoint": uuid,
+            "checkpoint": checkpoint,
+            "note": saved["note"],
             "browse": client.login_link(),
         }
     )

@@ -147,6 +147,7 @@ class Rungs(ABC):
         again = self._wait_again(former, self._resting & self.closed - set(lost))
         self.closed -= again
         self._resting -= again
+        self._failed -= again
         self.waiting |= again
         return sorted(again)
 
@@ -188,8 +189,10 @@ class Rungs(ABC):
         last = self._last.get(trial_id)
         if invalid:
             self._forget(trial_id)
-        elif failed and not was_stopped:
+            return
+        if failed:
             self._failed.add(trial_id)
+        if failed and not was_stopped:
             if rung is not None:
                 self.insert(rung, rank_of(math.nan, trial_id))
         elif rung is not None and last is not None:  # it has ended by itself

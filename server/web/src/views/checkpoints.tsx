@@ -1,11 +1,11 @@
 /** The checkpoints of an experiment or of a trial, the newest first, with what lies in each. */
 
 import { all, get } from "../api";
-import type { Checkpoint, Num, Trial, TrialPage } from "../resources";
+import type { BestCheckpointAnswer, Checkpoint, Num, Trial, TrialPage } from "../resources";
 import { modelAddress, trialAddress, useChoice } from "../route";
 import { bytes, clock, number } from "../format";
 import { useLoaded } from "../live";
-import { Badge, Cell, Problem, Table } from "../parts";
+import { Badge, Cell, OneLine, Problem, Table } from "../parts";
 import { Register, type Registered } from "./registry/register";
 
 const MOST_ROWS = 500;
@@ -125,6 +125,31 @@ function Line({ checkpoint: c, trial, registry }: LineProps) {
       </Cell>
       <Cell kind="acts">{c.state === "COMPLETED" && <Register checkpoint={c.uuid} registry={registry} />}</Cell>
     </tr>
+  );
+}
+
+/** The best checkpoint of an experiment or a trial: its own validation, and where it was saved. */
+export function Saved({ path, tick }: { path: string; tick: number }) {
+  const best = useLoaded(`${path}/best-checkpoint`, () => get<BestCheckpointAnswer>(`${path}/best-checkpoint`).then((answer) => answer.best_checkpoint), tick).value;
+  if (best === null) return <>–</>;
+  const { checkpoint: c, validation, note } = best;
+  return (
+    <>
+      {c === null ? (
+        "none"
+      ) : (
+        <>
+          <code title={c.uuid}>{c.uuid.slice(0, 8)}</code> {number(validation)} <small class="muted">at batch {number(c.steps_completed)}</small>
+          {path.startsWith("/experiments/") && (
+            <>
+              {" of "}
+              <a href={trialAddress(c.trial_id, "checkpoints")}>trial {c.trial_id}</a>
+            </>
+          )}
+        </>
+      )}
+      {note !== null && <OneLine text={note} kind="empty" />}
+    </>
   );
 }
 

@@ -62,7 +62,7 @@ export function Compare({ ids }: { ids: number[] }) {
   }, [goesOn]);
   const { shown, all } = useMemo(() => linesOf(found), [both.value]);
   if (both.value === null && !both.error) return <p class="muted">Reading…</p>;
-  const metrics = [...new Set(found.map(({ row }) => row.metric))];
+  const metrics = [...new Set(found.flatMap(({ row }) => row.metric ?? []))];
   return (
     <>
       {both.error && <Problem text={both.error} />}

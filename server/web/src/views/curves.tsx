@@ -39,7 +39,7 @@ export function Curves({ row, trials, at, chosen, tick }: CurvesProps) {
     <Board
       lines={lines}
       several={trials.length > 1}
-      metrics={[row.metric]}
+      metrics={row.metric ? [row.metric] : []}
       ended={ENDED.includes(row.state)}
       tick={tick}
       note={<LeftOut row={row} trials={trials} chosen={chosen} some={some} />}

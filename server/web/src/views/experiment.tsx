@@ -11,7 +11,7 @@ import { Ask, AskChanges, Now } from "../dialog";
 import { merge, useEvents, useLoaded } from "../live";
 import { Badge, ENDED, Facts, Labels, Problem, Progress, Raw } from "../parts";
 import { address, type OfExperiment, type Tab, TABS, trialAddress } from "../route";
-import { Checkpoints } from "./checkpoints";
+import { Checkpoints, Saved } from "./checkpoints";
 import { Curves } from "./curves";
 import { Edit } from "./edit";
 import { Hyperparameters } from "./hyperparameters";
@@ -63,7 +63,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
       {problem && <Problem text={problem} />}
       <Head row={e} connected={connected} refresh={row.reload} />
       <Noticed row={e} trials={trials.value} />
-      <Overview row={e} trials={trials.value} />
+      <Overview row={e} trials={trials.value} tick={ticks.checkpoint + ticks.trial} />
       <nav class="tabs" aria-label="views of this experiment">
         {TABS.map((name) => (
           <a key={name} href={address(id, name, route.trials)} aria-current={tab === name ? "page" : undefined}>
@@ -214,30 +214,37 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
   );
 }
 
-function Overview({ row, trials }: { row: Row; trials: Seen[] }) {
+function Overview({ row, trials, tick }: { row: Row; trials: Seen[]; tick: number }) {
   const best = row.best_trial_id;
   const restarts = trials.reduce((sum, trial) => sum + trial.restarts, 0);
   const running = trials.filter((trial) => trial.state === "RUNNING");
   const doing = running.length === 1 && running[0]!.activity ? running[0]!.activity : null;
+  const failedBest = trials.some((trial) => trial.id === best && trial.state === "ERROR");
   const download = `/api/v1/experiments/${row.id}/metrics/export?format=`;
   return (
     <Facts
       rows={[
         ["progress", <Progress value={row.progress} />],
-        [
-          `best ${row.metric}`,
-          <>
-            {number(row.best_validation)}
-            {best !== null && trials.length > 1 && (
-              <>
-                {" in "}
-                <a href={trialAddress(best)}>trial {best}</a>
-              </>
-            )}
-          </>,
-        ],
+        ...(row.metric
+          ? ([
+              [
+                `best ${row.metric}`,
+                <>
+                  {number(row.best_validation)}
+                  {best !== null && trials.length > 1 && (
+                    <>
+                      {" in "}
+                      <a href={trialAddress(best)}>trial {best}</a>
+                    </>
+                  )}
+                  {failedBest && <b class="warn"> (failed)</b>}
+                </>,
+              ],
+              ["best checkpoint", <Saved path={`/experiments/${row.id}`} tick={tick} />],
+            ] as [string, preact.ComponentChildren][])
+          : []),
         ["batches", number(trials.length === 1 ? trials[0]!.steps_completed : sumSteps(trials))],
-        ["trials", `${number(row.num_trials)}${running.length > 0 ? `, ${running.length} running` : ""}`],
+        ["trials", `${number(row.num_trials)}${running.length > 0 ? `, ${running.length} running` : ""}${row.failed_trials > 0 ? `, ${number(row.failed_trials)} failed` : ""}`],
         ...(doing ? ([["now", doing]] as [string, string][]) : []),
         ...(restarts > 0 ? ([["restarts", <b class="warn">{restarts}</b>]] as [string, preact.ComponentChildren][]) : []),
         ["searcher", row.searcher_name],

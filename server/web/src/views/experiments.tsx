@@ -22,6 +22,7 @@ const STATES: [string, string, (row: Experiment) => boolean][] = [
   ["running", "not ended", (e) => !ENDED.includes(e.state)],
   ["waiting", "waiting", (e) => e.waiting_reason !== null || e.state === "PAUSED"],
   ["completed", "completed with a result", (e) => e.state === "COMPLETED" && !e.result_problem],
+  ["failures", "with failed trials", (e) => e.failed_trials > 0],
   ["problem", "ended without a result", (e) => Boolean(e.result_problem)],
   ["error", "error", (e) => e.state === "ERROR"],
   ["canceled", "canceled", (e) => e.state === "CANCELED"],
@@ -94,6 +95,7 @@ const MORE: Shown[] = [
   plain("description", (e) => e.description || null),
   plain("searcher", (e) => e.searcher_name),
   plain("metric", (e) => e.metric),
+  { ...plain("failed trials", (e) => e.failed_trials), falling: true },
   plain("best trial", (e) => e.best_trial_id),
   plain("forked from", (e) => e.forked_from),
   plain("slots a trial", (e) => inside(e, "resources", "slots_per_trial")),
@@ -107,7 +109,7 @@ const MORE: Shown[] = [
 function own(list: Experiment[]): Shown[] {
   const spaces = new Map(list.map((e) => [e.id, constants(e.config.hyperparameters)]));
   const names = [...new Set([...spaces.values()].flatMap((space) => Object.keys(space)))].sort();
-  const metrics = [...new Set(list.map((e) => e.metric))].filter((metric) => metric !== "validation").sort(); // that column is there
+  const metrics = [...new Set(list.map((e) => e.metric))].filter((metric): metric is string => metric !== null && metric !== "validation").sort(); // that column is there
   return [
     ...metrics.map((metric) => plain(`best ${metric}`, (e) => (e.metric === metric ? measured(e.best_validation) : null))),
     ...names.map((name) => plain(PREFIX + name, (e) => spaces.get(e.id)?.[name] ?? null)),

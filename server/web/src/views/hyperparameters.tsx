@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 
 import { get } from "../api";
 import { look } from "../chart/looks";
-import { cell, type Condition, heads, METRICS, PREFIX, type Seen, spaceOf, titled, varying } from "../columns";
+import { cell, type Condition, heads, METRICS, PREFIX, type Seen, spaceOf, titled, varying, metricOf } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { Problem, Select } from "../parts";
@@ -45,7 +45,7 @@ export function Hyperparameters(props: Props) {
   const best = ranked(kept, row.smaller_is_better).slice(0, USUAL_TRIALS).map((trial) => trial.id);
   return (
     <section>
-      <Filters names={names} metric={row.metric} count={where.length === 0 ? `${number(trials.length)} trials` : known ? `${number(kept.length)} of ${number(trials.length)} trials` : ""} />
+      <Filters names={names} metric={metricOf(row)} count={where.length === 0 ? `${number(trials.length)} trials` : known ? `${number(kept.length)} of ${number(trials.length)} trials` : ""} />
       {error && <Problem text={error} />}
       {where.length > 0 && kept.length > 0 && (
         <p class="choice">
@@ -96,7 +96,7 @@ function useColors({ row, trials, at }: Props): [string, (value: string) => void
 }
 
 const words = (row: Experiment, trial: Seen, short: Map<string, string>): string =>
-  `trial ${trial.id} · ${row.metric} ${number(trial.best_validation)} · ${Object.entries(trial.hparams)
+  `trial ${trial.id} · ${metricOf(row)} ${number(trial.best_validation)} · ${Object.entries(trial.hparams)
     .map(([name, value]) => `${short.get(name)} ${written(value)}`)
     .join(", ")}`;
 
@@ -116,7 +116,7 @@ function axisOf(row: Experiment, trials: Seen[], column: string, flipped: Set<st
   const cells = trials.map((trial) => cell(trial, column));
   const space = column.startsWith(PREFIX) ? spaceOf(row.config, column.slice(PREFIX.length)) : null;
   const log = space === "log" || (space !== "double" && space !== "int" && wide(cells));
-  return makeAxis(column, titled(column, row.metric), cells, log !== flipped.has(column));
+  return makeAxis(column, titled(column, metricOf(row)), cells, log !== flipped.has(column));
 }
 
 function Coordinates(props: Parts) {
@@ -149,14 +149,14 @@ function Coordinates(props: Parts) {
       <figcaption>
         <span>parallel coordinates</span>
         <small class="muted">drag on an axis to keep a part of it</small>
-        <Select name="colour by" value={by} options={[["trial", "a colour for each trial"], ["metric", `colour by ${row.metric}`]]} choose={setBy} />
+        <Select name="colour by" value={by} options={[["trial", "a colour for each trial"], ["metric", `colour by ${metricOf(row)}`]]} choose={setBy} />
       </figcaption>
       <details class="picker">
         <summary class="muted">{columns.length} of {all.length} axes</summary>
         <div class="choice">
           {all.map((column) => (
             <label key={column}>
-              <input type="checkbox" checked={columns.includes(column)} onChange={() => change(column)} /> {titled(column, row.metric)}
+              <input type="checkbox" checked={columns.includes(column)} onChange={() => change(column)} /> {titled(column, metricOf(row))}
             </label>
           ))}
         </div>
@@ -235,7 +235,7 @@ function Scatter(props: Parts) {
       words: words(row, trial, short),
     }));
   }, [trials, kept, left, up, color]);
-  const options = columns.map((column): [string, string] => [column, titled(column, row.metric)]);
+  const options = columns.map((column): [string, string] => [column, titled(column, metricOf(row))]);
   return (
     <figure class="chart large" aria-label="scatter">
       <figcaption>
@@ -252,7 +252,7 @@ function Scatter(props: Parts) {
         )}
         <small class="muted">dots ended, rings go on, crosses failed</small>
       </figcaption>
-      <Dots title={`${titled(y, row.metric)} over ${titled(x, row.metric)}`} x={left} y={up} dots={dots} height={360} pick={go} />
+      <Dots title={`${titled(y, metricOf(row))} over ${titled(x, metricOf(row))}`} x={left} y={up} dots={dots} height={360} pick={go} />
     </figure>
   );
 }
@@ -271,7 +271,7 @@ function Importance({ row, tick }: Props) {
   return (
     <figure class="chart large" aria-label="importance">
       <figcaption>
-        <span>importance for {row.metric}</span>
+        <span>importance for {metricOf(row)}</span>
         {answer && answer.problem === null && <small class="muted">{number(answer.trials)} trials</small>}
       </figcaption>
       {found.error && <Problem text={found.error} />}

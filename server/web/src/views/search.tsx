@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 
 import { finite, get } from "../api";
 import { look } from "../chart/looks";
-import { type Seen } from "../columns";
+import { type Seen, metricOf } from "../columns";
 import { number, seconds } from "../format";
 import { useLoaded } from "../live";
 import { ENDED, Problem } from "../parts";
@@ -77,7 +77,7 @@ function Ladder({ row, rungs, unit, at }: { row: Experiment; rungs: Rung[]; unit
   const [x, y, dots] = useMemo((): [Axis, Axis, Dot[]] => {
     const across = makeAxis("rung", unit, rungs.map((rung) => String(rung.length)));
     const metrics = rungs.flatMap((rung) => rung.entries.map((entry) => finite(entry.metric)));
-    const up = makeAxis("metric", row.metric, metrics);
+    const up = makeAxis("metric", metricOf(row), metrics);
     const found = rungs.flatMap((rung, level) =>
       rung.entries.map((entry, rank): Dot => ({
         trial: entry.trial_id,
@@ -85,7 +85,7 @@ function Ladder({ row, rungs, unit, at }: { row: Experiment; rungs: Rung[]; unit
         y: up.place(finite(entry.metric)),
         color: look(at.get(entry.trial_id) ?? 0).color,
         form: entry.state === "paused" ? "ring" : entry.state === "stopped" || entry.state === "failed" ? "cross" : "dot",
-        words: `trial ${entry.trial_id} · ${rung.length} ${unit} · ${row.metric} ${number(entry.metric)} · ${entry.state}, ${rank + 1}. of ${rung.entries.length}`,
+        words: `trial ${entry.trial_id} · ${rung.length} ${unit} · ${metricOf(row)} ${number(entry.metric)} · ${entry.state}, ${rank + 1}. of ${rung.entries.length}`,
       })),
     );
     // Rungs stand in the order of their lengths, not of their names.
@@ -93,7 +93,7 @@ function Ladder({ row, rungs, unit, at }: { row: Experiment; rungs: Rung[]; unit
     return [{ ...across, ticks: places, gaps: false }, up, found];
   }, [rungs, at]);
   if (dots.length === 0) return <p class="muted">No trial has been judged yet.</p>;
-  return <Dots title={`${row.metric} at each rung`} x={x} y={y} dots={dots} height={280} pick={go} />;
+  return <Dots title={`${metricOf(row)} at each rung`} x={x} y={y} dots={dots} height={280} pick={go} />;
 }
 
 /** The same in words and numbers. */
@@ -103,7 +103,7 @@ function Standing({ row, rungs, unit }: { row: Experiment; rungs: Rung[]; unit: 
       <table class="rows">
         <thead>
           <tr>
-            {[unit, "on their way", ...STATES, `best ${row.metric}`].map((name) => (
+            {[unit, "on their way", ...STATES, `best ${metricOf(row)}`].map((name) => (
               <th key={name}>{name}</th>
             ))}
           </tr>
@@ -162,21 +162,21 @@ function BestSoFar({ row, at, tick }: Props) {
     const end = Math.max(1, (Date.parse(row.ended_at ?? new Date().toISOString()) - start) / 1000, ...passed);
     const [unit, size] = UNITS.find(([, length]) => end >= 2 * length) ?? UNITS[UNITS.length - 1]!;
     const x = makeAxis("time", `${unit} since the start`, [0, end / size]);
-    const y = makeAxis("best", `best ${row.metric}`, better.map((each) => finite(each.value)));
+    const y = makeAxis("best", `best ${metricOf(row)}`, better.map((each) => finite(each.value)));
     const dots = better.map((each, i): Dot => ({
       trial: each.trial_id,
       x: x.place(passed[i]! / size),
       y: y.place(finite(each.value)),
       color: look(at.get(each.trial_id) ?? 0).color,
       form: "dot",
-      words: `trial ${each.trial_id} · ${row.metric} ${number(each.value)} · after ${seconds(passed[i]!)}${each.length === null ? "" : ` · at length ${number(each.length)}`}`,
+      words: `trial ${each.trial_id} · ${metricOf(row)} ${number(each.value)} · after ${seconds(passed[i]!)}${each.length === null ? "" : ` · at length ${number(each.length)}`}`,
     }));
     return { x, y, dots };
   }, [found.value, at, row.ended_at]);
   return (
     <figure class="chart large" aria-label="best so far">
       <figcaption>
-        <span>best {row.metric} so far</span>
+        <span>best {metricOf(row)} so far</span>
         {found.value && (
           <small class="muted">
             {number(better.length)} times better in {number(found.value.validations)} validations
@@ -193,7 +193,7 @@ function BestSoFar({ row, at, tick }: Props) {
             : `None of ${number(found.value.validations)} validations gave a number.`}
         </p>
       ) : (
-        <Dots title={`best ${row.metric} over time`} x={made.x} y={made.y} dots={made.dots} height={260} stairs pick={go} />
+        <Dots title={`best ${metricOf(row)} over time`} x={made.x} y={made.y} dots={made.dots} height={260} stairs pick={go} />
       )}
     </figure>
   );
@@ -242,7 +242,7 @@ function Costs({ row, trials, at }: Props) {
                 <a href={trialAddress(trial.id)}>trial {trial.id}</a>,
                 trial.slot_seconds,
                 look(at.get(trial.id) ?? 0).color,
-                `, ${row.metric} ${number(trial.best_validation)}`,
+                `, ${metricOf(row)} ${number(trial.best_validation)}`,
               ),
             )}
             {trials.length > bars.length && bar("others", `${number(trials.length - bars.length)} others`, others, "var(--muted)", "")}

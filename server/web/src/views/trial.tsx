@@ -11,7 +11,7 @@ import { useEvents, useLoaded } from "../live";
 import { Badge, Cell, ENDED, Facts, Labels, OneLine, Problem, Progress, Raw, Table } from "../parts";
 import type { Experiment, Run, RunPage, Trial as Row } from "../resources";
 import { address, modelAddress, trialAddress, type TrialTab, TRIAL_TABS } from "../route";
-import { Checkpoints } from "./checkpoints";
+import { Checkpoints, Saved } from "./checkpoints";
 import { Board } from "../chart/board";
 import { Logs, slots } from "./logs";
 import { Engine } from "./submitted/engine";
@@ -83,7 +83,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
         </div>
       </header>
       <Noticed trial={trial} row={row} />
-      <Overview trial={trial} row={row} versions={registry.versionsOfTrial(trial.id)} />
+      <Overview trial={trial} row={row} versions={registry.versionsOfTrial(trial.id)} tick={ticks.checkpoint + ticks.trial} />
       <nav class="tabs" aria-label="views of this trial">
         {TRIAL_TABS.map((name) => (
           <a key={name} href={trialAddress(trial.id, name)} aria-current={shown === name ? "page" : undefined}>
@@ -98,7 +98,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
         <Board
           lines={[{ trial: seenTrial(trial), name: `trial ${trial.id}`, told: "", look: look(0), best: false, href: trialAddress(trial.id) }]}
           several={false}
-          metrics={[row.metric]}
+          metrics={row.metric ? [row.metric] : []}
           ended={ENDED.includes(trial.state)}
           tick={ticks.metric}
         />
@@ -176,17 +176,9 @@ export function Fork({ trial }: { trial: number }) {
   );
 }
 
-function Overview({ trial, row, versions }: Both & { versions: Version[] }) {
+function Overview({ trial, row, versions, tick }: Both & { versions: Version[]; tick: number }) {
   const rows: [string, preact.ComponentChildren][] = [
     ["progress", <Progress value={trial.progress} />],
-    [
-      `best ${row.metric}`,
-      <>
-        {number(trial.best_validation)}
-        {trial.best_steps !== null && <small class="muted"> at batch {number(trial.best_steps)}</small>}
-      </>,
-    ],
-    ["latest", number(trial.latest_validation)],
     ["batches", number(trial.steps_completed)],
     ["restarts", trial.restarts > 0 ? <b class="warn">{trial.restarts}</b> : "0"],
     ["slot time", seconds(trial.slot_seconds)],
@@ -194,6 +186,15 @@ function Overview({ trial, row, versions }: Both & { versions: Version[] }) {
     ["started", clock(trial.started_at)],
     ["took", duration(trial.started_at, trial.ended_at)],
   ];
+  if (row.metric) {
+    const best = (
+      <>
+        {number(trial.best_validation)}
+        {trial.best_steps !== null && <small class="muted"> at batch {number(trial.best_steps)}</small>}
+      </>
+    );
+    rows.splice(1, 0, [`best ${row.metric}`, best], ["latest", number(trial.latest_validation)], ["best checkpoint", <Saved path={`/trials/${trial.id}`} tick={tick} />]);
+  }
   if (trial.activity && trial.state === "RUNNING") rows.splice(1, 0, ["now", trial.activity]);
   if (trial.started_at === null && !ENDED.includes(trial.state)) rows.push(["waits for", duration(trial.created_at, null)]);
   if (versions.length > 0) {
@@ -267,10 +268,10 @@ function RunLine({ run }: { run: Run }) {
         {duration(run.started_at, run.ended_at)}
       </Cell>
       <Cell name="exit code" kind="figure">
-        {number(run.exit_code)}
+        {run.failed || run.exit_code === 0 ? number(run.exit_code) : "–"}
       </Cell>
       <Cell name="how it ended">
-        {run.reason !== null ? <OneLine text={run.reason} kind={run.exit_code === 0 ? "waiting" : "problem"} /> : run.state !== "EXITED" ? "" : run.exit_code === 0 ? "as it should" : "–"}
+        {run.reason !== null ? <OneLine text={run.reason} kind={run.failed ? "problem" : "waiting"} /> : run.state !== "EXITED" ? "" : run.exit_code === 0 ? "as it should" : "–"}
       </Cell>
     </tr>
   );

@@ -4,7 +4,7 @@ import { useMemo, useRef, useState } from "preact/hooks";
 
 import { Bulk, type Deed } from "../bulk";
 import { Chooser, useColumns } from "../chooser";
-import { type Condition, heads as shortHeads, type Seen, seenTrial, varying } from "../columns";
+import { type Condition, heads as shortHeads, type Seen, seenTrial, varying, metricOf } from "../columns";
 import { number } from "../format";
 import { useLoaded } from "../live";
 import { METRIC, useMeasured } from "../measured";
@@ -100,7 +100,7 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
           <Filters
             names={varied}
             metrics={metrics}
-            metric={row.metric}
+            metric={metricOf(row)}
             count={pages.total === null ? "" : all.length === 0 ? `${number(pages.total)} trials` : `${number(pages.total)} of ${number(trials.length)} trials`}
           />
           <div class="choice">

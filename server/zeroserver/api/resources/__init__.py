@@ -15,6 +15,8 @@ from zeroserver.api.resources.analysis import (
     TrialColumns,
 )
 from zeroserver.api.resources.checkpoints import (
+    BestCheckpoint,
+    BestCheckpointAnswer,
     Checkpoint,
     CheckpointAnswer,
     CheckpointPage,
@@ -64,6 +66,8 @@ __all__ = [
     "Agent",
     "AgentAnswer",
     "AgentPage",
+    "BestCheckpoint",
+    "BestCheckpointAnswer",
     "Bracket",
     "Checkpoint",
     "CheckpointAnswer",

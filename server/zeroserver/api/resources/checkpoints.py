@@ -4,7 +4,15 @@ from typing import Any, Literal
 
 from zeroserver.api.rows import Num, Resource, Time
 
-__all__ = ["Checkpoint", "CheckpointAnswer", "CheckpointPage", "Removal", "RemovedCheckpoint"]
+__all__ = [
+    "BestCheckpoint",
+    "BestCheckpointAnswer",
+    "Checkpoint",
+    "CheckpointAnswer",
+    "CheckpointPage",
+    "Removal",
+    "RemovedCheckpoint",
+]
 
 
 class Checkpoint(Resource, frozen=True):
@@ -40,6 +48,23 @@ class CheckpointAnswer(Resource, frozen=True):
     """One checkpoint."""
 
     checkpoint: Checkpoint
+
+
+class BestCheckpoint(Resource, frozen=True):
+    """The checkpoint whose own validation is the best."""
+
+    checkpoint: Checkpoint | None
+    """Null when no checkpoint has a validation at its batch."""
+    validation: Num | None
+    """The searcher's metric at that batch."""
+    note: str | None
+    """Set when the trial has ended and its best validation has no checkpoint: what saves one."""
+
+
+class BestCheckpointAnswer(Resource, frozen=True):
+    """The best checkpoint of an experiment or a trial."""
+
+    best_checkpoint: BestCheckpoint
 
 
 class CheckpointPage(Resource, frozen=True):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from zeroserver.api.rows import Num, Resource, Share, Time
+from zeroserver.api.rows import Name, Num, Resource, Share, Time
 from zeroserver.states import ExperimentState
 
 __all__ = ["Experiment", "ExperimentAnswer", "ExperimentPage"]
@@ -43,12 +43,16 @@ class Experiment(Resource, frozen=True):
     """Uuid of the checkpoint whose weights its trials begin with."""
     searcher_name: str
     """How trials are chosen."""
-    metric: str
-    """By which validation metric they are compared."""
+    metric: Name | None
+    """By which validation metric they are compared; null for a single trial that names none."""
     smaller_is_better: bool
     """Which way they are compared."""
     num_trials: int
     """How many there are by now."""
+    failed_trials: int
+    """How many of them ended with an error."""
+    canceled_trials: int
+    """How many of them were canceled."""
     best_trial_id: int | None
     """The best trial by now."""
     best_validation: Num | None

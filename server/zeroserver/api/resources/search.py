@@ -59,8 +59,8 @@ class SearcherState(Resource, frozen=True):
     """Which searcher."""
     unit: Literal["batches", "epochs"] | None
     """Of all lengths; null when trials decide by themselves how far they train."""
-    metric: str
-    """By which trials are compared."""
+    metric: str | None
+    """By which trials are compared; null for a single trial that names none."""
     smaller_is_better: bool
     """Which way they are compared."""
     done: bool

@@ -103,6 +103,8 @@ class Run(Resource, frozen=True):
     """Of its launcher; null while it runs, and where nobody learned it."""
     reason: str | None
     """Why it ended, where it did not complete."""
+    failed: bool
+    """Whether it ended with an error. False while it runs, and where it gave its slots back."""
 
 
 class RunPage(Resource, frozen=True):

@@ -29,7 +29,7 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response
     state = SearcherState(
         name=row["searcher_name"],
         unit=seen.unit,
-        metric=row["metric"],
+        metric=row["metric"] or None,
         smaller_is_better=bool(row["smaller_is_better"]),
         done=bool(row["searcher_done"]),
         progress=row["progress"],

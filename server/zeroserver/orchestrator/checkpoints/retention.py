@@ -12,17 +12,9 @@ The files go after the commit (:mod:`zeroserver.store.janitor`).
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sqlalchemy import (
-    ColumnElement,
-    RowMapping,
-    ScalarSelect,
-    Select,
-    and_,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, RowMapping, Select, func, select, update
 
+from zeroserver.orchestrator.checkpoints.best import best_checkpoints, searcher_metric_at
 from zeroserver.orchestrator.checkpoints.registry import registered
 from zeroserver.orchestrator.desk import (
     Fields,
@@ -37,7 +29,7 @@ from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.database import Transaction
 from zeroserver.store.janitor import Chore
-from zeroserver.store.schema import checkpoints, experiments, metric_keys, points, trials
+from zeroserver.store.schema import checkpoints, experiments, points, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config.experiment.storage import CheckpointStorageConfig
@@ -164,7 +156,7 @@ def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[tuple
         )
         .select_from(checkpoints)
         .join(trials, trials.c.id == columns.trial_id)
-        .outerjoin(points, _of_the_searcher(experiment))
+        .outerjoin(points, searcher_metric_at(experiment))
         .where(where, columns.state == "COMPLETED")
         .order_by(columns.id)
     )
@@ -177,44 +169,28 @@ def _best(
     count = policy.save_experiment_best
     if count == 0:
         return []
-    value = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
-    query = (
-        select(checkpoints.c.uuid, checkpoints.c.trial_id, checkpoints.c.steps_completed)
-        .select_from(checkpoints)
-        .join(points, _of_the_searcher(experiment))
-        .where(
-            checkpoints.c.experiment_id == experiment["id"],
-            checkpoints.c.state == "COMPLETED",
-            points.c.value.is_not(None),
-        )
-        .order_by(value, checkpoints.c.id)
-        .limit(count)
-    )
+    mine = checkpoints.c.experiment_id == experiment["id"]
+    query = best_checkpoints(experiment).where(mine).limit(count)
     return list(transaction.connection.execute(query).mappings())
 
 
-def _of_the_searcher(experiment: RowMapping) -> ColumnElement[bool]:
-    """What joins a checkpoint to the searcher's metric at its step."""
-    return and_(
-        points.c.trial_id == checkpoints.c.trial_id,
-        points.c.key_id == _key(experiment["metric"]),
-        points.c.step == checkpoints.c.steps_completed,
-    )
-
-
-def _key(metric: str) -> "ScalarSelect[int]":
-    return (
-        select(metric_keys.c.id)
-        .where(metric_keys.c.group_name == "validation", metric_keys.c.name == metric)
+def forget_names(transaction: Transaction, experiment_id: int, gone: Sequence[str]) -> None:
+    """Let trials not name checkpoints that are gone; the next best takes the best one's place."""
+    experiment = find(transaction, experiments, experiment_id)
+    next_best = (
+        best_checkpoints(experiment)
+        .with_only_columns(checkpoints.c.uuid)
+        .where(checkpoints.c.trial_id == trials.c.id)
+        .correlate(trials)
+        .limit(1)
         .scalar_subquery()
     )
-
-
-def forget_names(transaction: Transaction, experiment_id: int, gone: Sequence[str]) -> None:
-    """Let trials not name checkpoints that are gone."""
-    for column in (trials.c.latest_checkpoint, trials.c.best_checkpoint):
+    for column, value in (
+        (trials.c.latest_checkpoint, None),
+        (trials.c.best_checkpoint, next_best if experiment["metric"] else None),
+    ):
         transaction.connection.execute(
             update(trials)
             .where(trials.c.experiment_id == experiment_id, column.in_(gone))
-            .values({column.name: None})
+            .values({column.name: value})
         )

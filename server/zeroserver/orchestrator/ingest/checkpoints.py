@@ -7,13 +7,14 @@ from sqlalchemy import RowMapping, select
 
 from zerolab.contract.wire import CheckpointRecord
 from zerolab.errors import ConfigError
+from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.cluster.growing import grow
 from zeroserver.orchestrator.desk import World, save, storage_of, touch
 from zeroserver.orchestrator.ingest.sender import Reporting
 from zeroserver.orchestrator.warm_start import settle_sources
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP
-from zeroserver.store.schema import checkpoints, points, trials
+from zeroserver.store.schema import checkpoints, trials
 
 __all__ = ["check_checkpoint", "choose_best_checkpoint", "note_checkpoint"]
 
@@ -62,25 +63,11 @@ def note_checkpoint(
     return settle_sources(transaction, run["trial_id"])
 
 
-def choose_best_checkpoint(
-    world: World, transaction: Transaction, experiment: RowMapping, trial_id: int
-) -> None:
-    """Name the checkpoint whose validation is the best."""
-    key = world.keys.find(transaction, "validation", experiment["metric"])
-    order = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
-    best = transaction.connection.scalar(
-        select(checkpoints.c.uuid)
-        .select_from(checkpoints)
-        .join(points, points.c.step == checkpoints.c.steps_completed)
-        .where(
-            points.c.trial_id == trial_id,
-            points.c.key_id == key,
-            points.c.value.is_not(None),
-            checkpoints.c.trial_id == trial_id,
-            checkpoints.c.state == "COMPLETED",
-        )
-        .order_by(order, checkpoints.c.id)
-        .limit(1)
-    )
-    if best is not None:
-        save(transaction, trials, trial_id, best_checkpoint=best)
+def choose_best_checkpoint(transaction: Transaction, experiment: RowMapping, trial_id: int) -> None:
+    """Name the checkpoint of a trial whose own validation is the best."""
+    if not experiment["metric"]:
+        return
+    mine = checkpoints.c.trial_id == trial_id
+    row = transaction.connection.execute(best_checkpoints(experiment).where(mine).limit(1)).first()
+    if row is not None:
+        save(transaction, trials, trial_id, best_checkpoint=row.uuid)

@@ -155,7 +155,7 @@ def _consequences(
         else:
             steps = record.steps
             more |= validated(world, transaction, run, record)
-        choose_best_checkpoint(world, transaction, experiment, run["trial_id"])
+        choose_best_checkpoint(transaction, experiment, run["trial_id"])
         apply_after_report(world, transaction, run["trial_id"], steps)
     return more
 

@@ -35,6 +35,8 @@ def validated(
     experiment = experiment_of(transaction, run)
     trial = trial_of(transaction, run)
     metric = experiment["metric"]
+    if not metric:  # a single trial that is compared with none
+        return False
     value: float | None = None
     if metric in record.values:
         before = None

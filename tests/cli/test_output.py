@@ -1,0 +1,42 @@
+"""What commands show of experiments that have ended."""
+
+from typing import Any
+
+import pytest
+
+from zerolab.cli.following import exit_code
+from zerolab.cli.output import checkpoint_text, end_state
+
+
+def ended(state: str, failed: int = 0, canceled: int = 0, problem: str | None = None) -> Any:
+    return {
+        "state": state,
+        "num_trials": 60,
+        "failed_trials": failed,
+        "canceled_trials": canceled,
+        "result_problem": problem,
+    }
+
+
+@pytest.mark.parametrize(
+    ("experiment", "text", "tone", "code"),
+    [
+        (ended("COMPLETED"), "COMPLETED", "green", 0),
+        (ended("COMPLETED", failed=3), "COMPLETED (57 of 60, 3 failed)", "yellow", 3),
+        (ended("COMPLETED", 3, 2), "COMPLETED (55 of 60, 3 failed, 2 canceled)", "yellow", 3),
+        (ended("COMPLETED", problem="no number"), "COMPLETED", "yellow", 0),
+        (ended("ERROR", failed=60, problem="boom"), "ERROR", "red", 1),
+        (ended("CANCELED", canceled=60), "CANCELED", "", 1),
+    ],
+)
+def test_state_shows_failed_trials(experiment: Any, text: str, tone: str, code: int) -> None:
+    shown = end_state(experiment)
+    assert (str(shown), shown.tone, exit_code(experiment)) == (text, tone, code)
+
+
+def test_best_checkpoint_shows_its_own_metric() -> None:
+    checkpoint = {"uuid": "e268e49e", "steps_completed": 400, "trial_id": 63}
+    best = {"checkpoint": checkpoint, "validation": 0.9645, "note": None}
+    text = checkpoint_text(best, "accuracy")
+    assert text == "e268e49e  accuracy 0.9645, batch 400 of trial 63"
+    assert checkpoint_text({**best, "checkpoint": None}, "accuracy") is None
