@@ -30,6 +30,7 @@ from zerotrial.engine.building.ground import (
     find_world,
     is_pipeline,
 )
+from zerotrial.engine.checkpoint.into_module import accept_full_tensors
 from zerotrial.engine.comm.all_reducing import without_reduce_scatter
 from zerotrial.engine.comm.attendance import Attendance, wait_for_all
 from zerotrial.engine.comm.connect import connect
@@ -330,6 +331,7 @@ def _assemble(
             trains=bool(inputs.groups),
         )
     )
+    accept_full_tensors(inputs.module, stage.full_writers())
     inputs.observer.attach(engine)
     return engine
 

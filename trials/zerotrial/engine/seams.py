@@ -376,6 +376,10 @@ class Stage(Protocol):
         """Yield every trainable parameter, whole, one after the other. **Collective**."""
         ...
 
+    def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
+        """Return what writes a full tensor to this rank's shard, by module and parameter name."""
+        ...
+
     def close(self, *, give_back: bool = True) -> None:
         """Remove hooks and give memory shared with other ranks back.
 

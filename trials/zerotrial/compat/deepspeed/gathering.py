@@ -94,6 +94,8 @@ def _have_shards_saved(
     Many do on one rank, beside whole weights. torch saves no shard that lies behind others.
     """
     del module, prefix, metadata
+    if not any(isinstance(value, DTensor) for value in state.values()):
+        return
     for name, value in state.items():
         if isinstance(value, DTensor) and not isinstance(value, nn.Parameter):
             state[name] = value.clone()

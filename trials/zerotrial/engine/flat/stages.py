@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.comm.observed import COMMUNICATION
@@ -283,6 +283,10 @@ class FlatStage:
         """See :class:`~zerotrial.engine.seams.Stage`: they are whole at all times."""
         del names
         return nullcontext()
+
+    def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
+        """See :class:`~zerotrial.engine.seams.Stage`: nothing is sharded in the modules."""
+        return {}
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """See :class:`~zerotrial.engine.seams.Stage`."""

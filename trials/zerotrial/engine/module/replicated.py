@@ -152,6 +152,10 @@ class ReplicatedParameters:
         for piece in self._pieces():
             if piece.name in written:
                 piece.tensors["master"].copy_(written[piece.name].reshape(-1))
+        for bucket in self._buckets if self._buckets[0].comm.rank == 0 else ():
+            for index, parameter in enumerate(bucket.parameters):
+                if self._names[parameter] in written:
+                    bucket.master[index].copy_(written[self._names[parameter]])
         self._published = self._read()
 
     def publish(self) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Taken", "release"]
+__all__ = ["Taken", "is_trained_by_an_engine", "release"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ _HOOKS = (
     "_forward_hooks_with_kwargs",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
+    "_load_state_dict_pre_hooks",
 )
 
 
@@ -184,6 +185,11 @@ def _holders(module: nn.Module) -> list[Taken]:
     for part in module.modules():
         found.update(dict.fromkeys(vars(part).get(_PLACE, ())))
     return list(found)
+
+
+def is_trained_by_an_engine(part: nn.Module) -> bool:
+    """Return whether an engine that is not closed has taken the module over."""
+    return bool(vars(part).get(_PLACE))
 
 
 def _each(given: Iterable[Any]) -> Iterator[Any]:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.zero import LIVE_LIMIT
+from zerotrial.engine.module.replicated import is_replicated
 from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 
 if TYPE_CHECKING:
@@ -165,9 +166,11 @@ def kept_whole(units: Sequence[FSDPModule], names: frozenset[str]) -> Iterator[N
     for unit, parameters, _ in wanted:
         unit.unshard()
         parameters.frees_after_forward = None
+        parameters.stay_gathered(stay=True)
         _held.add(unit)
     # Whole weights may lie in memory that all ranks of a machine read: here each has its own.
-    views = [(p, p.data) for p in (root.get_parameter(name) for name in names)]
+    parameters_wanted = (root.get_parameter(name) for name in names)
+    views = [(p, p.data) for p in parameters_wanted if not is_replicated(p)]
     for parameter, view in views:
         parameter.data = view.clone()
     try:
@@ -177,6 +180,7 @@ def kept_whole(units: Sequence[FSDPModule], names: frozenset[str]) -> Iterator[N
             parameter.data = view
         for unit, parameters, before in wanted:
             parameters.frees_after_forward = before
+            parameters.stay_gathered(stay=False)
             _held.discard(unit)
             unit.reshard()
 

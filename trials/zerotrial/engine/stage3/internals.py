@@ -147,6 +147,14 @@ class ShardedParameter:
         self._member._sharded_param_data = memory
         self.sharded._local_tensor = memory[: local.numel()].view(local.shape)
 
+    def write_full(self, value: Tensor) -> None:
+        """Write this rank's rows of a full tensor to the shard."""
+        mesh = self.sharded.device_mesh
+        rows = -(-value.shape[0] // mesh.size())
+        start = min(rows * mesh.get_local_rank(), value.shape[0])
+        local = value[start : start + rows]
+        self.shard[: local.numel()].copy_(local.reshape(-1))
+
     @property
     def has_hooks(self) -> bool:
         """Whether user code wants to see the gradient as soon as it is there."""
@@ -211,6 +219,16 @@ class UnitParameters:
     @frees_after_forward.setter
     def frees_after_forward(self, value: Any) -> None:
         self._owner.post_forward_mesh_info = value
+
+    def stay_gathered(self, *, stay: bool) -> None:
+        """Keep modules' parameters gathered even in ``state_dict`` and ``load_state_dict``."""
+        changes = [(self._owner, "_to_sharded")]
+        changes += [(member, "reset_sharded_param") for member in self._owner.fsdp_params]
+        for changed, name in changes:
+            if stay:
+                setattr(changed, name, _do_nothing)
+            else:
+                vars(changed).pop(name, None)
 
     @property
     def has_gradients(self) -> bool:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError
@@ -81,6 +81,7 @@ class Stage3:
         files: FileMemory | None = None,
     ) -> None:
         self.optimizer = update.updater.optimizer
+        self._module = inputs.module
         self._units = units
         found = filter(None, map(parameters_of, units))
         self._reduced = [unit for unit in found if unit.trained]
@@ -94,6 +95,8 @@ class Stage3:
             {shard.parameter: shard.name for shard in layout.shards},  # type: ignore[misc]
             partial(update.pieces, write=True),
         )
+        self._versions = self._read_versions()
+        self._written = False  # user code has written to a shard of some rank
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
         self._replicas = Replicas(inputs.mesh.replicate, comm.traffic, inputs.observer)
@@ -114,6 +117,18 @@ class Stage3:
             self._paged = PagedGradients(layout.buckets, files, owners, self._settle)
         self._kept: list[Tensor | None] = [None] * len(layout.buckets)
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
+
+    def _read_versions(self) -> list[int]:
+        """Count the writes to each shard, where masters of their own must hear of them."""
+        shards = self._shards if self._update.masters_apart else ()
+        return [shard.parameter._version for shard in shards]  # noqa: SLF001 - as WrittenWeights
+
+    def _adopt_written(self) -> None:
+        """Take what user code has written to shards into the masters. **Collective**."""
+        if self._written:
+            self._update.adopt()
+        self._written = False
+        self._versions = self._read_versions()
 
     def leaves(self) -> Iterator[Tensor]:
         """See :class:`~zerotrial.engine.seams.Stage`: the gathered parameters."""
@@ -203,19 +218,21 @@ class Stage3:
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Return the norm; the shards were averaged in backward, replicas are. **Collective**."""
         self._average_replicas()
+        written = self._read_versions() != self._versions
         # Where the gradients are: on a GPU nothing is waited for until all is summed.
-        sums = torch.zeros(3, dtype=torch.float64, device=self._buckets[0].master.device)
+        sums = torch.zeros(4, dtype=torch.float64, device=self._buckets[0].master.device)
         for index, gradient in enumerate(self._gradients):
             if gradient is not None:
                 for span in self._counted[index]:
                     sums[0].add_(squared_norm(gradient[span]))
                 release(gradient)
-        for place, number in enumerate(self._order.take(), start=1):
+        for place, number in enumerate((written, *self._order.take()), start=1):
             sums[place].fill_(number)
         sums = self._comm.sum(sums.to(self._device))
         with self._observer.phase(COMMUNICATION):
             self._mesh.add_over_model(sums[:1])
-        squares, *order = sums.tolist()
+        squares, changed, *order = sums.tolist()
+        self._written = changed > 0
         self._order.check(order, self._comm.size)
         return math.sqrt(squares) / loss_scale
 
@@ -223,6 +240,7 @@ class Stage3:
         """Update this rank's shards; the next gather publishes them. **Collective**."""
         gradients = self._gradients
         self._forget()
+        self._adopt_written()
         self._replicated.adopt()
         self._update.apply(gradients, scale)
         self._replicated.publish()
@@ -310,6 +328,11 @@ class Stage3:
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Walk the ranges whose optimizer states this rank keeps."""
         if not write:
+            if self._update.masters_apart:
+                written = self._read_versions() != self._versions
+                flag = torch.tensor([written], dtype=torch.float64, device=self._device)
+                self._written = float(self._comm.sum(flag)) > 0
+                self._adopt_written()
             self._replicated.adopt()
         return self._update.pieces(write=write)
 
@@ -347,6 +370,7 @@ class Stage3:
         self._comm.fence()
         self._update.publish()
         self._replicated.publish()
+        self._versions = self._read_versions()
         self._release()
         if self._plugged is not None:
             self._plugged.publish()
@@ -367,6 +391,19 @@ class Stage3:
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         return kept_whole(self._units, names)
+
+    def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        found = filter(None, map(parameters_of, self._units))
+        members = {member.sharded: member for unit in found for member in unit.members}
+        return {
+            part: {
+                name: members[parameter].write_full  # type: ignore[index]
+                for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
+                if parameter in members
+            }
+            for part in self._module.modules()
+        }
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every trainable parameter, whole, one after the other. **Collective**."""

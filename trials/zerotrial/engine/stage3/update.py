@@ -44,6 +44,13 @@ class Update(Protocol):
         """
         ...
 
+    masters_apart: bool
+    """Whether the updater has masters of its own, and the shards are copies."""
+
+    def adopt(self) -> None:
+        """Bring the updater's masters in line with the shards. **Collective**."""
+        ...
+
     def publish(self) -> None:
         """Bring the shards in line with the updater's masters. **Collective**."""
         ...
@@ -85,6 +92,8 @@ class ShardUpdate:
         self._layout = layout
         self.whole_names: Sequence[Sequence[str]] = ()
         limit = inputs.config.zero_optimization.sub_group_size
+        on_host = inputs.config.zero_optimization.offload_optimizer.device != "none"
+        self.masters_apart = on_host and inputs.device.type != "cpu"
         self._tiles = [
             _Tile(index, slice(start, min(start + length, bucket.master.numel())))
             for index, bucket in enumerate(layout.buckets)
@@ -114,6 +123,12 @@ class ShardUpdate:
             for used in (master, gradient):
                 release(used)
         self.updater.finish()
+
+    def adopt(self) -> None:
+        """See :class:`Update`."""
+        for index, tile in enumerate(self._tiles):
+            with self.updater.states(index, write=True) as states:
+                states["master"].copy_(self._master(tile))
 
     def publish(self) -> None:
         """See :class:`Update`."""
@@ -206,6 +221,16 @@ class WholeUpdate:
         self.updater.finish()
         for index, values in enumerate(fresh):
             self._scatter(index, values)
+
+    masters_apart = True
+
+    def adopt(self) -> None:
+        """See :class:`Update`."""
+        for index, bucket in enumerate(self._layout.buckets):
+            gathered = self._gathered(index, bucket.master)
+            with self.updater.states(index, write=True) as states:
+                whole = self._collect(index, gathered, states["master"].device)
+                states["master"].copy_(whole)
 
     def publish(self) -> None:
         """See :class:`Update`."""

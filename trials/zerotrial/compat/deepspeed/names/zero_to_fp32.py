@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.checkpoint.export import read_weights
+from zerotrial.engine.module.taken import is_trained_by_an_engine
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",
@@ -52,8 +53,13 @@ def get_fp32_state_dict_from_zero_checkpoint(
 def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str | PathLike[str], tag: str | None = None
 ) -> nn.Module:
-    """Fill a model from a checkpoint; see :func:`get_fp32_state_dict_from_zero_checkpoint`."""
-    model.cpu().load_state_dict(read_weights(checkpoint_dir, tag), strict=False)
+    """Fill a model from a checkpoint; see :func:`get_fp32_state_dict_from_zero_checkpoint`.
+
+    A model that an engine trains stays where it is. Every rank makes the call then.
+    """
+    trained = any(is_trained_by_an_engine(part) for part in model.modules())
+    where = model if trained else model.cpu()
+    where.load_state_dict(read_weights(checkpoint_dir, tag), strict=False)
     return model
 
 

@@ -1,0 +1,156 @@
+"""Full tensors through ``load_state_dict`` of a model that an engine trains."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from zerotrial.compat.deepspeed.gathering import GatheredParameters, know
+from zerotrial.compat.deepspeed.names.zero_to_fp32 import load_state_dict_from_zero_checkpoint
+from zerotrial.engine import Engine
+
+
+class Model(nn.Module):
+    """Rows that no number of ranks divides, a tied weight, a scalar, a frozen layer, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.head = nn.Linear(5, 3)
+        self.tied = self.head
+        self.scale = nn.Parameter(torch.tensor(0.3))
+        self.frozen = nn.Linear(3, 3)
+        self.frozen.requires_grad_(requires_grad=False)
+        self.register_buffer("offset", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return (self.frozen(self.head(x)) * self.scale + self.offset).square().mean()
+
+
+def values() -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    state = {name: torch.randn(v.shape) for name, v in Model().state_dict().items()}
+    return state | {name: state[name.replace("tied", "head")] for name in state}
+
+
+def inputs(step: int) -> Tensor:
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+
+
+def make_engine(stage: int, kind: str = "AdamW", **more: Any) -> Engine:
+    torch.manual_seed(0)
+    engine = zerotrial.initialize(
+        model=Model(),
+        config={
+            "train_batch_size": 4,
+            "optimizer": {"type": kind, "params": {"lr": 0.01}},
+            "zero_optimization": {"stage": stage},
+            **more,
+        },
+    )[0]
+    know(engine)
+    return engine
+
+
+def train(engine: Engine, steps: range) -> None:
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    for step in steps:
+        engine.backward(engine(inputs(step).chunk(ranks)[rank]))
+        engine.step()
+
+
+def check(engine: Engine, expected: dict[str, Tensor], what: str, bound: float = 1e-6) -> None:
+    for name, _ in engine.module.named_parameters():
+        found = engine.full(name)
+        assert found is not None
+        gap = float((found.float() - expected[name]).abs().max())
+        assert gap <= bound, (what, name, gap)
+
+
+def load_everywhere(stage: int, directory: str) -> None:
+    state = values()
+    for kind in ("AdamW", "Lamb"):
+        engine = make_engine(stage, kind)
+        train(engine, range(1))
+        engine(inputs(0)[:1])  # leaves the root gathered
+        engine.module.load_state_dict(state)
+        check(engine, state, kind, 0.0)
+        engine.save_checkpoint(f"{directory}/{stage}{kind}")
+        train(engine, range(1))
+        reference = Model()
+        reference.load_state_dict(state)
+        moved = max(
+            float((engine.full(n) - p.detach()).abs().max())
+            for n, p in reference.named_parameters()
+        )
+        assert 0 < moved < 0.2, (kind, moved)
+        engine.module.load_state_dict(state, assign=True)
+        assert engine.module.head is engine.module.tied
+        check(engine, state, "assign", 0.0)
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            engine.module.load_state_dict(state | {"head.bias": torch.zeros(4)})
+        with pytest.raises(RuntimeError, match="Missing key"):
+            engine.module.load_state_dict({"scale": state["scale"]})
+        part = {"0.weight": torch.ones(5, 5)}
+        engine.module.blocks.load_state_dict(part, strict=False)
+        check(engine, state | {"blocks.0.weight": part["0.weight"]}, "part", 0.0)
+        load_state_dict_from_zero_checkpoint(engine.module, f"{directory}/{stage}{kind}")
+        check(engine, state, "checkpoint", 0.0)
+        engine.close()
+
+
+def load_gathered(stage: int, directory: str) -> None:
+    state, rank = values(), dist.get_rank() if dist.is_initialized() else 0
+    for modifier, all_ranks in ((0, False), (0, True), (None, True)):
+        engine = make_engine(stage)
+        train(engine, range(1))
+        taken = list(engine.module.parameters())
+        with GatheredParameters(taken, modifier_rank=modifier):
+            if all_ranks or rank == modifier:
+                engine.module.load_state_dict(state)
+            else:
+                engine.module.offset.copy_(state["offset"])
+            full = engine.module.state_dict()
+            if all_ranks or rank == modifier:
+                for name, value in full.items():
+                    assert torch.equal(value, state[name]), name
+        check(engine, state, f"gathered {modifier} {all_ranks}", 0.0)
+        with GatheredParameters(engine.module.parameters()):
+            load_state_dict_from_zero_checkpoint(engine.module, f"{directory}/{stage}AdamW")
+        check(engine, state, "checkpoint within", 0.0)
+        train(engine, range(1))
+        engine.close()
+
+
+def bf16(stage: int) -> None:
+    state = values()
+    engine = make_engine(stage, bf16={"enabled": True})
+    engine.module.load_state_dict(state)
+    check(engine, state, "bf16", 0.02)  # frozen ones and scalars are rounded
+    train(engine, range(1))
+    check(engine, state, "bf16 trained", 0.05)
+    engine.close()
+
+
+def every_case(directory: str) -> list[str]:
+    problems = []
+    for stage in (0, 1, 2, 3):
+        for case in (load_everywhere, load_gathered):
+            case(stage, directory)
+        bf16(stage)
+    return problems
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_load_state_dict_takes_full_tensors(ranks: int, tmp_path: Path) -> None:
+    if ranks == 1:
+        every_case(str(tmp_path))
+    else:
+        run_on_ranks(every_case, ranks, str(tmp_path))

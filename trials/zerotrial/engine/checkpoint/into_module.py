@@ -1,0 +1,52 @@
+"""``load_state_dict`` of a model that an engine trains: full tensors, sharded or not."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from zerotrial.engine.module.gathered import is_sharded
+
+__all__ = ["WriteFull", "accept_full_tensors"]
+
+WriteFull = Callable[[Tensor], None]
+"""Writes a full tensor to this rank's shard of one parameter."""
+
+
+def accept_full_tensors(
+    module: nn.Module, shards: Mapping[nn.Module, Mapping[str, WriteFull]]
+) -> None:
+    """Make ``load_state_dict`` of the model and of its parts write to the engine's memory.
+
+    It needs no communication. A rank that has the full tensors takes its own shards from them.
+    ``assign=True`` copies too, because the engine trains the parameters that it knows.
+
+    Args:
+        module: Of the engine; its hooks are removed when the engine is closed.
+        shards: By module and by the parameter's name in it; empty below stage 3.
+    """
+    for part in module.modules():
+        register: Any = part.register_load_state_dict_pre_hook
+        register(partial(_write_shards, shards.get(part, {})))
+
+
+def _write_shards(
+    shards: Mapping[str, WriteFull],
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: dict[str, Any],
+    *others: Any,
+) -> None:
+    del others
+    if metadata.get("assign_to_params_buffers"):
+        metadata["assign_to_params_buffers"] = False
+    for name, write in shards.items():
+        value, current = state.get(prefix + name), getattr(module, name)
+        if not isinstance(value, Tensor) or is_sharded(value):
+            continue
+        if value.shape == current.shape:
+            write(value.detach())
+            if is_sharded(current):  # not gathered; what follows in torch copies it to itself
+                state[prefix + name] = current.detach()
