@@ -105,6 +105,31 @@ def test_numbers_of_every_kind_are_taken_and_the_rest_is_left_out_with_one_warni
         assert caplog.text.count(f"metric {name!r} is left out") == 1
 
 
+BAD_NAMES = ["", "x" * 201, "a\nb", "nul\0", "\x1b[31mred", "\x9b", "lone \udc80 surrogate"]
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_metric_name_discards_that_metric_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, served: bool
+) -> None:
+    spec = make_spec(tmp_path, master=closed_port() if served else "")
+    reporter = Reporter(spec)
+    for step in (1, 2):
+        reporter.report_metrics("validation", step, {"v": 0.5, name: 1.0, "n": 3})
+        reporter.report_metrics(name, step, {"v": 0.5})  # a custom group
+    reporter.close(0)
+    if served:
+        records = spooled(spec)
+        assert all(isinstance(record, wire.MetricsRecord) for record in records)
+        values = [record.values for record in records if isinstance(record, wire.MetricsRecord)]
+    else:
+        values = [line["values"] for line in lines(spec)[1:]]
+    assert values == [{"v": 0.5, "n": 3}] * 2
+    assert caplog.text.count("metric name: must ") == 1
+    assert caplog.text.count("it is discarded, the others are stored") == 1
+
+
 class LostTensor:
     def item(self) -> float:
         raise RuntimeError("the device is gone\nand more")

@@ -166,7 +166,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"searcher": {"name": "single", "metric": "", "max_length": 1}},
-        "searcher.metric: string should have at least 1 character, got ''",
+        "searcher.metric: must have 1 to 200 characters, got ''",
     ),
     (
         {"searcher": {"name": "single", "metric": "m", "max_length": 0}},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerolab.determined.names import TRIAL_CONTEXT, missing
 from zerolab.errors import TrialError
@@ -359,6 +360,8 @@ class ZeroTrialContext:
         """Write reported metrics where the trial has asked for a writer."""
         if self._tensorboard is not None and self._tensorboard_logging:
             for name, value in metrics.items():
+                if metric_name_problem(str(name)):  # the reporter has warned
+                    continue
                 self._tensorboard.add_scalar(f"{prefix}/{name}", value, steps)
             self._tensorboard.flush()
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from zerolab.client.http import Client
+from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import (
     CheckpointRecord,
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 SPOOL_DIR = "spool"
 METRICS_FILE = "metrics.jsonl"
+_MOST_NAMES = 10_000  # checked names kept in memory
 _MOST_HELD = 10_000  # records kept in memory while the disk is full
 
 
@@ -63,6 +65,8 @@ class Reporter:
         self._lock = threading.Lock()
         self._held: deque[bytes] = deque()
         self._unusable: set[str] = set()
+        self._correct: set[str] = set()
+        """Names of metrics and groups that have been checked."""
         self._sender: Sender | None = None
         self._sink: _Sink
         self.lost = 0
@@ -81,20 +85,24 @@ class Reporter:
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report named numbers.
 
-        A value that is not a number (or a tensor or array of one element) is left out, and a
-        warning says so once for each name. NaN and infinities are kept.
+        A metric whose value is not a number (or a tensor or array of one element) is discarded
+        with a warning, once for each name; so is one whose name is empty, longer than 200
+        characters, or has control characters or lone surrogates. The others are reported. NaN and
+        infinities are kept.
 
         Args:
-            group: ``training``, ``validation`` or ``system``.
+            group: ``training``, ``validation``, ``system``, or any other name.
             steps_completed: Batches (optimizer steps) completed when they were taken; at least 0.
             metrics: Name to value.
 
         Raises:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
         """
+        if group not in self._correct and not self._is_correct(group, "metric group"):
+            return
         values: dict[str, float | str] = {}
         for name, value in metrics.items():
-            if type(value) is float and type(name) is str:
+            if type(value) is float and name in self._correct:
                 values[name] = value
             else:
                 self._convert(name, value, values)
@@ -160,12 +168,27 @@ class Reporter:
             self._sink = _Closed()
         return done
 
-    def _convert(self, name: Any, value: Any, values: dict[str, float | str]) -> None:
+    def _is_correct(self, name: str, what: str) -> bool:
+        """Whether a name can be stored; a warning says once why not."""
+        problem = metric_name_problem(name)
+        if problem is None:
+            if len(self._correct) >= _MOST_NAMES:
+                self._correct.clear()
+            self._correct.add(name)
+        elif name not in self._unusable:
+            self._unusable.add(name)
+            logger.warning("%s name: %s; it is discarded, the others are stored", what, problem)
+        return problem is None
+
+    def _convert(self, key: Any, value: Any, values: dict[str, float | str]) -> None:
         """Keep whatever turns into a number by itself, but no text that merely looks like one."""
+        name = str(key)
+        if name not in self._correct and not self._is_correct(name, "metric"):
+            return
         raised = ""
         if not isinstance(value, (str, bytes)):
             try:
-                values[str(name)] = float(value.item() if hasattr(value, "item") else value)
+                values[name] = float(value.item() if hasattr(value, "item") else value)
             except Exception as error:  # noqa: BLE001 - a metric must not end the training
                 raised = f", whose float() raises {one_line(error)}"
             else:

@@ -7,13 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field
 
+from zerolab.contract.names import metric_name_problem
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import NonNegativeInt, PositiveInt, Section
 from zerolab.schema.space import space_problems
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.operations import Operation
 
-__all__ = ["SearcherConfig"]
+__all__ = ["MetricName", "SearcherConfig"]
 
 _MAX_AT_ONCE = 10_000
 """Most trials that exist at a time: the server makes the first ones in one step, within seconds."""
@@ -30,13 +31,24 @@ def _uuid(value: str) -> str:
     return value.lower()
 
 
+def _metric(value: str) -> str:
+    problem = metric_name_problem(value)
+    if problem is not None:
+        raise ValueError(problem)
+    return value
+
+
+MetricName = Annotated[str, AfterValidator(_metric)]
+"""Name of a metric that can be reported."""
+
+
 class SearcherConfig(Section):
     """Which trials there are, and how far each one trains; one subclass for each searcher."""
 
     name: str
     """Which searcher."""
 
-    metric: Annotated[str, Field(min_length=1)] | None
+    metric: MetricName | None
     """The validation metric by which trials are compared. Optional for ``single``: without it no
     validation is expected."""
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from random import Random
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
+from typing import Any, ClassVar, Literal
 
 from zerolab.schema.hyperparameters import needs_search, sample_hyperparameters
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.listed import ListedSearcher
-from zerolab.searcher.section import SearcherConfig
+from zerolab.searcher.section import MetricName, SearcherConfig
 
 __all__ = ["SingleConfig"]
 
@@ -22,7 +20,7 @@ class SingleConfig(SearcherConfig):
     name: Literal["single"]
     """One trial."""
 
-    metric: Annotated[str, Field(min_length=1)] | None = None
+    metric: MetricName | None = None
     """The validation metric that says which validation and which checkpoint are the best. Leave it
     out where nothing is validated."""
 

@@ -7,7 +7,6 @@ then the roll-ups around it are made anew from the points.
 """
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from zerolab.contract.names import metric_name_problem
 from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.store.database import Transaction, raw_rows
@@ -27,7 +27,6 @@ __all__ = [
     "Point",
     "forget_after",
     "json_number",
-    "name_problem",
     "point_times",
     "read_curve",
     "store_points",
@@ -35,7 +34,6 @@ __all__ = [
 
 SHIFTS = (6, 10, 14, 18)
 
-MAX_NAME = 200
 MAX_STEP = 2**53
 _RAW_FACTOR = 16
 
@@ -65,7 +63,7 @@ class MetricKeys:
         known = self.known(group).get(name)
         if known is not None:
             return known
-        problem = name_problem(name)
+        problem = metric_name_problem(name)
         if problem is not None:
             raise ConfigError("metric", [f"name: {problem}"])
         self.create(transaction, group, [name])
@@ -77,7 +75,7 @@ class MetricKeys:
         Raises:
             ConfigError: If the name of the group is empty or too long.
         """
-        problem = name_problem(group)
+        problem = metric_name_problem(group)
         if problem is not None:
             raise ConfigError("metric", [f"group: {problem}"])
         known = self._ids.setdefault(group, {})
@@ -92,21 +90,11 @@ class MetricKeys:
             self._ids[group].pop(name, None)
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NEW_KEY = (
     "INSERT INTO metric_keys (group_name, name) VALUES (?, ?) "
     "ON CONFLICT (group_name, name) DO NOTHING"
 )
 _FIND_KEY = "SELECT id FROM metric_keys WHERE group_name = ? AND name = ?"
-
-
-def name_problem(text: str) -> str | None:
-    """Say what is wrong with the name of a metric or of a group; None if nothing is."""
-    if not 0 < len(text) <= MAX_NAME:
-        return f"must have 1 to {MAX_NAME} characters, got {text[:50]!r}"
-    if _CONTROL.search(text):
-        return f"must have no control characters, got {text[:50]!r}"
-    return None
 
 
 @dataclass

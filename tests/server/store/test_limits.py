@@ -70,6 +70,14 @@ def test_metric_names_over_limit_are_discarded(small: Server) -> None:
     assert points == [[1, 0.5], [3, 0.125]]
 
 
+def test_empty_name_is_discarded_without_searcher_metric(small: Server) -> None:
+    small.submit(entrypoint="echo x", searcher={"name": "single"})
+    small.add_agent(slots=2)
+    spec = small.begin(1)
+    small.report(spec.run_id, metrics("validation", 1, **{"": 1.0, "loss": 0.5}))
+    assert names_of(small) == {"loss"}
+
+
 def test_limit_of_names_outlives_server(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         object.__setattr__(server.services.settings, "limits", Limits(metric_names=2))

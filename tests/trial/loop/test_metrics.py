@@ -457,6 +457,41 @@ def test_the_profiling_block_times_the_batches_it_names(tmp_path: Path) -> None:
         assert values["profile_batch_seconds"] == pytest.approx(parts)
 
 
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "lone \udc80 surrogate"])
+def test_bad_metric_name_of_trial_class_keeps_the_others(tmp_path: Path, name: str) -> None:
+    """From batches, validations and callbacks; in the reports and in TensorBoard's file."""
+
+    class Renaming(zerotrial.Callback):
+        def on_training_workload_end(self, avg_metrics, batch_metrics):
+            avg_metrics |= {name + "\t": 2.0, "of_callback": 2.0}
+
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.get_tensorboard_writer()
+
+        def build_callbacks(self):
+            return {"renaming": Renaming()}
+
+        def train_batch(self, iterator, epoch_idx, batch_idx):
+            return {"loss": super().train_batch(iterator, epoch_idx, batch_idx)["loss"], name: 1.0}
+
+        def evaluate_batch(self, iterator):
+            return {**super().evaluate_batch(iterator), name: 1.0}
+
+    fit(make_spec(tmp_path), Trial, make_settings(3))
+    for group, known in (("training", "of_callback"), ("validation", "validation_loss")):
+        reported = metrics(tmp_path, group).values()
+        assert reported
+        assert all(known in values and name not in values for values in reported)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert len(events.Scalars("training/of_callback")) == 3
+    assert f"training/{name}" not in events.Tags()["scalars"]
+
+
 def test_profiler_traces_and_tensorboard_files_are_kept_with_the_run(tmp_path: Path) -> None:
     class Trial(LineTrial):
         def __init__(self, context):

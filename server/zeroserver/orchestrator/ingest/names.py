@@ -9,10 +9,11 @@ the other metrics of the report are stored. The searcher's metric is always acce
 from collections.abc import Sequence
 from functools import partial
 
+from zerolab.contract.names import metric_name_problem
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World, experiment_of, find, log_line
 from zeroserver.store.database import Transaction
-from zeroserver.store.points import SHIFTS, name_problem
+from zeroserver.store.points import SHIFTS
 from zeroserver.store.schema import trials
 
 __all__ = ["admit_names", "reported_keys"]
@@ -57,13 +58,13 @@ def admit_names(
     importing = trial_id in world.importing
     reported = reported_keys(world, transaction, trial_id)
     limit = world.settings.limits.metric_names
-    always = ""
+    always = None  # the name of the searcher's metric
     if not importing and group == "validation":
-        always = experiment_of(transaction, find(transaction, trials, trial_id))["metric"]
+        always = experiment_of(transaction, find(transaction, trials, trial_id))["metric"] or None
     accepted, over, problems = [], [], []
     room = limit - len(reported)
     for name in names:
-        if name == always or (room > 0 and name_problem(name) is None):
+        if name == always or (room > 0 and metric_name_problem(name) is None):
             accepted.append(name)
             room -= 1
         elif room > 0:
@@ -77,8 +78,8 @@ def admit_names(
     told = []
     if problems:
         told.append(
-            f"metric name: {name_problem(problems[0])}; {len(problems)} metric(s) of one report "
-            "were discarded, the others are stored"
+            f"metric name: {metric_name_problem(problems[0])}; {len(problems)} metric(s) of one "
+            "report were discarded, the others are stored"
         )
     if over:
         told.append(
@@ -86,8 +87,10 @@ def admit_names(
             f"report ({_shown(over)}); these metrics are discarded, the others are stored: use the "
             "same names at every step, or start the server with --metric-names"
         )
-    if importing and told:
-        raise ConfigError("metrics file", told)
+    if importing:  # without a log; what is left of a bad name's report is stored
+        if over:
+            raise ConfigError("metrics file", told)
+        return accepted
     for text in told:
         _warn_once(world, transaction, trial_id, text)
     return accepted
