@@ -107,7 +107,7 @@ def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_pa
     assert uuid in installation.quick("checkpoint", "list", "1").stdout
     described = installation.json("checkpoint", "describe", uuid)
     assert described["steps_completed"] == 20
-    assert uuid in installation.quick("checkpoint", "describe", uuid).stdout
+    assert uuid in installation.quick("checkpoint", "describe", uuid[:8]).stdout
     target = tmp_path / "copy"
     assert installation.quick("checkpoint", "download", uuid, target).stdout.strip() == str(target)
     for name, size in described["resources"].items():
@@ -115,7 +115,7 @@ def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_pa
     first = next(name for name, size in described["resources"].items() if size > 1)
     (target / first).unlink()
     (target / f"{first}.part").write_bytes(b"another content")  # as if it had been cut off
-    installation.quick("checkpoint", "download", uuid, target)
+    installation.quick("checkpoint", "download", uuid[:8], target)
     assert (target / first).stat().st_size == described["resources"][first]
     assert not (target / f"{first}.part").exists()
     other = tmp_path / "other"
@@ -135,7 +135,7 @@ def test_a_checkpoint_becomes_a_version_of_a_model_and_is_kept_until_it_is_taken
     words = ("--description", "a line")
     assert installation.quick("model", "create", "lines", *words).stdout == "lines\n"
     assert "is there already" in installation.quick("model", "create", "lines", expect=2).stderr
-    register = ("model", "register-version", "lines", uuid, "--notes", "the first")
+    register = ("model", "register-version", "lines", uuid[:8], "--notes", "the first")
     assert [installation.quick(*register).stdout for _ in range(2)] == ["1\n", "1\n"]
     (listed,) = installation.json("model", "list")
     assert installation.json("model", "describe", "lines") == listed
@@ -162,6 +162,7 @@ def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> N
     whole = installation.quick("experiment", "logs", "1").stdout.splitlines()
     followed = installation.quick("trial", "logs", "1", "--follow").stdout.splitlines()
     assert whole == followed
+    assert whole == installation.quick("logs", "1").stdout.splitlines()
     entries = [
         json.loads(line)
         for line in installation.quick("trial", "logs", "1", "--json").stdout.splitlines()

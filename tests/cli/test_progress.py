@@ -17,7 +17,43 @@ def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    assert describe_line(TrialProgress(3, "QUEUED", 0, 0.0)) == "trial 3  queued  batch 0  0 %"
+    line = describe_line(TrialProgress(3, "RUNNING", 1, 0.0, activity="training"))
+    assert line == "trial 3  running  batch 1  0 %"
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "expected"),
+    [
+        ("QUEUED", {}, "queued:  the scheduler has not placed it yet"),
+        ("QUEUED", {"assigned": True}, "starting:  its agent prepares the run"),
+        (
+            "QUEUED",
+            {"assigned": True, "activity": "starting Python and importing torch"},
+            "starting:  starting Python and importing torch",
+        ),
+        (
+            "RUNNING",
+            {"assigned": True},
+            "running  importing the model and building the trial  batch 0  0 %",
+        ),
+        ("RUNNING", {"activity": "validating"}, "running  validating  batch 0  0 %"),
+    ],
+)
+def test_line_before_first_batch_says_why(state: str, more: dict[str, Any], expected: str) -> None:
+    assert describe_line(TrialProgress(3, state, 0, 0.0, **more)) == f"trial 3  {expected}"
+
+
+def test_start_prints_line_for_each_step() -> None:
+    lines = Lines()
+    steps = [
+        TrialProgress(1, "QUEUED", 0, 0.0),
+        TrialProgress(1, "QUEUED", 0, 0.0, assigned=True),
+        TrialProgress(1, "QUEUED", 0, 0.0, assigned=True, activity="importing torch"),
+        TrialProgress(1, "RUNNING", 0, 0.0, assigned=True, activity="importing torch"),
+    ]
+    shown = [line for step in steps for line in lines.due([step, step], 1.0)]
+    assert len(shown) == 4
+    assert not any("batch 0" in line for line in shown[:3])
 
 
 def test_a_trial_that_waits_says_why_and_nothing_else() -> None:

@@ -205,7 +205,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
                 "source_checkpoint_uuid": "best",
             }
         },
-        "searcher.source_checkpoint_uuid: must be the uuid of a checkpoint, got 'best'",
+        "searcher.source_checkpoint_uuid: must be the uuid of a checkpoint, or its first 4 "
+        "characters or more, got 'best'",
     ),
     (
         {"hyperparameters": {"net": [{"lr": {"type": "double", "minval": 0, "maxval": 1}}]}},

@@ -122,8 +122,9 @@ class Trainer:
                 ``Epoch(3)``, ``{"epochs": 3}``, or a number of batches. Periods are written alike.
             reporting_period: How often to report training metrics; 100 batches.
             checkpoint_policy: After which validations to save: ``best``, ``all`` or ``none``.
-            latest_checkpoint: Where to go on: a uuid in the run's checkpoints, the path of a
-                checkpoint, or ``latest`` for the furthest one there (none is a fresh start).
+            latest_checkpoint: Where to go on: a uuid in the run's checkpoints (its first four
+                characters or more will do), the path of a checkpoint, or ``latest`` for the
+                furthest one there (none is a fresh start).
                 Inside an experiment the platform knows it.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch, one validation batch, one checkpoint.
@@ -265,5 +266,20 @@ def _go_on_from(context: ZeroTrialContext, checkpoint: str | Path) -> None:
         if found is None:
             return
     else:
-        found = store.describe(name)
+        found = store.describe(_full_uuid(store, name))
     context.go_on_from(CheckpointRef(found.uuid, found.steps_completed, root=root))
+
+
+def _full_uuid(store: CheckpointStore, name: str) -> str:
+    """Return the uuid of the one checkpoint that begins with a name; else the name itself.
+
+    Raises:
+        ConfigError: If several begin with it.
+    """
+    if not 4 <= len(name) < 36:
+        return name
+    found = [each.uuid for each in store.list() if each.uuid.startswith(name.lower())]
+    if len(found) > 1:
+        told = f"must name one checkpoint, got {name!r}, with which several begin"
+        raise ConfigError("fit", [f"latest_checkpoint: {told}: {', '.join(found)}"])
+    return found[0] if found else name

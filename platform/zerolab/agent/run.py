@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _SHIP_S = 0.3
+_SHOWN_AFTER_S = 1.0
+"""Shorter steps of a start are not shown, in seconds."""
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _FINAL_TAIL_LINES = 100
@@ -147,12 +149,16 @@ class Run:
     def _execute(self) -> Outcome:
         named = self._item.spec.python
         problem = interpreter_problem(named) if named else None
-        refused = self._prepare() if problem is None else Outcome(EXIT_USER_ERROR, problem)
+        if problem is not None:
+            return Outcome(EXIT_USER_ERROR, problem)
+        with self._shown("its agent unpacks the model directory"):
+            refused = self._prepare()
         if refused is not None:
             return refused
         if self._stop.is_set():
             return _STOPPED_EARLY
-        process = self._launcher.start(self._folder, self._environment)
+        with self._shown("its agent imports torch"):
+            process = self._launcher.start(self._folder, self._environment)
         logger.info("run %d started as process %d", self.run_id, process.pid)
         over = threading.Event()
         teller = threading.Thread(target=self._tell, args=(over,), daemon=True)
@@ -169,6 +175,22 @@ class Run:
         self._launcher.sweep(self._folder)
         teller.join()
         return read_outcome(self._folder.path) or _outcome_without_launcher(code)
+
+    @contextlib.contextmanager
+    def _shown(self, activity: str) -> Iterator[None]:
+        """Show what the run waits for, as the activity of its trial, if the block takes long."""
+
+        def show() -> None:
+            with contextlib.suppress(ZerolabError):
+                self._client.run_activity(self.run_id, activity)
+
+        timer = threading.Timer(_SHOWN_AFTER_S, show)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _prepare(self) -> Outcome | None:
         """Make the run's directory; return why it cannot be, if so."""

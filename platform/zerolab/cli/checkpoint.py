@@ -31,7 +31,9 @@ models = typer.Typer(
     rich_markup_mode=None,
 )
 
-Uuid = Annotated[str, typer.Argument(help="Uuid of the checkpoint.")]
+Uuid = Annotated[
+    str, typer.Argument(help="Uuid of the checkpoint, or its first characters (4 or more).")
+]
 
 
 @group.command("list")
@@ -133,7 +135,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.
 
 @group.command()
 def delete(
-    uuids: Annotated[list[str], typer.Argument(help="Uuids of the checkpoints.")],
+    uuids: Annotated[
+        list[str], typer.Argument(help="Uuids of the checkpoints, or their first characters.")
+    ],
     glob: Annotated[
         list[str] | None, typer.Option(help="Only files like this; may be repeated.")
     ] = None,
@@ -302,6 +306,7 @@ def register_version(
     from zerolab.cli.connection import connect
 
     with connect() as client:
+        uuid = client.checkpoint(uuid)["uuid"]
         found = client.register_version(name, uuid, notes)
     result(str(next(one["version"] for one in found["versions"] if one["checkpoint"] == uuid)))
 

@@ -1,5 +1,6 @@
 """Groups of commands: other words for their names, and what Determined's commands are here."""
 
+from difflib import get_close_matches
 from typing import Any
 
 from typer.core import TyperGroup
@@ -7,6 +8,9 @@ from typer.core import TyperGroup
 from zerolab.determined.commands import instead_of_command
 
 __all__ = ["Group", "Root"]
+
+_NEVER_SUGGESTED = {"logout"}
+"""Commands that take something away from others, which a slip must not lead to."""
 
 _GROUPS = {"e": "experiment", "exp": "experiment", "t": "trial", "c": "checkpoint", "m": "model"}
 _GROUPS |= {"a": "agent", "j": "job"}
@@ -40,6 +44,9 @@ class Group(TyperGroup):
                 ctx.fail(
                     f"No such command {args[0]!r}. What `det {' '.join(words)}` did: {instead}"
                 )
+            close = get_close_matches(args[0], sorted({*self.commands} - _NEVER_SUGGESTED))
+            meant = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+            ctx.fail(f"No such command {args[0]!r}.{meant}")
         return super().resolve_command(ctx, args)
 
 

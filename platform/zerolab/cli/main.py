@@ -11,7 +11,7 @@ from zerolab.cli import checkpoint, config, experiment, launch, tools, trial
 from zerolab.cli.cluster import agent, job, pool, task
 from zerolab.cli.connection import shown_by
 from zerolab.cli.groups import Group, Root
-from zerolab.cli.local import database, installation, running
+from zerolab.cli.local import database, doctor, installation, running
 from zerolab.contract.spec import ENV_MASTER
 from zerolab.errors import ZerolabError
 
@@ -29,6 +29,12 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        tools.version()
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     master: Annotated[
@@ -39,6 +45,12 @@ def options(
             envvar=ENV_MASTER,
         ),
     ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     """Hold the options that stand before any command."""
     if master:
@@ -48,6 +60,8 @@ def options(
 running.add_to(app)
 launch.add_to(app)
 installation.add_to(app)
+doctor.add_to(app)
+app.command(name="logs")(experiment.logs)
 for _name, _group in {
     "experiment": experiment.group,
     "trial": trial.group,

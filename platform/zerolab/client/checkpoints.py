@@ -35,6 +35,7 @@ def download_checkpoint(
         NotFoundError: If a file is not what was saved.
     """
     directory = Path(directory)
+    uuid = client.checkpoint(uuid)["uuid"]  # where its first characters are given
     content = b"".join(client.checkpoint_file(uuid, DESCRIPTION_FILE))
     _check_directory(directory, uuid)
     described = msgspec.json.decode(content, type=StoredCheckpoint)

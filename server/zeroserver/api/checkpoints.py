@@ -32,6 +32,7 @@ from zeroserver.api.rows import respond
 from zeroserver.api.strict import PlainText, StrictRoute
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.checkpoints.removing import Going, collect, remove_checkpoints
+from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.desk import stored_address
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
@@ -157,7 +158,7 @@ def _note(
 @router.get("/checkpoints/{uuid}", responses=answer(CheckpointAnswer))
 def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
     """Read one checkpoint."""
-    row = queries.one(connection, checkpoints, uuid)
+    row = queries.one(connection, checkpoints, full_uuid(connection, uuid))
     found = queries.checkpoint_list(connection, [row])[0]
     return respond(CheckpointAnswer(found))
 
@@ -172,7 +173,7 @@ async def get_checkpoint_file(
     """Download one file of a checkpoint, from whatever storage it lies in."""
 
     def rows(connection: Connection) -> tuple[RowMapping, RowMapping]:
-        row = queries.one(connection, checkpoints, uuid)
+        row = queries.one(connection, checkpoints, full_uuid(connection, uuid))
         return row, queries.one(connection, experiments, row["experiment_id"])
 
     row, experiment = await services.read(rows)

@@ -175,6 +175,7 @@ def started(transaction: Transaction, run_id: int, now: float) -> None:
     save(transaction, runs, run_id, state=RunState.RUNNING, started_at=now)
     if trial["state"] == TrialState.QUEUED:
         move_trial(transaction, trial, TrialState.RUNNING)
+        save(transaction, trials, trial["id"], activity=None)  # a step of its start is over
 
 
 def show_activity(transaction: Transaction, run_id: int, text: str) -> None:

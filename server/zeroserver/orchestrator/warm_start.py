@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, select, text, update
 from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
+from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.desk import Fields, World, storage_of, touch
 from zeroserver.orchestrator.searching import created
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
@@ -54,6 +55,7 @@ def source_of_experiment(transaction: Transaction, searcher: "SearcherConfig") -
     """
     uuid, trial_id = searcher.source_checkpoint_uuid, searcher.source_trial_id
     if uuid is not None:
+        uuid = full_uuid(transaction.connection, uuid)
         if _complete(transaction, uuid) is None:
             problem = f"must be a checkpoint that is there, got {uuid}; `zerolab checkpoint list`"
             raise ConfigError("experiment", [f"searcher.source_checkpoint_uuid: {problem}"])

@@ -43,6 +43,21 @@ class TrialProgress:
     remaining_s: float | None = None
     waiting: str | None = None
     """Why it has no slots."""
+    assigned: bool = False
+    """It holds slots."""
+    activity: str | None = None
+    """What its run is doing, as the run says."""
+
+    @property
+    def doing(self) -> str:
+        """What the trial waits for or does, other than training; empty for plain training."""
+        if self.state == "QUEUED" and not self.assigned:
+            return "the scheduler has not placed it yet"
+        if self.state == "QUEUED":
+            return self.activity or "its agent prepares the run"
+        if self.state == "RUNNING" and self.activity in {None, "starting"} and not self.batch:
+            return "importing the model and building the trial"
+        return "" if self.activity in {None, "training"} else str(self.activity)
 
 
 def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
@@ -70,7 +85,11 @@ def describe_line(trial: TrialProgress) -> str:
     """Say in one line how far a trial is."""
     if trial.waiting:
         return f"trial {trial.trial_id}  waits: {trial.waiting}"
-    parts = [f"trial {trial.trial_id}", trial.state.lower(), f"batch {trial.batch}"]
+    parts = [f"trial {trial.trial_id}", _state(trial)]
+    if trial.state == "QUEUED":
+        return "  ".join([*parts, trial.doing])
+    parts += [trial.doing] if trial.doing else []
+    parts.append(f"batch {trial.batch}")
     if trial.value is not None:
         parts.append(f"{trial.metric} {number(trial.value)}")
     if isinstance(trial.speed, float | int):
@@ -79,6 +98,11 @@ def describe_line(trial: TrialProgress) -> str:
     if trial.remaining_s is not None:
         parts.append(f"{duration_text(trial.remaining_s)} left")
     return "  ".join(parts)
+
+
+def _state(trial: TrialProgress) -> str:
+    starts = trial.state == "QUEUED" and trial.assigned
+    return "starting:" if starts else f"{trial.state.lower()}{':' * (trial.state == 'QUEUED')}"
 
 
 class _Watcher:
@@ -126,6 +150,8 @@ class _Watcher:
             speed=speeds[0][-1][1] if speeds else None,
             remaining_s=self._remaining_s(trial["id"], trial["progress"]),
             waiting=trial["waiting_reason"],
+            assigned=trial["run_id"] is not None,
+            activity=trial["activity"],
         )
 
     def _remaining_s(self, trial_id: int, progress: float) -> float | None:
@@ -142,8 +168,8 @@ class Lines:
     """Which lines to print where nothing can be redrawn: a few, whatever happens in between."""
 
     def __init__(self) -> None:
-        self._shown: dict[int, tuple[float, str, str | None]] = {}
-        """Trial to the time of its last line, the state in it and the reason to wait."""
+        self._shown: dict[int, tuple[float, str, str | None, str]] = {}
+        """Trial to the time of its last line, its state, the reason to wait, and what it does."""
 
     def due(self, trials: list[TrialProgress], now_s: float) -> list[str]:
         """Return what is to be printed now.
@@ -154,10 +180,12 @@ class Lines:
         """
         lines = []
         for trial in trials:
-            last_s, state, waiting = self._shown.get(trial.trial_id, (-math.inf, "", None))
+            start = (-math.inf, "", None, "")
+            last_s, state, waiting, doing = self._shown.get(trial.trial_id, start)
             moved = (trial.state, trial.waiting) != (state, waiting)
+            moved |= not trial.batch and trial.doing != doing
             if moved or (not trial.waiting and now_s - last_s >= _LINE_S):
-                self._shown[trial.trial_id] = now_s, trial.state, trial.waiting
+                self._shown[trial.trial_id] = now_s, trial.state, trial.waiting, trial.doing
                 lines.append(describe_line(trial))
         return lines
 
@@ -194,14 +222,16 @@ def _table(experiment: dict[str, Any], trials: list[TrialProgress]) -> "Renderab
         named = trial.metric if trial.metric not in ("", "loss") else ""
         table.add_row(
             str(trial.trial_id),
-            trial.state.lower(),
+            _state(trial).rstrip(":"),
             str(trial.batch),
             f"{named} {number(trial.value)}".strip(),
             f"{trial.speed:.0f}" if isinstance(trial.speed, float | int) else "",
             ProgressBar(total=1.0, completed=trial.progress, width=24),
             "" if trial.remaining_s is None else duration_text(trial.remaining_s),
         )
-    reasons = dict.fromkeys(trial.waiting for trial in trials if trial.waiting)
-    if reasons:
-        table.caption = Text("\n".join(f"waits: {reason}" for reason in reasons), style="yellow")
+    waiting = [f"waits: {trial.waiting}" for trial in trials if trial.waiting]
+    doing = [f"{_state(one)} {one.doing}" for one in trials if one.doing and not one.waiting]
+    notes = dict.fromkeys([*waiting, *doing])
+    if notes:
+        table.caption = Text("\n".join(notes), style="yellow" if waiting else "dim")
     return table

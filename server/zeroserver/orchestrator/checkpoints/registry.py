@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import ColumnElement, Select, delete, func, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.desk import World
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import checkpoints, model_versions, models
@@ -49,6 +50,7 @@ def register_version(
         ConfigError: If the checkpoint is not there, whole.
     """
     model_id = _found(transaction, name)
+    uuid = full_uuid(transaction.connection, uuid)
     whole = select(checkpoints.c.id).where(
         checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
     )

@@ -19,6 +19,7 @@ from zeroserver.orchestrator.checkpoints.retention import (
     let_go,
     not_kept,
 )
+from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.desk import World, find, save, storage_of, touch
 from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
@@ -68,7 +69,7 @@ def remove_checkpoints(
         NotFoundError: If there is no such checkpoint.
         ConflictError: If something needs one of them.
     """
-    wanted = list(dict.fromkeys(uuids))
+    wanted = list(dict.fromkeys(full_uuid(transaction.connection, uuid) for uuid in uuids))
     query = select(checkpoints).where(checkpoints.c.uuid.in_(wanted)).order_by(checkpoints.c.id)
     rows = transaction.connection.execute(query).mappings().all()
     missing = set(wanted) - {row["uuid"] for row in rows}

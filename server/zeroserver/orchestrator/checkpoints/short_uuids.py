@@ -1,0 +1,44 @@
+"""Checkpoints by the first characters of their uuid."""
+
+import re
+
+from sqlalchemy import Connection, select
+
+from zerolab.errors import ConfigError
+from zeroserver.store.schema import checkpoints
+
+__all__ = ["full_uuid"]
+
+_SHORT = re.compile(r"[0-9a-f][0-9a-f-]{3,35}")
+_SHOWN = 5
+
+
+def full_uuid(connection: Connection, text: str) -> str:
+    """Return the uuid of the checkpoint that a user names.
+
+    Args:
+        connection: Of the database.
+        text: A uuid, or its first characters, at least four.
+
+    Returns:
+        The uuid; the text itself where no checkpoint begins with it.
+
+    Raises:
+        ConfigError: If several checkpoints begin with it.
+
+    Example:
+        ``full_uuid(connection, "72e698f0")`` is ``"72e698f0-1c04-4f0e-9b1a-5d3f6f1f0c11"``.
+    """
+    short = text.strip().lower()
+    if not _SHORT.fullmatch(short):
+        return text
+    column = checkpoints.c.uuid
+    # A range, which the index serves: "g" comes after every character of a uuid.
+    query = select(column).where(column >= short, column < f"{short}g").order_by(column)
+    found = connection.scalars(query.limit(_SHOWN + 1)).all()
+    if len(found) > 1:
+        more = ", ..." if len(found) > _SHOWN else ""
+        told = f"must name one checkpoint, got {text!r}, with which several begin"
+        shown = ", ".join(found[:_SHOWN])
+        raise ConfigError("checkpoint", [f"uuid: {told}: {shown}{more}; give more of it"])
+    return found[0] if found else text
