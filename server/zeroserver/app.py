@@ -30,6 +30,7 @@ from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.ingest.expiry import expire_logs
 from zeroserver.orchestrator.scheduling import bound_deadlines, tick
+from zeroserver.orchestrator.trials import resume_backlogs
 from zeroserver.search_processes import SearchProcesses
 from zeroserver.services import Services
 from zeroserver.settings import Settings
@@ -176,6 +177,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StoreError):  # the next start does it
         await services.write(lambda world, tx: sweep_points(tx, world.importing))
+        await services.write(resume_backlogs)
     said, quiet_until = "", 0.0
     expire_at = 0.0
     while True:
@@ -183,6 +185,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         services.journal.tidy()
         try:
             await services.write(tick)
+            await services.carry_out()
             await searches.look_after()
             if time.monotonic() >= expire_at:
                 expire_at = time.monotonic() + services.settings.timings.expiry_s

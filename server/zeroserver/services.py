@@ -18,6 +18,8 @@ from zeroserver.errors import StoreError
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.log_policies import PolicySearch
+from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.trials import carry_out_more
 from zeroserver.settings import Settings
 from zeroserver.store.database import Database, Transaction
 
@@ -71,6 +73,11 @@ class Services:
         """Run a job of the orchestrator and wait for its commit."""
         return await self.database.write(lambda transaction: job(self.world, transaction))
 
+    async def carry_out(self) -> None:
+        """Carry out what searchers want and was too much for one change, in several."""
+        while self.world.backlog:
+            await self.write(_carry_out_more)
+
     async def probe(self) -> None:
         """See whether the database can be read, whoever else uses it, and its disk has room.
 
@@ -103,6 +110,11 @@ class Services:
     def _probe_now(self) -> None:
         with self.database.probe() as connection:
             connection.execute(text("SELECT 1"))
+
+
+def _carry_out_more(world: World, transaction: Transaction) -> None:
+    if carry_out_more(world, transaction):
+        schedule(world, transaction)
 
 
 def _store_something(transaction: Transaction) -> int:

@@ -27,6 +27,7 @@ from zeroserver.orchestrator import continuing, control
 from zeroserver.orchestrator.continuing import Continuation
 from zeroserver.orchestrator.control import Submission
 from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.searching import Begun
 from zeroserver.services import ReadDep, Services, ServicesDep, services_of
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
@@ -91,11 +92,13 @@ def _checked(
         told = "the entrypoint is a command, of which it cuts transformers' Trainer to one batch"
         warnings.append(f"test mode: {told}; any other loop trains as far as it says itself")
     seed = checked.reproducibility.experiment_seed
+    seed = secrets.randbelow(2**31) if seed is None else seed
     return Submission(
         config=checked,
+        begun=[Begun.of(checked, seed)],
         raw_config=raw,
         archive=store_archive(services.world.home.archives, content),
-        seed=secrets.randbelow(2**31) if seed is None else seed,
+        seed=seed,
         activate=activate,
         test_mode=test,
         warnings=warnings,
@@ -120,6 +123,7 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
                     )
                 )
             raise
+    await services.carry_out()
     warnings = submission.warnings
     return await services.read(lambda found: _answer(services, found, experiment_id, 201, warnings))
 
@@ -303,6 +307,7 @@ async def continue_experiment(
             world, transaction, experiment_id, going_on
         )
     )
+    await services.carry_out()
     return await services.read(lambda found: _answer(services, found, experiment_id))
 
 

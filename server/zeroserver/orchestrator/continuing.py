@@ -20,7 +20,13 @@ from zeroserver.orchestrator.desk import World, experiment_of, find, save
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.trials import DELETED, carry_out, reopen_trial, tell_searcher
+from zeroserver.orchestrator.trials import (
+    DELETED,
+    carry_out,
+    drop_backlog,
+    reopen_trial,
+    tell_searcher,
+)
 from zeroserver.orchestrator.warm_start import newest_checkpoint, source_problem
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -76,6 +82,7 @@ def continue_experiment(
     if experiment["raw_config"] != wish.seen:
         msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
         raise ConflictError(msg)
+    drop_backlog(world, transaction, experiment_id)
     before = world.config(transaction, experiment_id)
     wish = _settled(wish, before)
     problems = list(_problems(before, wish.config, experiment_id))

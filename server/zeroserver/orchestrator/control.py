@@ -1,7 +1,7 @@
 """What users do: submit, pause, activate, cancel, kill, delete, fork."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -84,6 +84,8 @@ class Submission:
     forked_from: int | None = None
     warnings: Sequence[str] = ()
     """What whoever submits it is told, beside its number."""
+    begun: list[searching.Begun] = field(default_factory=list)
+    """Its searcher, made beforehand; for one attempt, since the searcher changes with it."""
 
 
 def create(world: World, transaction: Transaction, submission: Submission) -> int:
@@ -106,7 +108,12 @@ def create(world: World, transaction: Transaction, submission: Submission) -> in
     )
     experiment_id = int(made.scalar_one())
     save(transaction, experiments, experiment_id, position=experiment_id)
-    operations = searching.first_operations(world, transaction, experiment_id)
+    begun = (
+        submission.begun.pop()
+        if submission.begun
+        else searching.Begun.of(submission.config, submission.seed)
+    )
+    operations = searching.first_operations(world, transaction, experiment_id, begun)
     carry_out(world, transaction, experiment_id, operations)
     settle_experiment(world, transaction, experiment_id)
     schedule(world, transaction)

@@ -1,16 +1,18 @@
 """Searchers that decide outside of the server: their events out, their operations in."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, ServedOutside, Shutdown, Stop
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.desk import World, find
+from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.experiments import settle_experiment
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.trials import carry_out
+from zeroserver.orchestrator.trials import carry_out_some
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments
@@ -51,12 +53,23 @@ class Answered:
 
 
 def take_operations(
-    world: World, transaction: Transaction, experiment_id: int, told: Answered
-) -> int:
-    """Carry out the operations that answer some events; saying it again changes nothing.
+    world: World, transaction: Transaction, experiment_id: int, told: Answered, start: int = 0
+) -> tuple[int, int | None]:
+    """Carry out operations that answer some events, as many as one change may cost.
+
+    The events count as answered with the last operation. Whoever is interrupted before sends the
+    same operations again: what was done of them is not done twice.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        experiment_id: Whose searcher.
+        told: All operations.
+        start: How many of them earlier changes have carried out.
 
     Returns:
-        The last event that is answered by now.
+        The last event that is answered by now, and how many operations are carried out; None for
+        all of them.
 
     Raises:
         ConfigError: With every operation that cannot be carried out; none of them is then.
@@ -66,22 +79,69 @@ def take_operations(
     experiment = find(transaction, experiments, experiment_id)
     over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     if told.after < searcher.handled or over or experiment["searcher_done"]:
-        return searcher.handled
+        return searcher.handled, None
     if told.after > searcher.handled:
         msg = f"after: must be {searcher.handled}, the event answered last, got {told.after}"
         raise ConflictError(msg)
-    _check(world, transaction, experiment_id, told)
+    done = _done_before(transaction, experiment_id, told) if experiment["creating"] else set()
+    _check(world, transaction, experiment_id, told, done)
+    places = [
+        place
+        for place, each in enumerate(told.operations)
+        if place >= start and not (isinstance(each, Create) and each.trial_id in done)
+    ]
+    wanted = [told.operations[place] for place in places]
+    rest = carry_out_some(world, transaction, experiment_id, wanted)
+    creating = int(bool(rest))
+    if creating != experiment["creating"]:
+        save(transaction, experiments, experiment_id, creating=creating)
+    if rest:
+        schedule(world, transaction)
+        return searcher.handled, places[len(places) - len(rest)]
     event = Event("operated", 0, told.progress, float(told.handled))
     searching.tell(world, transaction, experiment_id, event)
-    carry_out(world, transaction, experiment_id, told.operations)
+    if told.progress is not None:
+        save(
+            transaction,
+            experiments,
+            experiment_id,
+            progress=max(experiment["progress"], told.progress),
+        )
     settle_experiment(world, transaction, experiment_id)
     schedule(world, transaction)
-    return told.handled
+    return told.handled, None
 
 
-def _check(world: World, transaction: Transaction, experiment_id: int, told: Answered) -> None:
+def _done_before(transaction: Transaction, experiment_id: int, told: Answered) -> set[int]:
+    """Return the trials that an interrupted change has created as these operations want them."""
+    wanted = {each.trial_id: each for each in told.operations if isinstance(each, Create)}
+    rows = transaction.raw(_CREATED_SINCE, (experiment_id, experiment_id))
+    return {
+        number
+        for number, hparams, seed in rows
+        if number in wanted
+        and wanted[number].trial_seed == seed
+        and msgspec.json.encode(wanted[number].hparams).decode() == hparams
+    }
+
+
+_CREATED_SINCE = (
+    "SELECT t.request_id, t.hparams, t.seed FROM searcher_events e JOIN trials t "
+    "ON t.experiment_id = e.experiment_id AND t.request_id = e.request_id "
+    "WHERE e.experiment_id = ? AND e.kind = 'created' AND e.id > (SELECT coalesce(max(id), 0) "
+    "FROM searcher_events WHERE experiment_id = ? AND kind = 'operated')"
+)
+
+
+def _check(
+    world: World,
+    transaction: Transaction,
+    experiment_id: int,
+    told: Answered,
+    done: Collection[int],
+) -> None:
     whole = world.config(transaction, experiment_id).searcher.length
-    known = searching.created(transaction, experiment_id)
+    known = searching.created(transaction, experiment_id).difference(done)
     problems = []
     newest = searching.newest_event(transaction.connection, experiment_id)
     if not told.after <= told.handled <= newest:

@@ -22,7 +22,7 @@ from zeroserver.store.schema import experiments, logs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
     from zerolab.config import ExperimentConfig
-    from zerolab.searcher import Searcher
+    from zerolab.searcher import Operation, Searcher
 
 __all__ = [
     "Fields",
@@ -64,6 +64,8 @@ class World:
     warned: dict[tuple[int, str], None] = field(default_factory=dict)
     """Runs and kinds of problems of which a warning is in the log already."""
     searchers: dict[int, "Searcher"] = field(default_factory=dict)
+    backlog: dict[int, "tuple[Operation, ...]"] = field(default_factory=dict)
+    """Experiment to what its searcher wants and was too much for one change."""
     lost: dict[int, str] = field(default_factory=dict)
     """Experiment to why its searcher cannot be made anew; each is ended at the next tick."""
     looked_back: dict[int, tuple[int, Any]] = field(default_factory=dict)

@@ -33,9 +33,11 @@ from zeroserver.store.database import Change, Transaction
 from zeroserver.store.schema import experiments, searcher_events, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
     from zerolab.searcher.section import SearcherConfig
 
 __all__ = [
+    "Begun",
     "Event",
     "Seen",
     "created",
@@ -46,10 +48,12 @@ __all__ = [
     "look",
     "look_back",
     "newest_event",
+    "not_carried_out",
     "progress",
     "replay",
     "searcher_of",
     "tell",
+    "tell_created",
     "unserved",
 ]
 
@@ -97,17 +101,32 @@ class _Growth(msgspec.Struct):
     """The searcher's numbers of the trials that had no checkpoint left to go on from."""
 
 
+class Begun(NamedTuple):
+    """A new searcher and what it wants first."""
+
+    searcher: Searcher
+    operations: Sequence[Operation]
+
+    @classmethod
+    def of(cls, config: "ExperimentConfig", seed: int) -> "Begun":
+        """Make the searcher of an experiment: seconds for thousands of trials; in any thread."""
+        searcher = make_searcher(
+            config.searcher, _stored(config.to_dict()["hyperparameters"]), seed
+        )
+        return cls(searcher, searcher.initial_operations())
+
+
 def first_operations(
-    world: World, transaction: Transaction, experiment_id: int
+    world: World, transaction: Transaction, experiment_id: int, begun: Begun
 ) -> Sequence[Operation]:
-    """Make the searcher of a new experiment and return what it wants first."""
-    searcher = _make(world, transaction, experiment_id)
+    """Keep the searcher of a new experiment and return what it wants first."""
+    searcher = begun.searcher
     _keep(world, transaction, experiment_id, searcher)
     if isinstance(searcher, ServedOutside):
         world.served[experiment_id] = -math.inf  # nobody has known of it before
         if world.outside is not None:
             world.outside.add(experiment_id)
-    return searcher.initial_operations()
+    return begun.operations
 
 
 def tell(
@@ -120,6 +139,37 @@ def tell(
     if isinstance(searcher, ServedOutside):
         transaction.changes.append(Change(f"searcher:{experiment_id}"))
     return _apply(searcher, event)
+
+
+def tell_created(
+    world: World, transaction: Transaction, experiment_id: int, numbers: Sequence[int]
+) -> list[Operation]:
+    """Tell the searcher that trials exist, all at once; return what it wants."""
+    searcher = _find(world, transaction, experiment_id)
+    now = world.clock()
+    transaction.many(
+        "INSERT INTO searcher_events (experiment_id, kind, request_id, time) "
+        "VALUES (?, 'created', ?, ?)",
+        [(experiment_id, number, now) for number in numbers],
+    )
+    if isinstance(searcher, ServedOutside):
+        transaction.changes.append(Change(f"searcher:{experiment_id}"))
+    return [wanted for number in numbers for wanted in searcher.trial_created(number)]
+
+
+def not_carried_out(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
+    """Return what a searcher has wanted of trials that were not created yet, in its order."""
+    there = created(transaction, experiment_id)
+    searcher, operations, problem = _replay(world, transaction, experiment_id)
+    if problem is not None:
+        return []
+    _keep(world, transaction, experiment_id, searcher)
+    return [
+        wanted
+        for step in operations
+        for wanted in step
+        if isinstance(wanted, Shutdown) or wanted.trial_id not in there
+    ]
 
 
 def progress(world: World, transaction: Transaction, experiment_id: int) -> float:
@@ -161,11 +211,8 @@ def unserved(world: World, transaction: Transaction) -> dict[int, str]:
 
 def created(transaction: Transaction, experiment_id: int) -> set[int]:
     """The searcher's numbers of all trials that it has ever created, those since deleted too."""
-    columns = searcher_events.c
-    query = select(columns.request_id).where(
-        columns.experiment_id == experiment_id, columns.kind == "created"
-    )
-    return set(transaction.connection.scalars(query))
+    query = "SELECT request_id FROM searcher_events WHERE experiment_id = ? AND kind = 'created'"
+    return {number for (number,) in transaction.raw(query, (experiment_id,))}
 
 
 def newest_event(connection: Connection, experiment_id: int) -> int:
@@ -417,11 +464,6 @@ def _told(connection: Connection, experiment_id: int) -> list[Event]:
         .order_by(columns.id)
     )
     return [Event(*row) for row in stored]
-
-
-def _make(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
-    row: RowMapping = find(transaction, experiments, experiment_id)
-    return _searcher(row, world.config(transaction, experiment_id).searcher)
 
 
 def _searcher(row: RowMapping, section: "SearcherConfig") -> Searcher:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -46,13 +47,17 @@ __all__ = [
     "DELETED",
     "cancel_idle_trials",
     "carry_out",
+    "carry_out_more",
+    "carry_out_some",
     "direct_run",
+    "drop_backlog",
     "end_trial",
     "fail_experiment",
     "kill_run",
     "move_trial",
     "reopen_trial",
     "resting_state",
+    "resume_backlogs",
     "stop_trial",
     "tell_searcher",
 ]
@@ -62,7 +67,14 @@ DELETED = "user_canceled"
 
 _ASKS_AGAIN_S = 60.0
 """For runs that have asked the server before it was started anew to ask again."""
-_INSERT_TRIAL = trials.insert().returning(trials.c.id)
+_INSERT_TRIAL = (
+    "INSERT INTO trials (experiment_id, request_id, state, hparams, seed, created_at, "
+    "source_checkpoint, source_trial_id, source_steps, restarts, waits, steps_completed, "
+    "progress, searcher_steps, excluded, labels) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, -1, '[]', '[]')"
+)
+_BUDGET_MS = 60.0
+"""What one change may cost; see :func:`cost_of`."""
 
 
 def move_trial(
@@ -102,16 +114,113 @@ def tell_searcher(world: World, transaction: Transaction, experiment_id: int, ev
 def carry_out(
     world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
 ) -> None:
-    """Do what the searcher wants, and what it wants in consequence."""
+    """Do what the searcher wants, and what it wants in consequence.
+
+    No more is done than one change may cost; the rest waits in the experiment's backlog, for
+    :func:`carry_out_more`.
+    """
+    backlog = world.backlog.get(experiment_id, ())
+    now: list[Operation] = []
+    later: list[Operation] = []
+    absent = {each.trial_id for each in backlog if isinstance(each, Create)}
+    for each in operations:  # what follows from the backlog must come behind it
+        waits = isinstance(each, Create | Shutdown) or each.trial_id in absent
+        (later if backlog and waits else now).append(each)
+    rest = carry_out_some(world, transaction, experiment_id, now)
+    _keep_backlog(world, transaction, experiment_id, (*rest, *backlog, *later))
+
+
+def drop_backlog(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """Forget what an experiment's searcher wanted and was not carried out."""
+    _keep_backlog(world, transaction, experiment_id, ())
+
+
+def carry_out_more(world: World, transaction: Transaction) -> bool:
+    """Carry out a part of the oldest backlog; return whether there was one.
+
+    Call it until it returns False; every call is a change of its own.
+    """
+    experiment_id = next(iter(world.backlog), None)
+    if experiment_id is None:
+        return False
+    backlog = world.backlog[experiment_id]
+    query = "SELECT state, searcher_done FROM experiments WHERE id = ?"
+    found = transaction.raw(query, (experiment_id,))
+    over = EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+    if not found or found[0][0] in over or found[0][1]:
+        _keep_backlog(world, transaction, experiment_id, ())
+        return True
+    rest = carry_out_some(world, transaction, experiment_id, backlog)
+    _keep_backlog(world, transaction, experiment_id, rest)
+    if not rest:
+        settle_experiment(world, transaction, experiment_id)
+    return True
+
+
+def resume_backlogs(world: World, transaction: Transaction) -> None:
+    """Take up what a server that was killed has not carried out of searches that go on."""
+    query = select(experiments.c.id).where(
+        experiments.c.creating == 1,
+        experiments.c.searcher_name != "custom",  # its program sends the operations again
+        experiments.c.state.not_in(EXPERIMENT_ENDED | EXPERIMENT_STOPPING),
+    )
+    for experiment_id in transaction.connection.scalars(query).all():
+        rest = searching.not_carried_out(world, transaction, experiment_id)
+        _keep_backlog(world, transaction, experiment_id, rest)
+
+
+def _keep_backlog(
+    world: World, transaction: Transaction, experiment_id: int, rest: Sequence[Operation]
+) -> None:
+    before = world.backlog.get(experiment_id)
+    if not rest and before is None:
+        return
+    _set_backlog(world, experiment_id, tuple(rest) or None)
+    transaction.undo.append(partial(_set_backlog, world, experiment_id, before))
+    if bool(rest) != bool(before):
+        statement = "UPDATE experiments SET creating = ? WHERE id = ?"
+        transaction.run(statement, (int(bool(rest)), experiment_id))
+
+
+def _set_backlog(world: World, experiment_id: int, rest: tuple[Operation, ...] | None) -> None:
+    if rest is None:
+        world.backlog.pop(experiment_id, None)
+    else:
+        world.backlog[experiment_id] = rest
+
+
+def cost_of(operation: Operation) -> float:
+    """Return what carrying out an operation costs, roughly in milliseconds of the writer."""
+    if isinstance(operation, Create):
+        return 0.1 if operation.source is None else 1.5
+    return 3.0
+
+
+def carry_out_some(
+    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
+) -> Sequence[Operation]:
+    """Carry out the first operations, as many as one change may cost; return the others."""
     waiting = deque(operations)
-    created = 0
-    while waiting:
+    created, spent = 0, 0.0
+    while waiting and spent < _BUDGET_MS:
         operation = waiting.popleft()
+        spent += cost_of(operation)
         if isinstance(operation, Create):
-            _create(world, transaction, experiment_id, operation)
-            created += 1
-            event = Event("created", operation.trial_id)
-            waiting.extend(searching.tell(world, transaction, experiment_id, event))
+            same = [operation]
+            while (
+                operation.source is None
+                and waiting
+                and isinstance(each := waiting[0], Create)
+                and each.source is None
+                and spent < _BUDGET_MS
+            ):
+                spent += cost_of(each)
+                same.append(each)
+                waiting.popleft()
+            _create(world, transaction, experiment_id, same)
+            created += len(same)
+            numbers = [each.trial_id for each in same]
+            waiting.extend(searching.tell_created(world, transaction, experiment_id, numbers))
         elif isinstance(operation, Shutdown):
             save(transaction, experiments, experiment_id, searcher_done=1)
         elif (trial := _requested(transaction, experiment_id, operation.trial_id)) is None:
@@ -131,24 +240,35 @@ def carry_out(
         values["progress"] = max(experiment["progress"], done)
     save(transaction, experiments, experiment_id, **values)
     touch(transaction, "experiment", experiment_id, experiment_id)
+    return waiting
 
 
-def _create(world: World, transaction: Transaction, experiment_id: int, operation: Create) -> None:
+def _create(
+    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Create]
+) -> None:
+    """Create trials; several at once only if none of them has a source."""
     query = "SELECT state, source_checkpoint FROM experiments WHERE id = ?"
     ((experiment_state, source),) = transaction.raw(query, (experiment_id,))
     paused = experiment_state == ExperimentState.PAUSED
-    row = {
-        "experiment_id": experiment_id,
-        "request_id": operation.trial_id,
-        "state": TrialState.PAUSED if paused else TrialState.QUEUED,
-        "hparams": msgspec.json.encode(operation.hparams).decode(),
-        "seed": operation.trial_seed,
-        "created_at": world.clock(),
-        "source_checkpoint": source,
-        **source_of_trial(transaction, experiment_id, operation),
-    }
-    made = transaction.connection.execute(_INSERT_TRIAL, row)
-    touch(transaction, "trial", experiment_id, made.scalar_one())
+    state = TrialState.PAUSED if paused else TrialState.QUEUED
+    now = world.clock()
+    ((last,),) = transaction.raw("SELECT coalesce(max(id), 0) FROM trials")
+    rows = []
+    for operation in operations:
+        weights = {"source_checkpoint": source}
+        weights |= source_of_trial(transaction, experiment_id, operation)
+        rows.append(
+            (
+                experiment_id, operation.trial_id, str(state),
+                msgspec.json.encode(operation.hparams).decode(), operation.trial_seed, now,
+                weights["source_checkpoint"], weights.get("source_trial_id"),
+                weights.get("source_steps"),
+            )
+        )  # fmt: skip
+    transaction.many(_INSERT_TRIAL, rows)
+    new = "SELECT id FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
+    for (trial_id,) in transaction.raw(new, (experiment_id, last)):
+        touch(transaction, "trial", experiment_id, trial_id)
 
 
 def _requested(transaction: Transaction, experiment_id: int, request_id: int) -> RowMapping | None:

@@ -36,6 +36,8 @@ T = TypeVar("T")
 _GROUP = 256
 _PATIENCE_S = 10.0
 """A change that could not begin within it is refused, so that its sender may try again."""
+_LONG_JOB_S = 1.0
+"""Processor time of a job that is worth a line in the log; none should take more than 0.2 s."""
 _SAY_S = 60.0
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
 _POSTGRESQL_LOCKED = "55P03"
@@ -66,7 +68,7 @@ class Transaction:
     sqlite: bool
     changes: list[Change] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """Called when the work is rolled back, to forget what was kept in memory."""
+    """Called when the work is rolled back, last one first, to forget what was kept in memory."""
     then: list[Callable[[], None]] = field(default_factory=list)
     """Called after the commit, on the writer's thread; must be quick."""
 
@@ -157,6 +159,8 @@ class Database:
         self._ending = False
         self.groups = 0
         self.jobs = 0
+        self.longest_job_s = 0.0
+        """Most processor time that one job took."""
 
     @property
     def name(self) -> str:
@@ -305,7 +309,7 @@ class Database:
                 running = [pending for pending in group if pending.begin()]
                 answers = [self._run(connection, each, undo, alone=alone) for each in running]
         except BaseException as error:
-            for step in undo:
+            for step in reversed(undo):
                 step()
             if _is_locked(error):
                 raise _LockedError(str(error)) from error
@@ -323,6 +327,18 @@ class Database:
             else:
                 pending.future.set_exception(failed)
         return True
+
+    def _timed(self, job: Job[T], transaction: Transaction) -> T:
+        """Run a job; note its processor time, and name in the log a job that took far too much."""
+        begin = time.thread_time()
+        try:
+            return job(transaction)
+        finally:
+            spent = time.thread_time() - begin
+            self.longest_job_s = max(self.longest_job_s, spent)
+            if spent > _LONG_JOB_S:
+                name = getattr(job, "__qualname__", repr(job))
+                logger.warning("a change took %.1f s of the writer's CPU: %s", spent, name)
 
     def _follow_up(self, done: list[_Pending]) -> None:
         for pending in done:
@@ -370,16 +386,16 @@ class Database:
         undo_group = undo
         if alone:  # no savepoint: an exception rolls everything back
             transaction.undo = undo_group
-            return pending, pending.job(transaction), None
+            return pending, self._timed(pending.job, transaction), None
         connection.exec_driver_sql("SAVEPOINT job")
         try:
-            result = pending.job(transaction)
+            result = self._timed(pending.job, transaction)
         except (DBAPIError, self._driver.Error, OverflowError):
             undo_group.extend(transaction.undo)
             raise
         except Exception as error:  # noqa: BLE001 - the caller of the job gets it
             connection.exec_driver_sql("ROLLBACK TO SAVEPOINT job")
-            for step in transaction.undo:
+            for step in reversed(transaction.undo):
                 step()
             transaction.changes.clear()
             transaction.then.clear()

@@ -19,8 +19,10 @@ from zeroserver.api.runs import MAX_WAIT_S
 from zeroserver.api.strict import StrictRoute
 from zeroserver.orchestrator import custom_search
 from zeroserver.orchestrator.custom_search import Answered
+from zeroserver.orchestrator.desk import World
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
+from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, searcher_events
 
 __all__ = ["router"]
@@ -154,11 +156,16 @@ async def post_operations(
     """Send what a searcher outside of the server wants; saying it again changes nothing."""
     operations = [_operation(each) for each in body.operations]
     told = Answered(body.after, body.handled, operations, body.progress)
-    handled = await services.write(
-        lambda world, transaction: custom_search.take_operations(
-            world, transaction, experiment_id, told
-        )
-    )
+    start: int | None = 0
+    handled = -1
+    while start is not None:  # others get their turn in between
+
+        def job(
+            world: World, transaction: Transaction, start: int = start
+        ) -> tuple[int, int | None]:
+            return custom_search.take_operations(world, transaction, experiment_id, told, start)
+
+        handled, start = await services.write(job)
     return respond(SearchHandled(handled))
 
 

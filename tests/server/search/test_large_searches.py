@@ -1,0 +1,133 @@
+"""Searches of thousands of trials: created in several changes, whatever interrupts them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, serve
+from tests.waiting import until
+from zerolab.searcher import Create
+from zeroserver.orchestrator.custom_search import Answered, take_operations
+from zeroserver.services import Services
+
+TRIALS = 2500
+SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
+RANDOM = {
+    "name": "random", "metric": "loss", "max_length": 10,
+    "max_trials": TRIALS, "max_concurrent_trials": TRIALS,
+}  # fmt: skip
+CUSTOM = {"name": "custom", "metric": "loss", "max_length": 10}
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The server does only the first change of what a search wants."""
+
+    async def nothing(_services: Services) -> None:
+        pass
+
+    monkeypatch.setattr(Services, "carry_out", nothing)
+    yield
+    monkeypatch.undo()
+
+
+def numbers(server: Server) -> list[int]:
+    rows = server.sql("SELECT request_id FROM trials ORDER BY id")
+    return [number for (number,) in rows]
+
+
+def test_submit_creates_trials_in_parts(server: Server) -> None:
+    before = server.services.database.jobs
+    made = server.submit(searcher=RANDOM, hyperparameters=SPACE)
+    assert made["num_trials"] == TRIALS
+    assert server.services.database.jobs - before >= 4
+    assert numbers(server) == [*range(1, TRIALS + 1)]
+    assert server.sql("SELECT creating FROM experiments") == [(0,)]
+    assert server.services.world.backlog == {}
+
+
+def test_restart_creates_missing_trials(
+    tmp_path: Path, interrupted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(tmp_path) as server:
+        assert server.submit(searcher=RANDOM, hyperparameters=SPACE)["num_trials"] < TRIALS
+        first = server.sql("SELECT request_id, hparams FROM trials ORDER BY id")
+    monkeypatch.undo()
+    with serve(tmp_path) as server:
+        until("all are created", server.experiment, lambda found: found["num_trials"] == TRIALS)
+        assert numbers(server) == [*range(1, TRIALS + 1)]
+        assert (
+            server.sql("SELECT request_id, hparams FROM trials ORDER BY id")[: len(first)] == first
+        )
+        assert server.sql("SELECT creating FROM experiments") == [(0,)]
+
+
+def test_reports_are_taken_while_trials_are_created(
+    sqlite_server: Server, interrupted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = sqlite_server
+    searcher = {**RANDOM, "max_trials": TRIALS + 1}
+    created = server.submit(searcher=searcher, hyperparameters=SPACE)["num_trials"]
+    server.add_agent()
+    run_id = server.begin().run_id
+    server.exit(run_id, 0)
+    assert server.trial()["state"] == "COMPLETED"
+    assert server.experiment()["num_trials"] == created  # the next one comes behind the others
+    monkeypatch.undo()
+    assert server.http.portal is not None
+    server.http.portal.call(server.services.carry_out)
+    assert numbers(server) == [*range(1, TRIALS + 2)]
+
+
+def test_kill_ends_a_search_that_is_being_created(
+    sqlite_server: Server, interrupted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = sqlite_server
+    created = server.submit(searcher=RANDOM, hyperparameters=SPACE)["num_trials"]
+    assert server.act("kill")["state"] == "CANCELED"
+    monkeypatch.undo()
+    assert server.http.portal is not None
+    server.http.portal.call(server.services.carry_out)
+    assert len(numbers(server)) == created
+    assert server.services.world.backlog == {}
+
+
+def create(number: int, **more: Any) -> dict[str, Any]:
+    hparams = {"deepspeed_config": "ds_config.json", "lr": number / TRIALS}
+    return {"kind": "create", "trial_id": number, "hparams": hparams, **more}
+
+
+def send(server: Server, after: int, operations: list[dict[str, Any]]) -> Any:
+    body = {"after": after, "handled": max(after, 0), "operations": operations}
+    return server.http.post("/api/v1/experiments/1/searcher/operations", json=body)
+
+
+def test_custom_operations_are_carried_out_in_parts(server: Server) -> None:
+    server.submit(searcher=CUSTOM)
+    before = server.services.database.jobs
+    operations = [create(number) for number in range(1, TRIALS + 1)]
+    assert send(server, -1, operations).json() == {"handled": 0}
+    assert server.services.database.jobs - before >= 4
+    assert send(server, -1, operations).json() == {"handled": 0}
+    assert numbers(server) == [*range(1, TRIALS + 1)]
+    assert server.experiment()["num_trials"] == TRIALS
+
+
+def test_interrupted_custom_operations_are_sent_again(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(searcher=CUSTOM)
+    operations = [create(number) for number in range(1, TRIALS + 1)]
+    told = Answered(-1, 0, [Create(each["trial_id"], each["hparams"], 0) for each in operations])
+    handled, start = server.write(lambda world, tx: take_operations(world, tx, 1, told))
+    assert handled == -1
+    assert start is not None
+    assert 0 < start < TRIALS
+    changed = [{**create(1), "hparams": {"lr": 7}}, *operations[1:]]
+    refused = send(server, -1, changed)
+    assert refused.status_code == 422
+    assert "operations[0].trial_id: must be a number that no trial has, got 1" in refused.text
+    assert send(server, -1, operations).json() == {"handled": 0}
+    assert numbers(server) == [*range(1, TRIALS + 1)]
+    assert send(server, 0, [create(1)]).status_code == 422
