@@ -36,10 +36,10 @@ from zeroserver.services import Services
 from zeroserver.settings import Settings
 from zeroserver.store.archives import sweep_archives
 from zeroserver.store.damage import damaged_tables
-from zeroserver.store.database import Change, Database
+from zeroserver.store.database import Change, Database, Transaction
 from zeroserver.store.engines import sqlite_url
 from zeroserver.store.migrate import lock_database, migrate
-from zeroserver.store.orphans import sweep_points
+from zeroserver.store.orphans import find_orphans
 
 __all__ = ["STATIC", "create_app", "prepare"]
 
@@ -176,7 +176,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StoreError):  # the next start does it
-        await services.write(lambda world, tx: sweep_points(tx, world.importing))
+        await services.write(_note_orphans)
         await services.write(resume_backlogs)
     said, quiet_until = "", 0.0
     expire_at = 0.0
@@ -186,6 +186,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         try:
             await services.write(tick)
             await services.carry_out()
+            await services.remove_orphans()
             await searches.look_after()
             if time.monotonic() >= expire_at:
                 expire_at = time.monotonic() + services.settings.timings.expiry_s
@@ -198,6 +199,14 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         except Exception:  # the clock must go on; the log has what happened
             logger.exception("the clock's work failed")
         await asyncio.sleep(services.settings.timings.tick_s)
+
+
+def _note_orphans(world: World, transaction: Transaction) -> None:
+    """Have removed what an import, or a deletion, of a server that was killed has left."""
+    found = find_orphans(transaction, world.importing)
+    if found:
+        logger.info("removing points and logs of %d trial(s) that are gone", len(found))
+        world.orphans.extend(each for each in found if each not in world.orphans)
 
 
 def _add_page(app: FastAPI, static: Path) -> None:

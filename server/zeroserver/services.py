@@ -5,6 +5,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Request
@@ -22,6 +23,7 @@ from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.trials import carry_out_more
 from zeroserver.settings import Settings
 from zeroserver.store.database import Database, Transaction
+from zeroserver.store.orphans import ROWS, remove_part
 
 __all__ = ["ReadDep", "Services", "ServicesDep", "services_of", "settle_memory"]
 
@@ -31,6 +33,8 @@ _STORE_S = 5.0
 """Between two looks at whether the disk takes more, in seconds."""
 _STORE_WAIT_S = 1.0
 _PROBE_S = 5.0
+_TRIALS_AT_ONCE = 100
+"""Deleted trials whose rows one change looks for."""
 _EXPORTS = 16
 """Each has a page of points in memory, and its reader may take its time."""
 
@@ -78,6 +82,11 @@ class Services:
         while self.world.backlog:
             await self.write(_carry_out_more)
 
+    async def remove_orphans(self) -> None:
+        """Remove the points and logs of deleted trials, in several changes."""
+        while self.world.orphans:
+            await self.write(_remove_part)
+
     async def probe(self) -> None:
         """See whether the database can be read, whoever else uses it, and its disk has room.
 
@@ -110,6 +119,19 @@ class Services:
     def _probe_now(self) -> None:
         with self.database.probe() as connection:
             connection.execute(text("SELECT 1"))
+
+
+def _remove_part(world: World, transaction: Transaction) -> None:
+    """Remove some rows of deleted trials."""
+    removed = 0
+    for _ in range(_TRIALS_AT_ONCE):
+        if not world.orphans or removed >= ROWS:
+            return
+        rows, done = remove_part(transaction, world.orphans[0])
+        removed += rows
+        if done:
+            trial_id = world.orphans.popleft()
+            transaction.undo.append(partial(world.orphans.appendleft, trial_id))
 
 
 def _carry_out_more(world: World, transaction: Transaction) -> None:

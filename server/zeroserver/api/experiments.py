@@ -228,6 +228,7 @@ async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Res
     await services.write(
         lambda world, transaction: control.remove(world, transaction, experiment_id)
     )
+    await services.remove_orphans()
     return Response(status_code=204)
 
 

@@ -173,6 +173,7 @@ async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     await services.write(
         lambda world, transaction: control.remove_trial(world, transaction, trial_id)
     )
+    await services.remove_orphans()
     return Response(status_code=204)
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import ColumnElement, RowMapping, delete, func, select
+from sqlalchemy import ColumnElement, RowMapping, delete, func, select, text, update
 
 from zerolab.contract.storage import hide_secrets
 from zerolab.errors import ConflictError
@@ -31,6 +32,7 @@ from zeroserver.orchestrator.trials import (
 from zeroserver.orchestrator.warm_start import (
     forget_source,
     refuse_while_needed,
+    settle_sources,
     source_of_experiment,
 )
 from zeroserver.states import (
@@ -45,11 +47,9 @@ from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_arch
 from zeroserver.store.database import Transaction
 from zeroserver.store.janitor import Chore
 from zeroserver.store.schema import (
+    WEIGHTS_MISSING,
     checkpoints,
     experiments,
-    logs,
-    points,
-    rollups,
     run_nodes,
     runs,
     searcher_events,
@@ -169,19 +169,39 @@ def _open_trials(transaction: Transaction, experiment_id: int) -> list[RowMappin
 
 
 def _pause(world: World, transaction: Transaction, experiment: RowMapping) -> None:
+    number = experiment["id"]
     move_experiment(transaction, experiment, ExperimentState.PAUSED)
-    for trial in _open_trials(transaction, experiment["id"]):
-        if trial["run_id"] is not None:
-            direct_run(world, transaction, trial["run_id"], "preempt")
-        elif trial["state"] == TrialState.QUEUED:
-            move_trial(transaction, trial, TrialState.PAUSED)
+    held = select(trials.c.run_id).where(
+        trials.c.experiment_id == number,
+        trials.c.run_id.is_not(None),
+        trials.c.state.not_in(TRIAL_ENDED),
+    )
+    for run_id in transaction.connection.scalars(held.order_by(trials.c.id)).all():
+        direct_run(world, transaction, run_id, "preempt")
+    idle = trials.c.state == TrialState.QUEUED
+    _move_idle(transaction, number, idle, TrialState.PAUSED)
+    waiting = select(trials.c.source_trial_id).where(
+        trials.c.experiment_id == number, text(WEIGHTS_MISSING)
+    )
+    for source in set(transaction.connection.scalars(waiting)):  # none may come any more
+        settle_sources(transaction, source)
 
 
 def _activate(_world: World, transaction: Transaction, experiment: RowMapping) -> None:
     move_experiment(transaction, experiment, ExperimentState.ACTIVE)
-    for trial in _open_trials(transaction, experiment["id"]):
-        if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
-            move_trial(transaction, trial, resting_state(ExperimentState.ACTIVE, trial))
+    free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
+    _move_idle(transaction, experiment["id"], free, TrialState.QUEUED)
+
+
+def _move_idle(
+    transaction: Transaction, experiment_id: int, which: ColumnElement[bool], state: TrialState
+) -> None:
+    """Move all trials without a run at once: there may be thousands."""
+    mine = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
+    moved = transaction.connection.scalars(select(trials.c.id).where(mine).order_by(trials.c.id))
+    for trial_id in moved.all():
+        touch(transaction, "trial", experiment_id, trial_id)
+    transaction.connection.execute(update(trials).where(mine).values(state=state))
 
 
 def _stop(
@@ -308,11 +328,10 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
     _discard(world, transaction, thing, experiment_id, checkpoints.c.experiment_id == experiment_id)
     connection = transaction.connection
     ids = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
-    for table in (points, rollups):
-        connection.execute(delete(table).where(table.c.trial_id.in_(ids)))
+    orphan(world, transaction, connection.scalars(ids).all())
     of_runs = select(runs.c.id).where(runs.c.experiment_id == experiment_id)
     connection.execute(delete(run_nodes).where(run_nodes.c.run_id.in_(of_runs)))
-    for table in (checkpoints, logs, searcher_events, runs, trials):
+    for table in (checkpoints, searcher_events, runs, trials):
         connection.execute(delete(table).where(table.c.experiment_id == experiment_id))
     connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
     world.drop_jobs([experiment_id])
@@ -369,7 +388,8 @@ def remove_trial(world: World, transaction: Transaction, trial_id: int) -> None:
     connection = transaction.connection
     of_runs = select(runs.c.id).where(runs.c.trial_id == trial_id)
     connection.execute(delete(run_nodes).where(run_nodes.c.run_id.in_(of_runs)))
-    for table in (points, rollups, checkpoints, logs, runs):
+    orphan(world, transaction, [trial_id])
+    for table in (checkpoints, runs):
         connection.execute(delete(table).where(table.c.trial_id == trial_id))
     connection.execute(delete(trials).where(trials.c.id == trial_id))
     _count_again(transaction, experiment)
@@ -393,6 +413,22 @@ def _count_again(transaction: Transaction, experiment: RowMapping) -> None:
         best_trial_id=best.id if best else None,
         best_validation=best.best_validation if best else None,
     )  # fmt: skip
+
+
+def orphan(world: World, transaction: Transaction, trial_ids: Sequence[int]) -> None:
+    """Have the points and logs of trials removed in later changes, a part at a time.
+
+    Nobody finds them without their trials. What a server that dies leaves of them, the next one
+    removes at its start.
+    """
+    world.orphans.extend(trial_ids)
+    transaction.undo.append(partial(_keep_from_sweep, world, frozenset(trial_ids)))
+
+
+def _keep_from_sweep(world: World, trial_ids: frozenset[int]) -> None:
+    others = [each for each in world.orphans if each not in trial_ids]
+    world.orphans.clear()
+    world.orphans.extend(others)
 
 
 def let_archive_go(world: World, transaction: Transaction, archive: str | None) -> None:

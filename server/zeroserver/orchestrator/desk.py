@@ -1,6 +1,7 @@
 """What the orchestrator keeps in memory, and the small helpers that all its parts use."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -83,6 +84,8 @@ class World:
     """Runs that have asked this server whether to leave; the event loop adds to it."""
     importing: set[int] = field(default_factory=set)
     """Trials whose points are being imported, and which have no row before all are there."""
+    orphans: deque[int] = field(default_factory=deque)
+    """Trials that were deleted, and whose points and logs are removed a part at a time."""
     archives_going: set[str] = field(default_factory=set)
     """Archives without an experiment, which are removed as soon as that is committed."""
     clock: Callable[[], float] = time.time

@@ -1,6 +1,8 @@
-"""Points of trials that have no row: what an import leaves when the server dies in its middle."""
+"""Points and logs of trials that have no row: removed a part at a time.
 
-import logging
+They are what a deleted trial leaves, or an import that was interrupted by the end of the server.
+"""
+
 from collections.abc import Container
 
 from sqlalchemy import delete
@@ -8,21 +10,28 @@ from sqlalchemy import delete
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import points, rollups
 
-__all__ = ["forget_points", "sweep_points"]
+__all__ = ["ROWS", "find_orphans", "forget_points", "remove_part"]
 
-logger = logging.getLogger(__name__)
+ROWS = 20_000
+"""Rows that one change removes."""
 
-# The smallest id with roll-ups, then the next one, and so on: as many looks into the index as
-# there are trials, however many roll-ups each of them has.
+# The smallest trial with rows, then the next one, and so on: as many looks into the index as
+# there are trials, however many rows each of them has.
 _ORPHANS = """
     WITH RECURSIVE found(id) AS (
-        SELECT min(trial_id) FROM rollups
+        SELECT min(trial_id) FROM {table}
         UNION ALL
-        SELECT (SELECT min(trial_id) FROM rollups WHERE trial_id > found.id)
+        SELECT (SELECT min(trial_id) FROM {table} WHERE trial_id > found.id)
         FROM found WHERE found.id IS NOT NULL
     )
     SELECT id FROM found WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM trials)
 """
+_KEYS = {
+    # Roll-ups go last: they show, to the next start, that there are points.
+    "points": "key_id, step",
+    "rollups": "shift, key_id, bucket",
+    "logs": "id",
+}
 
 
 def forget_points(transaction: Transaction, trial_id: int) -> None:
@@ -31,14 +40,36 @@ def forget_points(transaction: Transaction, trial_id: int) -> None:
         transaction.connection.execute(delete(table).where(table.c.trial_id == trial_id))
 
 
-def sweep_points(transaction: Transaction, coming: Container[int]) -> None:
-    """Forget the points of trials without a row.
+def find_orphans(transaction: Transaction, coming: Container[int]) -> list[int]:
+    """Return the trials without a row that have points or logs.
 
     Args:
         transaction: Of the writer.
-        coming: Trials that will have one.
+        coming: Trials that will have a row.
     """
-    for (trial_id,) in transaction.raw(_ORPHANS):
-        if trial_id not in coming:
-            logger.info("an import was cut off: its points are removed (trial %d)", trial_id)
-            forget_points(transaction, trial_id)
+    found: dict[int, None] = {}
+    for table in ("rollups", "logs"):
+        found |= dict.fromkeys(
+            number for (number,) in transaction.raw(_ORPHANS.format(table=table))
+        )
+    return [number for number in found if number not in coming]
+
+
+def remove_part(transaction: Transaction, trial_id: int) -> tuple[int, bool]:
+    """Remove some rows of a trial that is gone; return how many, and whether that were all."""
+    removed = 0
+    for table, key in _KEYS.items():
+        edge = transaction.raw(
+            f"SELECT {key} FROM {table} WHERE trial_id = ? ORDER BY {key} LIMIT 1 OFFSET ?",  # noqa: S608 - our own names
+            (trial_id, ROWS),
+        )
+        if not edge:
+            removed += transaction.run(f"DELETE FROM {table} WHERE trial_id = ?", (trial_id,))  # noqa: S608
+            continue
+        marks = ", ".join("?" * len(edge[0]))
+        removed += transaction.run(
+            f"DELETE FROM {table} WHERE trial_id = ? AND ({key}) < ({marks})",  # noqa: S608
+            (trial_id, *edge[0]),
+        )
+        return removed, False
+    return removed, True
