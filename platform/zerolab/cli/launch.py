@@ -1,7 +1,9 @@
 """``zerolab launch``: one script on the ranks of one machine or of many, without a server."""
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +47,10 @@ def launch(
     hostfile: Annotated[
         Path | None,
         typer.Option(
-            "--hostfile", "-H", help="Lines of `HOST slots=N`. Default: /job/hostfile, if there."
+            "--hostfile",
+            "-H",
+            help="Lines of `HOST slots=N`. Default: the file that DLTS_HOSTFILE names, or "
+            "/job/hostfile, if it exists.",
         ),
     ] = None,
     include: Annotated[
@@ -62,7 +67,12 @@ def launch(
     ] = None,
     num_gpus: Annotated[
         int | None,
-        typer.Option("--num_gpus", "--num-gpus", help="The first so many slots of each host."),
+        typer.Option(
+            "--num_gpus",
+            "--num-gpus",
+            "--num_accelerators",
+            help="The first so many slots of each host.",
+        ),
     ] = None,
     master_addr: Annotated[
         str,
@@ -150,13 +160,45 @@ def launch(
     ] = None,
     log_dir: Annotated[
         Path | None,
-        typer.Option("--log-dir", help="Keeps each rank's output. Default: below ZEROLAB_HOME."),
+        typer.Option(
+            "--log-dir",
+            "--enable_each_rank_log",
+            help="Keeps each rank's output. Default: below ZEROLAB_HOME.",
+        ),
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="CPU slots although there are GPUs.")] = False,
     as_deepspeed: Annotated[
         bool,
         typer.Option("--as-deepspeed", help="The script finds this engine as `import deepspeed`."),
     ] = False,
+    bind_cores_to_rank: Annotated[
+        bool,
+        typer.Option("--bind_cores_to_rank", help="Give each rank CPU cores of its own."),
+    ] = False,
+    bind_core_list: Annotated[
+        str, typer.Option("--bind_core_list", help="The cores to share out, e.g. 0,2-5.")
+    ] = "",
+    save_pid: Annotated[
+        bool,
+        typer.Option("--save_pid", help="Write this process's id to PID.ds in /tmp (TMPDIR)."),
+    ] = False,
+    launcher: Annotated[
+        str, typer.Option("--launcher", help="pdsh or ssh: ranks are always started over ssh.")
+    ] = "",
+    launcher_args: Annotated[
+        str, typer.Option("--launcher_args", help="Not supported: use --ssh-config.")
+    ] = "",
+    no_ssh_check: Annotated[
+        bool, typer.Option("--no_ssh_check", help="Accepted: there is no check to leave out.")
+    ] = False,
+    autotuning: Annotated[
+        str, typer.Option("--autotuning", help="Not supported: use `zerolab plan` or a search.")
+    ] = "",
+    comment: Annotated[str, typer.Option("--comment", help="Accepted, without effect.")] = "",
+    account: Annotated[str, typer.Option("--account", help="Accepted, without effect.")] = "",
+    venv_script: Annotated[
+        str, typer.Option("--venv_script", help="Not supported: use --python.")
+    ] = "",
 ) -> None:
     """Run a script on the slots of this machine, or on those of the hosts of a hostfile, over ssh.
 
@@ -167,10 +209,13 @@ def launch(
     from zerolab.agent.slots import find_slots
     from zerolab.contract.nodes import shell_code
     from zerolab.errors import ConfigError
+    from zerolab.launcher.deepspeed_options import DeepSpeedOptions
     from zerolab.launcher.nodes.elastic import NodeBounds
     from zerolab.launcher.nodes.options import LaunchOptions, make_plan
     from zerolab.launcher.nodes.places import Wanted
 
+    del no_ssh_check
+    min_elastic_nodes, max_elastic_nodes = _count(min_elastic_nodes), _count(max_elastic_nodes)
     here = "" if localhost is None else localhost or ","  # nothing at all is no list of slots
     options = LaunchOptions(
         script=script,
@@ -186,12 +231,22 @@ def launch(
         ssh_port=ssh_port,
         force_multi=force_multi,
         no_ssh=no_ssh,
-        node_rank=node_rank,
+        node_rank=_count(node_rank),
         python=python,
         grace_s=grace,
         silence_s=node_timeout,
         cpu=cpu,
         as_deepspeed=as_deepspeed,
+        bind_cores=bind_cores_to_rank,
+        core_list=bind_core_list,
+        of_deepspeed=DeepSpeedOptions(
+            launcher=launcher,
+            launcher_args=launcher_args,
+            autotuning=autotuning,
+            comment=comment,
+            account=account,
+            venv_script=venv_script,
+        ),
     )
 
     def own_slots(count: int | None, cpu: bool) -> list[int]:
@@ -208,7 +263,25 @@ def launch(
         bounds = NodeBounds.of(plan, min_elastic_nodes, max_elastic_nodes)
     else:
         bounds = None
-    raise typer.Exit(shell_code(_run(plan, bounds, log_dir)))
+    if log_dir == Path("None"):  # DeepSpeed's default, which scripts hand on
+        log_dir = None
+    with _pid_file() if save_pid else contextlib.nullcontext():
+        raise typer.Exit(shell_code(_run(plan, bounds, log_dir)))
+
+
+@contextlib.contextmanager
+def _pid_file() -> Iterator[None]:
+    """Keep this process's id in a file, as DeepSpeed's launcher does, until the run has ended."""
+    import tempfile
+
+    file = Path(tempfile.gettempdir()) / f"{os.getpid()}.ds"
+    file.unlink(missing_ok=True)  # of an earlier process with this number
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as pid:
+        pid.write(str(os.getpid()))
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _count(given: int | None) -> int | None:

@@ -11,7 +11,7 @@ from zerolab.cli import checkpoint, config, experiment, launch, tools, trial
 from zerolab.cli.cluster import agent, job, pool, task
 from zerolab.cli.connection import shown_by
 from zerolab.cli.groups import Group, Root
-from zerolab.cli.local import database, doctor, installation, running
+from zerolab.cli.local import database, deepspeed_command, doctor, installation, running
 from zerolab.contract.spec import ENV_MASTER
 from zerolab.errors import ZerolabError
 
@@ -76,6 +76,7 @@ for _name, _group in {
     "db": database.group,
 }.items():
     app.add_typer(_group, name=_name, cls=Group)
+app.add_typer(deepspeed_command.group, name="deepspeed", cls=deepspeed_command.DeepspeedGroup)
 tools.add_to(app)
 
 

@@ -19,7 +19,8 @@ LESS_MEMORY = (
 """What to do where memory has run out."""
 
 _MODULES = {
-    "deepspeed": "set `environment: {deepspeed: zerolab}`, with which this engine answers to it",
+    "deepspeed": "set `environment: {deepspeed: zerolab}`, with which this engine answers to it, "
+    "or start it with `zerolab launch --as-deepspeed`",
     "determined": "docs/from_determined.md says what takes the place of each of its names",
 }
 

@@ -132,6 +132,9 @@ class Command(msgspec.Struct, frozen=True, tag="command"):
     """Where among the words ``--local_rank=N`` is put in, N a rank's own; None for nowhere."""
     plain: bool = False
     """The ranks know nothing of a run, as under torchrun: they find torch's variables alone."""
+    cores: tuple[int, ...] | None = None
+    """CPU cores that the ranks of a machine share out, each its own; all when empty, None to bind
+    no rank."""
 
     def __str__(self) -> str:
         return shlex.join(self.words)

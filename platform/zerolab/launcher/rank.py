@@ -30,7 +30,8 @@ def main() -> None:
     """Become the command behind ``--``.
 
     With ``--hide=NAME`` it does not see that variable; ``--local-rank-at=N`` puts ``--local_rank``
-    in front of its N-th word; with ``--slots=N`` it has N of its machine's slots.
+    in front of its N-th word; with ``--slots=N`` it has N of its machine's slots; with
+    ``--bind-cores=0,1,2,3`` it runs on its own part of these CPU cores, of all when none is named.
     """
     arguments = sys.argv[1:]
     dashes = arguments.index("--") if "--" in arguments else len(arguments)
@@ -46,6 +47,8 @@ def main() -> None:
             os.environ.pop(value, None)
         elif name == "--slots":
             _take_slots(int(value))
+        elif name == "--bind-cores":
+            _bind_cores([int(core) for core in value.split(",") if core])
         elif name == "--local-rank-at":
             command.insert(int(value), f"--local_rank={os.environ['LOCAL_RANK']}")
     try:
@@ -62,6 +65,22 @@ def _take_slots(number: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + number])
     if threads := os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(int(threads) * number)
+
+
+def _bind_cores(cores: list[int]) -> None:
+    """Confine this rank to its own part of the CPU cores, and its threads to as many."""
+    usable = sorted(os.sched_getaffinity(0))
+    missing = sorted(set(cores) - set(usable))
+    if missing:
+        sys.exit(f"--bind_core_list: this process may use the cores {usable}, got {missing}")
+    chosen = cores or usable
+    ranks, rank = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    count = len(chosen) // ranks
+    if count < 1:
+        told = f"needs at least a core for each of {ranks} ranks, got {len(chosen)}"
+        sys.exit(f"--bind_cores_to_rank: {told}; use fewer ranks or leave it out")
+    os.sched_setaffinity(0, chosen[rank * count : (rank + 1) * count])
+    os.environ["OMP_NUM_THREADS"] = str(count)
 
 
 def _set_older_names() -> None:

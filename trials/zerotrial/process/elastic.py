@@ -281,6 +281,8 @@ def _options(command: Command, slots_per_rank: int) -> list[str]:
         options.append(f"--hide={ENV_RUN_SPEC}")
     if slots_per_rank > 1:
         options.append(f"--slots={slots_per_rank}")
+    if command.cores is not None:
+        options.append(f"--bind-cores={','.join(map(str, command.cores))}")
     if command.local_rank_at is not None:
         options.append(f"--local-rank-at={command.local_rank_at}")
     return options

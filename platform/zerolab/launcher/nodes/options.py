@@ -3,11 +3,12 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED, Command, Nodes, RunSpec
 from zerolab.errors import ConfigError
+from zerolab.launcher.deepspeed_options import DeepSpeedOptions, parse_cores
 from zerolab.launcher.nodes.accelerate import Accelerate, read_accelerate
 from zerolab.launcher.nodes.environment import exported, sent_variables
 from zerolab.launcher.nodes.head import DEFAULT_PORT, Place, Plan
@@ -43,6 +44,9 @@ class LaunchOptions:
     silence_s: float = 30.0
     cpu: bool = False
     as_deepspeed: bool = False
+    bind_cores: bool = False
+    core_list: str = ""
+    of_deepspeed: DeepSpeedOptions = field(default_factory=DeepSpeedOptions)
 
 
 def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list[str]]:
@@ -58,6 +62,7 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
     Raises:
         ConfigError: If that is impossible.
     """
+    notes = options.of_deepspeed.notes()
     given = read_accelerate(options.config_file) if options.config_file else Accelerate()
     wanted, unused_places = _with_file(options.wanted, given)
     address = options.address or given.address
@@ -73,8 +78,7 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
     else:
         if wanted.num_nodes is not None and not options.wanted.localhost:
             wanted = replace(wanted, localhost="")  # to be told of the number, not of gpu_ids
-        counted = None if wanted.hostfile else wanted.num_gpus
-        own = find_slots(counted, cpu)
+        own = _own_slots(wanted, find_slots, cpu=cpu)
         if given.slots and wanted.exclude and not wanted.hostfile:  # all but these, of those
             own = [slot for slot in own if str(slot) in given.slots.split(",")]
         places = choose_places(wanted, own, force_ssh=options.force_multi)
@@ -98,12 +102,25 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[Plan, list
         ssh_port=options.ssh_port,
         silence_s=options.silence_s,
     )
-    notes = []
     if unused:
         notes.append(f"{options.config_file}: without effect here: {', '.join(unused)}")
     if given.engine and not options.as_deepspeed:
         notes.append("--as-deepspeed has Accelerate use this engine, as that file says")
     return plan, notes
+
+
+def _own_slots(wanted: Wanted, find_slots: FindSlots, *, cpu: bool) -> Sequence[int]:
+    """Find the slots of this machine; of CPU slots as many as the options count or name."""
+    if wanted.hostfile:
+        return find_slots(None, cpu)
+    named = wanted.localhost or wanted.include.removeprefix("localhost:")
+    numbers = [int(word) for word in named.split(",") if word.isdecimal() and len(word) < 4]
+    if wanted.num_gpus is None and numbers:
+        try:
+            return find_slots(max(numbers) + 1, cpu)
+        except ConfigError:  # there are not so many GPUs, which is told with those that there are
+            return find_slots(None, cpu)
+    return find_slots(wanted.num_gpus, cpu)
 
 
 def _run_of(command: Command, directory: Path, grace_s: float) -> RunSpec:
@@ -141,7 +158,10 @@ def make_command(options: LaunchOptions) -> Command:
         words = [options.python or sys.executable, "-u", options.script]
     # accelerate's launcher, whose file that is, adds no argument.
     at = None if options.no_local_rank or options.config_file else len(words)
-    return Command((*words, *options.arguments), local_rank_at=at, plain=True)
+    cores = None
+    if options.bind_cores or options.core_list:
+        cores = tuple(parse_cores(options.core_list)) if options.core_list else ()
+    return Command((*words, *options.arguments), local_rank_at=at, plain=True, cores=cores)
 
 
 def _check_text(command: Command, environment: Mapping[str, str]) -> None:
@@ -219,7 +239,8 @@ def _one_of_several(  # noqa: PLR0917 - what one of several heads is told
     if problems:
         raise ConfigError("one node of several", problems)
     alone = Wanted(num_gpus=wanted.num_gpus, localhost=wanted.localhost)
-    (place,) = choose_places(alone, find_slots(wanted.num_gpus, cpu), read_default=False)
+    own = _own_slots(alone, find_slots, cpu=cpu)
+    (place,) = choose_places(alone, own, read_default=False)
     sizes = (len(place.slots),) * (count or 1)
     port = DEFAULT_PORT if port is None else port
     return [place], Nodes(sizes, rank or 0, address, port)

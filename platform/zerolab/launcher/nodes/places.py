@@ -1,5 +1,6 @@
 """From a hostfile and the options of ``zerolab launch`` to the machines and slots of a run."""
 
+import os
 import re
 import socket
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ __all__ = ["DEFAULT_HOSTFILE", "Wanted", "choose_places", "is_here", "parse_slot
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 """Read when it is there and no other one is named."""
+ENV_HOSTFILE = "DLTS_HOSTFILE"
+"""Variable in which a platform names the hostfile of a job."""
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -48,8 +51,8 @@ def choose_places(
     if wanted.localhost:
         return [_chosen_here(wanted, own_slots)]
     file = wanted.hostfile
-    if file is None and read_default and DEFAULT_HOSTFILE.is_file():
-        file = DEFAULT_HOSTFILE
+    if file is None and read_default:
+        file = _default_hostfile()
     if file is None:
         return [_here(wanted, own_slots)]
     try:
@@ -63,6 +66,21 @@ def choose_places(
     return [
         Place(host, slots, local=not force_ssh and is_here(host)) for host, slots in chosen.items()
     ]
+
+
+def _default_hostfile() -> Path | None:
+    """Return the hostfile of the platform's job, if there is one.
+
+    Raises:
+        ConfigError: If the variable names a file that does not exist.
+    """
+    named = os.environ.get(ENV_HOSTFILE)
+    if not named:
+        return DEFAULT_HOSTFILE if DEFAULT_HOSTFILE.is_file() else None
+    if not Path(named).is_file():
+        problem = f"{ENV_HOSTFILE}: must name a file, got {named}; unset it, or use --localhost"
+        raise ConfigError("hosts and slots", [problem])
+    return Path(named)
 
 
 def is_here(host: str) -> bool:

@@ -1,0 +1,130 @@
+"""``zerolab deepspeed``: a command ``deepspeed`` that is ``zerolab launch --as-deepspeed``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from zerolab.cli.groups import Group
+from zerolab.cli.output import result, say
+
+__all__ = ["DeepspeedGroup", "group"]
+
+group = typer.Typer(
+    help="A command `deepspeed` for scripts and recipes that call it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_MARK = "# Written by `zerolab deepspeed install-command`"
+_LONGEST_SHEBANG = 120
+_EXPLANATION = (
+    "`zerolab deepspeed` starts no script: use `zerolab launch --as-deepspeed train.py ...`, which "
+    "takes the options of DeepSpeed's launcher; `zerolab deepspeed install-command` makes it a "
+    "command of the name `deepspeed`"
+)
+
+
+class DeepspeedGroup(Group):
+    """Explains itself where it is used as DeepSpeed's launcher."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse what is neither a command nor a request for help."""
+        if args and args[0] not in {*self.commands, "--help", "-h"}:
+            ctx.fail(_EXPLANATION)
+        return super().parse_args(ctx, args)
+
+
+@group.command("install-command")
+def install_command() -> None:
+    """Install a command `deepspeed` beside this Python, and print its path.
+
+    It is `zerolab launch --as-deepspeed`: scripts find this engine as `import deepspeed`. It is
+    refused where a `deepspeed` exists.
+    Example: zerolab deepspeed install-command
+    """
+    from zerolab.errors import ConfigError, ConflictError
+
+    file = _place()
+    other = _other_deepspeed(file)
+    if other is not None:
+        msg = f"there is a deepspeed already: {other}"
+        raise ConflictError(f"{msg}; uninstall it first, or use `zerolab launch --as-deepspeed`")
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w") as new:
+            new.write(_script())
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        problem = f"{file}: cannot be written ({error.strerror or error})"
+        raise ConfigError("deepspeed", [f"{problem}; use a virtual environment of yours"]) from None
+    result(str(file))
+    if str(file.parent) not in os.environ.get("PATH", "").split(os.pathsep):
+        say(f"{file.parent} is not in PATH: add it, or call the file by its path")
+
+
+@group.command("uninstall-command")
+def uninstall_command() -> None:
+    """Remove the command `deepspeed` that `install-command` has installed.
+
+    Example: zerolab deepspeed uninstall-command
+    """
+    from zerolab.errors import ConflictError, NotFoundError
+
+    file = _place()
+    if not os.path.lexists(file):
+        raise NotFoundError(f"there is no {file}: `zerolab deepspeed install-command` installs it")
+    if not _is_ours(file):
+        raise ConflictError(f"{file} was not installed by zerolab; it stays as it is")
+    file.unlink()
+    say(f"{file} is removed")
+
+
+def _place() -> Path:
+    return Path(sys.executable).parent / "deepspeed"
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        with file.open("rb") as content:
+            return _MARK.encode() in content.read(2000)
+    except OSError:
+        return False
+
+
+def _other_deepspeed(file: Path) -> str | None:
+    """Return what a real DeepSpeed is, if there is one."""
+    import shutil
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"the package deepspeed {version('deepspeed')} of {sys.executable}"
+    except PackageNotFoundError:
+        pass
+    if os.path.lexists(file) and not _is_ours(file):
+        return str(file)
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        found = shutil.which("deepspeed", path=folder) if folder else None
+        if found is not None and not _is_ours(Path(found)):
+            return found
+    return None
+
+
+def _script() -> str:
+    """Return the program; through a shell where the interpreter's path is no shebang's."""
+    head = f"#!{sys.executable}\n"
+    if len(sys.executable) > _LONGEST_SHEBANG or any(char.isspace() for char in sys.executable):
+        import shlex
+
+        head = f"#!/bin/sh\n'''exec' {shlex.quote(sys.executable)} \"$0\" \"$@\"\n' '''\n"
+    return f"""{head}{_MARK}; `zerolab deepspeed uninstall-command` removes it.
+import sys
+
+from zerolab.cli.main import main
+
+sys.argv[:1] = ["zerolab", "launch", "--as-deepspeed"]
+main()
+"""
