@@ -7,15 +7,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.absent import methods
 from zerotrial.compat.deepspeed.as_module import AsModule
 from zerotrial.engine.checkpoint.files import NothingSavedError
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.seams import StepResult
 
-__all__ = ["DeepSpeedEngine"]
+__all__ = ["SAVING_TIMEOUT_S", "DeepSpeedEngine"]
 
 logger = logging.getLogger(__name__)
+
+SAVING_TIMEOUT_S = 300.0
+"""How long a call that gathers weights waits for the other ranks."""
 
 _SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 
@@ -81,6 +85,7 @@ class DeepSpeedEngine(Engine, AsModule):  # type: ignore[misc]  # train() is our
         self.config: Any = _Config(parts.config)
         self.tput_timer = _ThroughputTimer()
         self._tell_optimizer(overflow=False)
+        self._gathered_at = -1  # the step at which the script has gathered whole weights
 
     def _tell_optimizer(self, *, overflow: bool) -> None:
         """Have the optimizer, which is torch's own, answer what scripts ask DeepSpeed's of fp16."""
@@ -153,15 +158,53 @@ class DeepSpeedEngine(Engine, AsModule):  # type: ignore[misc]  # train() is our
     def _zero3_consolidated_16bit_state_dict(
         self,
         exclude_frozen_parameters: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Tensor] | None:
         """Gather all weights on rank 0, in the type that the model computes in. **Collective**.
 
-        The other ranks get an empty dict, where DeepSpeed has None: ``save_pretrained`` would
-        otherwise ask their model for what all ranks must gather together.
+        Returns:
+            On rank 0 weights and buffers by name; on the others None, as in DeepSpeed.
         """
-        return self.full_state_dict(
+        state = self.full_state_dict(
             _SIXTEEN_BITS[self.config.dtype], exclude_frozen_parameters=exclude_frozen_parameters
         )
+        return state if self.global_rank == 0 else None
+
+    def full_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """See :meth:`~zerotrial.engine.engine.Engine.full_state_dict`. **Collective**."""
+        self._gathered_at = self.global_steps
+        return super().full_state_dict(*args, **kwargs)
+
+    def state_for_saving(self, call: str, *, is_main_process: bool) -> dict[str, Tensor]:
+        """Gather weights for a call that saves them. **Collective**.
+
+        A rank that does not save returns at once if the script has gathered the weights of this
+        step before: rank 0 then has them already, and passes them to the call.
+
+        Args:
+            call: Name of the script's call.
+            is_main_process: Whether the script wants this rank to save.
+
+        Returns:
+            On rank 0 weights and buffers by name; on the others nothing.
+
+        Raises:
+            ConfigError: If not all ranks make the call.
+        """
+        if not is_main_process and self._gathered_at == self.global_steps:
+            return {}
+        if missing := self.attendance.meet(call, SAVING_TIMEOUT_S):
+            raise ConfigError(
+                f"{call}()",
+                [
+                    "state_dict: must be given at stage 3 where not all ranks make the call, which "
+                    f"gathers the weights; rank(s) {', '.join(map(str, missing))} did not within "
+                    f"{SAVING_TIMEOUT_S:g} s; call it on every rank with is_main_process=..., or "
+                    "call accelerator.get_state_dict(model) on every rank and pass the result"
+                ],
+            )
+        state = self._zero3_consolidated_16bit_state_dict() or {}
+        self._gathered_at = -1  # the script has not seen these
+        return state
 
     _consolidated_16bit_state_dict = _zero3_consolidated_16bit_state_dict
 

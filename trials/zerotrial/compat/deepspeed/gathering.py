@@ -23,6 +23,7 @@ __all__ = [
     "GatheredParameters",
     "OnDevice",
     "ZeroParamStatus",
+    "engine_of",
     "know",
     "note_that_ranks_differ",
     "safe_get_full_fp32_param",
@@ -144,6 +145,15 @@ def _home(parameter: Any) -> tuple[Engine, str] | None:
         for name, mine in engine.module.named_parameters():
             if mine is parameter:
                 return engine, name
+    return None
+
+
+def engine_of(module: nn.Module) -> tuple[Engine, str] | None:
+    """Find the engine of a module, and the prefix of the module's names there; None without one."""
+    for engine in _engines.values():
+        for name, part in engine.module.named_modules():
+            if part is module:
+                return engine, f"{name}." if name else ""
     return None
 
 

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
@@ -93,11 +94,21 @@ def read_weights(directory: str | PathLike[str], tag: str | None = None) -> dict
     return found
 
 
+def _without_sharing(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors that stand under several names, which safetensors does not accept."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        result[name] = tensor.clone() if id(tensor) in seen else tensor
+        seen.add(id(tensor))
+    return result
+
+
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata={"format": "pt"})
+        save_file(_without_sharing(tensors), temporary, metadata={"format": "pt"})
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

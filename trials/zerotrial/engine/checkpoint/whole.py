@@ -181,8 +181,8 @@ class WholeCalls:
             exclude_frozen_parameters: Leave out parameters that are not trained.
 
         Returns:
-            On rank 0 as ``module.state_dict()`` would be, under all names of tied parameters; on
-            the others nothing.
+            On rank 0 as ``module.state_dict()`` would be, under all names of tied parameters, which
+            share one tensor; on the others nothing.
         """
         frozen = not exclude_frozen_parameters
         return gather_whole(
@@ -380,8 +380,8 @@ def gather_whole(
         frozen: See :func:`whole_tensors`.
 
     Returns:
-        On rank 0 by all names, those of tied parameters too; on the others nothing. Of an mpu's
-        parts, each has its own.
+        On rank 0 by all names, those of tied parameters too, which share one tensor; on the others
+        nothing. Of an mpu's parts, each has its own.
     """
     together = mesh.whole is not None
     first = mesh.data.rank == 0 and (not together or mesh.tensor.rank == 0)
@@ -397,8 +397,7 @@ def gather_whole(
         if sends:
             dist.send_object_list([(name, value)], group=mesh.pipe.group, group_dst=0)
         else:
-            copies = [value, *(value.clone() for _ in names.get(name, [name])[1:])]
-            found.update(zip(names.get(name, [name]), copies, strict=True))
+            found.update(dict.fromkeys(names.get(name, [name]), value))
     if first and sends:
         dist.send_object_list([None], group=mesh.pipe.group, group_dst=0)
     elif first and together:

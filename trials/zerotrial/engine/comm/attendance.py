@@ -86,6 +86,7 @@ class Attendance:
         self._since = 0.0
         self._last = _Answer(0, "")
         """What was answered last."""
+        self._meetings = 0
         self._told: tuple[int, list[int], list[int], float] = (-1, [], [], 0.0)
         """The last call of which was told that ranks are missing, which, which of them had not
         answered, and after how long."""
@@ -119,6 +120,31 @@ class Attendance:
             name: As :meth:`call`.
         """
         return OpenCall(self, name)
+
+    def meet(self, name: str, timeout_s: float) -> list[int]:
+        """Wait until all ranks make a call, before its first collective. **Collective**.
+
+        Args:
+            name: Of the call.
+            timeout_s: How long to wait.
+
+        Returns:
+            Ranks that have not come in time; empty if all have, or if nobody is watched.
+        """
+        store = _store()
+        if store is None or self._token is None:
+            return []
+        self._meetings += 1
+        key = f"{self._token}/{name}/{self._meetings}"
+        missing = self._ranks
+        end = time.monotonic() + timeout_s
+        with self.call(name):
+            store.set(f"{key}/{self._rank}", "here")
+            while missing := [rank for rank in missing if not store.check([f"{key}/{rank}"])]:
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.05)  # not store.wait(), which the watching thread would wait for
+        return missing
 
     def enter(self, name: str) -> None:
         """Begin a call."""
