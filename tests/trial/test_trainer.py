@@ -61,6 +61,61 @@ def test_a_script_goes_on_from_a_checkpoint_at_the_exact_sample(tmp_path: Path, 
         assert torch.equal(a, b)
 
 
+def test_each_fit_is_its_own_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second fit neither reports into the first one's file nor shows its checkpoint."""
+    fit(max_length=Batch(8), reporting_period=Batch(1))
+    with caplog.at_level("INFO", logger="zerotrial.progress"):
+        fit(max_length=Batch(3), reporting_period=Batch(1))
+    first, second = tmp_path / "zerolab_run", tmp_path / "zerolab_run-2"
+    assert sorted(metrics(first, "training")) == list(range(1, 9))
+    assert sorted(metrics(second, "training")) == [1, 2, 3]
+    saved = last_checkpoint(second)
+    assert saved.steps_completed == 3
+    assert f"checkpoint  {second}/checkpoints/{saved.uuid}" in caplog.text
+    assert len(records(first, "header")) == len(records(second, "header")) == 1
+
+
+def test_fit_twice_in_one_context_is_two_runs(tmp_path: Path) -> None:
+    with zerotrial.init(hparams={"samples": 20}) as context:
+        trainer = Trainer(LineTrial(context), context)
+        trainer.fit(max_length=Batch(2))
+        first = last_checkpoint(tmp_path / "zerolab_run")
+        trainer.fit(max_length=Batch(4), latest_checkpoint="latest")
+        trainer.fit(max_length=Batch(3), reporting_period=Batch(1))
+    assert last_checkpoint(tmp_path / "zerolab_run").steps_completed == 4
+    assert first.steps_completed == 2
+    assert last_checkpoint(tmp_path / "zerolab_run-2").steps_completed == 3
+    assert min(metrics(tmp_path / "zerolab_run-2", "training")) == 1
+
+
+def test_resume_continues_in_directory_of_its_checkpoint(tmp_path: Path) -> None:
+    """``latest`` is of the newest run, a uuid of any; both continue where it was saved."""
+    for steps in (6, 2):
+        fit(max_length=Batch(steps))
+    uuid = last_checkpoint(tmp_path / "zerolab_run").uuid
+    fit(max_length=Batch(3), latest_checkpoint="latest")
+    assert last_checkpoint(tmp_path / "zerolab_run-2").steps_completed == 3
+    fit(max_length=Batch(8), latest_checkpoint=uuid)
+    assert last_checkpoint(tmp_path / "zerolab_run").steps_completed == 8
+    assert not (tmp_path / "zerolab_run-3" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("resume", [None, "latest"])
+def test_tensorboard_files_are_with_their_run(tmp_path: Path, resume: str | None) -> None:
+    class Trial(LineTrial):
+        def __init__(self, context):
+            super().__init__(context)
+            context.get_tensorboard_writer().add_text("note", "hello")
+
+    for steps in (2, 4):
+        with zerotrial.init(hparams={"samples": 20}) as context:
+            trainer = Trainer(Trial(context), context)
+            trainer.fit(max_length=Batch(steps), latest_checkpoint=resume if steps == 4 else None)
+    runs = [tmp_path / name / "tensorboard" for name in ("zerolab_run", "zerolab_run-2")]
+    counts = [len(list(run.glob("events*"))) for run in runs]
+    assert counts == [1, 1] if resume is None else (counts[0] >= 2 and counts[1] == 0)
+
+
 @pytest.mark.slow
 def test_a_plain_script_says_how_far_it_is_and_where_its_results_lie(
     tmp_path: Path,

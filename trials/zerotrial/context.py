@@ -4,11 +4,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 
 from zerolab.contract.names import metric_name_problem
-from zerolab.contract.spec import CheckpointRef, RunSpec
+from zerolab.contract.spec import RunSpec
 from zerolab.determined.names import TRIAL_CONTEXT, missing
 from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
@@ -21,6 +20,8 @@ from zerotrial.reducers import ReducerSet
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+    from zerotrial.loop.run_directories import RunDirectories
 
 __all__ = ["ZeroTrialContext"]
 
@@ -52,6 +53,8 @@ class ZeroTrialContext:
         self._stop_requested = False
         self._tensorboard: SummaryWriter | None = None
         self._tensorboard_logging = True
+        self.run_directories: RunDirectories | None = None
+        """Those of the script's runs, outside an experiment."""
         self._batch: int | None = None  # the loop's place; set by the controller
         self._epoch_length: int | None = None
 
@@ -344,9 +347,19 @@ class ZeroTrialContext:
 
     # For the controller
 
-    def go_on_from(self, ref: CheckpointRef) -> None:
-        """Have training go on from a checkpoint; new ones are still saved where the run says."""
-        self.spec = msgspec.structs.replace(self.spec, latest_checkpoint=ref)
+    def use_run(self, spec: RunSpec) -> None:
+        """Train another run from now on: its directory, and the checkpoint that it begins with."""
+        before = self.get_tensorboard_path()
+        self.spec = spec
+        after = self.get_tensorboard_path()
+        if self._tensorboard is None or before == after:
+            return
+        self._tensorboard.close()
+        after.mkdir(parents=True, exist_ok=True)
+        if not any(before.parent.glob("*.jsonl")):  # no run has reported there: they are ours
+            for file in before.iterdir():
+                file.rename(after / file.name)
+        self._tensorboard.log_dir = str(after)  # of the file that its next call opens
 
     def begin_training(self, epoch_length: int | None) -> None:
         """Note how long an epoch is."""

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from zerolab.storage.store import CheckpointStore, local_owner
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.loop.ending import Ending
+from zerotrial.loop.run_directories import RunDirectories, in_directory, is_used
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings, Policy
 from zerotrial.loop.units import Batch, TrainUnit, read_unit
@@ -61,7 +62,8 @@ def init(
         distributed: The ranks, where the script has joined them itself.
         enable_tensorboard_logging: Whether metrics go to a writer that the trial asks for.
         seed: Of everything, outside an experiment.
-        run_dir: Directory of metrics, checkpoints and traces, outside an experiment.
+        run_dir: Directory of metrics, checkpoints and traces, outside an experiment. Where a run
+            has used it, a new one uses ``run_dir-2``, and so on: each ``fit`` is a run of its own.
 
     Yields:
         The context, to be given to the trial's class.
@@ -71,8 +73,14 @@ def init(
     """
     if distributed is None:
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
-    spec = _run_spec(hparams, exp_conf, seed, Path(run_dir), distributed.size)
+    alone = not os.environ.get(ENV_RUN_SPEC)
+    directories = RunDirectories(Path(run_dir)) if alone else None
+    claimed = Path(run_dir)
+    if directories is not None:
+        claimed = _claim(directories, distributed)
+    spec = _run_spec(hparams, exp_conf, seed, claimed, distributed.size)
     context = ZeroTrialContext(spec, distributed)
+    context.run_directories = directories
     context.set_enable_tensorboard_logging(enable_tensorboard_logging)
     random_state.seed_everything(spec.trial_seed)
     try:
@@ -124,7 +132,9 @@ class Trainer:
             checkpoint_policy: After which validations to save: ``best``, ``all`` or ``none``.
             latest_checkpoint: Where to go on: a uuid in the run's checkpoints (its first four
                 characters or more will do), the path of a checkpoint, or ``latest`` for the
-                furthest one there (none is a fresh start).
+                furthest one of the newest run (none is a fresh start). The fit then continues in
+                the directory of the run that saved it; any other fit begins a new run, in a
+                directory of its own: ``run_dir``, ``run_dir-2``, ...
                 Inside an experiment the platform knows it.
             step_zero_validation: Validate before the first batch.
             test_mode: One batch, one validation batch, one checkpoint.
@@ -161,8 +171,8 @@ class Trainer:
             settings = dataclasses.replace(settings, profiling=profiling)
         if test_mode or spec.test_mode:
             settings = dataclasses.replace(settings, test_mode=True)
-        if latest_checkpoint is not None and spec.latest_checkpoint is None:
-            _go_on_from(context, latest_checkpoint)
+        if context.run_directories is not None:
+            _begin_run(context, context.run_directories, latest_checkpoint)
         session = Session(context)
         ending = None
         try:
@@ -171,7 +181,7 @@ class Trainer:
             console = controller.show_progress() if alone else None
             ending = controller.run()
             if console is not None:
-                console.end(controller.steps, _last_checkpoint(spec))
+                console.end(controller.steps, controller.last_checkpoint)
         finally:
             session.close(ending)
         if os.environ.get(ENV_RUN_SPEC) and ending in _LEFT:
@@ -203,12 +213,6 @@ def _read_units(**given: Length | None) -> dict[str, TrainUnit | None]:
     return units
 
 
-def _last_checkpoint(spec: RunSpec) -> str | None:
-    store = CheckpointStore.of_run(spec)
-    found = store.latest()
-    return None if found is None else store.address.at(found.uuid)
-
-
 def _run_spec(
     hparams: Mapping[str, Any] | None,
     exp_conf: Mapping[str, Any] | None,
@@ -219,7 +223,6 @@ def _run_spec(
     path = os.environ.get(ENV_RUN_SPEC)
     if path:
         return read_run_spec(Path(path))
-    run_dir = run_dir.absolute()
     sections: dict[str, Any] = {}
     address = StorageAddress(root=str(run_dir / "checkpoints"))
     storage = (exp_conf or {}).get("checkpoint_storage")
@@ -254,23 +257,67 @@ def _settings(spec: RunSpec, given: dict[str, Any]) -> FitSettings:
     return FitSettings(**given)
 
 
-def _go_on_from(context: ZeroTrialContext, checkpoint: str | Path) -> None:
-    """Point the run at the checkpoint that the script named."""
+def _claim(directories: RunDirectories, ranks: Distributed) -> Path:
+    """Claim the directory of a new run. **Collective**."""
+    claimed = str(directories.claim()) if ranks.is_chief else None
+    return Path(str(ranks.broadcast(claimed, "claiming a run directory")))
+
+
+def _begin_run(
+    context: ZeroTrialContext, directories: RunDirectories, checkpoint: str | Path | None
+) -> None:
+    """Begin a run in a directory of its own, or continue the one of a checkpoint. **Collective**.
+
+    Raises:
+        ConfigError: If ``checkpoint`` is not the uuid or the path of one.
+        NotFoundError: If there is no such checkpoint.
+    """
+    ranks = context.distributed
+    chosen: tuple[CheckpointRef | None, Path] | None = None
+    with ranks.together("the run cannot begin"):
+        if ranks.is_chief:
+            ref = None if checkpoint is None else _resolve(context.spec, directories, checkpoint)
+            path = None if ref is None else directories.find(ref.uuid)
+            if path is None:
+                path = Path(context.spec.run_dir)
+                path = directories.claim() if is_used(path) else path
+            chosen = ref, path
+    chosen = ranks.broadcast(chosen, "choosing a run directory")
+    assert chosen is not None
+    ref, path = chosen
+    spec = in_directory(context.spec, path)
+    if ref is not None and ref.root == spec.checkpoint_dir:
+        ref = msgspec.structs.replace(ref, root="")
+    context.use_run(msgspec.structs.replace(spec, latest_checkpoint=ref))
+
+
+def _resolve(
+    spec: RunSpec, directories: RunDirectories, checkpoint: str | Path
+) -> CheckpointRef | None:
+    """Return the checkpoint that the script names; None for ``latest`` where there is none."""
     path, name = Path(checkpoint), str(checkpoint)
-    store, root = CheckpointStore.of_run(context.spec), ""
+    store, root = CheckpointStore.of_run(spec), ""
+    inside = spec.checkpoint_dir == str(Path(spec.run_dir) / "checkpoints")
     if path.is_dir():
         root, name = str(path.absolute().parent), path.absolute().name
         store = CheckpointStore(root)
-    if name == "latest":
+    elif name == "latest" and inside:
+        return directories.latest()
+    elif name == "latest":
         found = store.latest()
-        if found is None:
-            return
+        return None if found is None else CheckpointRef(found.uuid, found.steps_completed)
     else:
-        found = store.describe(_full_uuid(store, name))
-    context.go_on_from(CheckpointRef(found.uuid, found.steps_completed, root=root))
+        stores = [store, *map(CheckpointStore, directories.checkpoints())] if inside else [store]
+        name = _full_uuid(stores, name)
+        home = directories.find(name) if inside else None
+        if home is not None:
+            root = str(home / "checkpoints")
+            store = CheckpointStore(root)
+    found = store.describe(name)
+    return CheckpointRef(found.uuid, found.steps_completed, root=root)
 
 
-def _full_uuid(store: CheckpointStore, name: str) -> str:
+def _full_uuid(stores: Sequence[CheckpointStore], name: str) -> str:
     """Return the uuid of the one checkpoint that begins with a name; else the name itself.
 
     Raises:
@@ -278,7 +325,8 @@ def _full_uuid(store: CheckpointStore, name: str) -> str:
     """
     if not 4 <= len(name) < 36:
         return name
-    found = [each.uuid for each in store.list() if each.uuid.startswith(name.lower())]
+    known = {each.uuid for store in stores for each in store.list()}
+    found = sorted(uuid for uuid in known if uuid.startswith(name.lower()))
     if len(found) > 1:
         told = f"must name one checkpoint, got {name!r}, with which several begin"
         raise ConfigError("fit", [f"latest_checkpoint: {told}: {', '.join(found)}"])

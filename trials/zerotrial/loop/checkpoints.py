@@ -27,6 +27,7 @@ from zerolab.reports.reporter import Reporter
 from zerolab.storage.store import CheckpointStore
 from zerotrial.callbacks import Callback, CallbackList
 from zerotrial.context import ZeroTrialContext
+from zerotrial.loop.run_directories import WRITING
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["CheckpointKeeper", "SavedState"]
@@ -34,7 +35,6 @@ __all__ = ["CheckpointKeeper", "SavedState"]
 logger = logging.getLogger(__name__)
 
 _TRIAL, _USER = "trial", "user"
-_LOCK = ".writing"
 
 
 class SavedState:
@@ -89,6 +89,8 @@ class CheckpointKeeper:
         self._saver = CheckpointSaver(self._store, context.distributed, reporter)
         self._writing: tuple[Draft, int] | None = None  # with its batches
         self._sending: tuple[Sending, int] | None = None
+        self.last: str | None = None
+        """Where the last checkpoint lies that was saved or loaded."""
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Save a checkpoint. **Collective**.
@@ -147,6 +149,7 @@ class CheckpointKeeper:
         if self._sending is not None:
             (sending, steps), self._sending = self._sending, None
             self._saver.complete(sending, steps)
+            self.last = self._store.address.at(sending.draft.uuid)
             self._callbacks.call("on_checkpoint_upload_end", sending.draft.uuid)
 
     def finish(self) -> None:
@@ -179,6 +182,7 @@ class CheckpointKeeper:
             NotFoundError: If there is no such checkpoint, or it is damaged.
         """
         store = CheckpointStore.of_run(self._context.spec, ref.storage)
+        self.last = store.address.at(ref.uuid)
         with store.restore_path(ref.uuid) as path:
             return self._load_from(path, warm_start=ref.warm_start)
 
@@ -280,7 +284,7 @@ def _only_writer(directory: Path) -> Iterator[bool]:
     with ExitStack() as closing:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            file = closing.enter_context((directory / _LOCK).open("ab"))
+            file = closing.enter_context((directory / WRITING).open("ab"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             alone = False

@@ -122,6 +122,11 @@ class Controller:
         self._recorder.console = Console(run_dir, self._schedule.max_steps)
         return self._recorder.console
 
+    @property
+    def last_checkpoint(self) -> str | None:
+        """Where the last checkpoint lies that this run has saved, or began with; None for none."""
+        return self._keeper.last
+
     def run(self) -> Ending:
         """Train to the end, or until told to stop. **Collective**.
 

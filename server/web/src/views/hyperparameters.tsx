@@ -96,7 +96,7 @@ function useColors({ row, trials, at }: Props): [string, (value: string) => void
 }
 
 const words = (row: Experiment, trial: Seen, short: Map<string, string>): string =>
-  `trial ${trial.id} · ${metricOf(row)} ${number(trial.best_validation)} · ${Object.entries(trial.hparams)
+  `trial ${trial.id}${trial.state === "ERROR" ? " (failed)" : ""} · ${metricOf(row)} ${number(trial.best_validation)} · ${Object.entries(trial.hparams)
     .map(([name, value]) => `${short.get(name)} ${written(value)}`)
     .join(", ")}`;
 
