@@ -63,7 +63,9 @@ def test_run_shows_progress_and_ends_with_what_came_out(
     assert told["state"] == "COMPLETED"
     assert told["best validation"].startswith("validation_loss ")
     assert told["best validation"].endswith("at batch 20 of trial 1")
-    assert (installation.home.checkpoints / told["checkpoint"]).is_dir()
+    uuid, _, own_metric = told["checkpoint"].partition(" ")
+    assert (installation.home.checkpoints / uuid).is_dir()
+    assert own_metric.strip().startswith("validation_loss ")
     assert told["browse"].startswith(installation.client.url)
     assert "experiment 1 is submitted" in finished.stderr
     with urllib.request.urlopen(told["browse"]) as page:
@@ -92,7 +94,7 @@ def test_an_experiment_is_listed_and_described_for_people_and_programs(
 def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: Path) -> None:
     curves = installation.json("trial", "metrics", "1", "--name", "loss")
     assert [curve["name"] for curve in curves] == ["loss"]
-    assert [step for step, _ in curves[0]["points"]] == [5, 10, 15, 20]
+    assert [step for step, _ in curves[0]["points"]] == [1, 2, 5, 10, 15, 20]
     assert "loss" in installation.quick("trial", "metrics", "1", "--group", "training").stdout
     file = tmp_path / "metrics.csv"
     installation.quick("experiment", "metrics", "1", "--output", file)

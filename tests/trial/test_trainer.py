@@ -220,7 +220,7 @@ def test_inside_an_experiment_the_experiment_decides(
     _, trial = fit()
     assert trial.context.get_trial_seed() == 7
     assert len(trial.seen) == 6
-    assert sorted(metrics(tmp_path / "run", "training")) == [2, 4, 6]
+    assert sorted(metrics(tmp_path / "run", "training")) == [1, 2, 4, 6]
     assert sorted(metrics(tmp_path / "run", "validation")) == [3, 6]
     latest = last_checkpoint(tmp_path / "run")
     write_run_spec(msgspec.structs.replace(spec, latest_checkpoint=latest), file)

@@ -128,7 +128,8 @@ class Trainer:
             validation_period: How often to validate; always at the end.
             max_length: How far to train in all, restarts included: ``Batch(1000)``,
                 ``Epoch(3)``, ``{"epochs": 3}``, or a number of batches. Periods are written alike.
-            reporting_period: How often to report training metrics; 100 batches.
+            reporting_period: How often to report training metrics; every 100 batches when left out,
+                and the first 100 at increasing intervals.
             checkpoint_policy: After which validations to save: ``best``, ``all`` or ``none``.
             latest_checkpoint: Where to go on: a uuid in the run's checkpoints (its first four
                 characters or more will do), the path of a checkpoint, or ``latest`` for the
@@ -254,7 +255,7 @@ def _settings(spec: RunSpec, given: dict[str, Any]) -> FitSettings:
     if "max_length" not in given:
         problem = "max_length: is missing; say how far to train, e.g. Batch(1000) or Epoch(3)"
         raise ConfigError("fit", [problem])
-    return FitSettings(**given)
+    return FitSettings(early_reports="report_period" not in given, **given)
 
 
 def _claim(directories: RunDirectories, ranks: Distributed) -> Path:

@@ -1,5 +1,6 @@
 """What is due after which batch: the table that Determined's DeepSpeed controller gets wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import zerotrial
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec, metrics
 from zerolab.config import load_experiment
 from zerolab.config.experiment.for_runs import sections_of
-from zerolab.contract.spec import FitSpec
+from zerolab.contract.spec import FitSpec, LengthSpec
 from zerolab.errors import ConfigError
 from zerotrial import Batch, Epoch
 from zerotrial.loop.settings import FitSettings
@@ -155,8 +156,48 @@ def test_a_configuration_says_how_far_and_how_often() -> None:
     assert schedule.max_steps == 30
     assert [n for n in range(1, 31) if schedule.checkpoint_due(n)] == [10, 20, 30]
     assert [n for n in range(1, 31) if schedule.validation_due(n)] == [30]
-    assert [n for n in range(1, 31) if schedule.report_due(n)] == [7, 14, 21, 28, 30]
+    assert [n for n in range(1, 31) if schedule.report_due(n)] == [1, 2, 5, 7, 14, 21, 28, 30]
     assert [n for n in range(6) if settings.profiling.covers(n)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("period", "expected"),
+    [
+        (100, [1, 2, 5, 10, 20, 50, 100, 184]),
+        (1, list(range(1, 185))),
+        (3, [1, 2, *range(3, 184, 3), 184]),
+        (1000, [1, 2, 5, 10, 20, 50, 100, 184]),
+    ],
+)
+def test_first_batches_are_reported_at_increasing_intervals(
+    period: int, expected: list[int]
+) -> None:
+    fit_spec = FitSpec(max_length=LengthSpec("batches", 184), scheduling_unit=period)
+    schedule = FitSettings.from_spec(fit_spec).schedule(None)
+    assert [n for n in range(1, 185) if schedule.report_due(n)] == expected
+    stops, at = [], 0
+    while at < 184:
+        at = schedule.next_stop(at)
+        stops.append(at)
+    assert set(expected) <= set(stops)
+    exact = FitSettings.from_spec(fit_spec, report_period=Batch(50)).schedule(None)
+    assert [n for n in range(1, 185) if exact.report_due(n)] == [50, 100, 150, 184]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_slow_first_batches_are_reported_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """What the scheduled reports average does not depend on the time."""
+    monkeypatch.setattr("zerotrial.loop.recorder._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("zerotrial.loop.controller._AGREE_EVERY_S", 0.0)
+    every = make_settings(12, report_period=Batch(8))
+    fit(make_spec(tmp_path / "plain"), LineTrial, every)
+    fit(make_spec(tmp_path / "early"), LineTrial, replace(every, early_reports=early))
+    plain, found = metrics(tmp_path / "plain", "training"), metrics(tmp_path / "early", "training")
+    assert sorted(plain) == [8, 12]
+    assert sorted(found) == (list(range(1, 13)) if early else [8, 12])
+    assert found[12] == plain[12]
 
 
 def test_what_is_no_length_is_refused_by_name() -> None:

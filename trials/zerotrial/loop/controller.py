@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 _AGREE_EVERY_S = 1.0
 """How often, about, the ranks agree whether to go on; seconds of training."""
 _MOST_BATCHES_BETWEEN = 10_000
+_EARLY_BATCHES = 100
+"""Batches that are reported at least every 5 s, however slow they are."""
 
 
 class Controller:
@@ -270,10 +272,20 @@ class Controller:
             self._keeper.finish()
         self._recorder.speed(self.steps, self._schedule.max_steps)
         sample = self._machines.take(now=last) if self._machines is not None else None
-        mine = (int(self._wishes.now()), self._recorder.batch_s, sample, self._keeper.ready)
+        early = self._settings.early_reports and self.steps < _EARLY_BATCHES and not last
+        overdue = early and self._recorder.is_overdue()
+        mine = (
+            int(self._wishes.now()),
+            self._recorder.batch_s,
+            sample,
+            self._keeper.ready,
+            overdue,
+        )
         operation = f"agreeing to go on after batch {self.steps}"
         told = self._distributed.allgather(mine, operation)
-        wishes, seconds, samples, ready = zip(*told, strict=True)
+        wishes, seconds, samples, ready, reports = zip(*told, strict=True)
+        if any(reports):
+            self._recorder.preview(self.steps)
         if all(ready):
             self._keeper.advance()
         if self._machines is not None:

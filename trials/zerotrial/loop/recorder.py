@@ -9,13 +9,15 @@ from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.console import Console
-from zerotrial.loop.metrics import UnreportedMetrics, average_by_batch, to_numbers
+from zerotrial.loop.metrics import Entry, UnreportedMetrics, average_by_batch, to_numbers
 from zerotrial.loop.profiling import LoopTimings
 
 __all__ = ["Recorder"]
 
 logger = logging.getLogger(__name__)
 
+_REPORT_EVERY_S = 5.0
+"""How often the first batches are reported at least; seconds of training."""
 _SPEED_EVERY_S = 0.2
 """How often the speed is measured at most; seconds of training."""
 
@@ -52,6 +54,7 @@ class Recorder:
         self._reporter = reporter
         self._engines = context.engines
         self._measured_s, self._measured_steps = 0.0, 0
+        self._reported_s = 0.0
 
     def begin(self, steps: int) -> None:
         """Measure from ``steps`` batches on."""
@@ -66,12 +69,9 @@ class Recorder:
             steps: Batches completed.
             of_steps: Batches to train in all.
         """
-        entries = self.unreported.entries() if self._context.mpu.should_report_metrics else []
+        entries = self._entries_of_all(steps)
         self.unreported.clear()
-        if self._distributed.size > 1:
-            operation = f"reducing training metrics after batch {steps}"
-            gathered = self._distributed.allgather(entries, operation)
-            entries = [entry for of_rank in gathered for entry in of_rank]
+        self._reported_s = self.trained_s
         averages, batches = average_by_batch(entries)
         reducers = self._context.reducers
         if reducers.active(training=True):
@@ -87,6 +87,34 @@ class Recorder:
             self.console.training(steps, averages)
         if self.trained_s - self._measured_s >= _SPEED_EVERY_S:
             self.speed(steps, of_steps)
+
+    def is_overdue(self) -> bool:
+        """Return whether the chief has reported no training metrics for 5 s of training."""
+        reporting = self._reporter is not None and len(self.unreported) > 0
+        return reporting and self.trained_s - self._reported_s >= _REPORT_EVERY_S
+
+    def preview(self, steps: int) -> None:
+        """Report the averages since the last report, which stay unreported. **Collective**.
+
+        What the next report averages does not depend on the time that batches took.
+        """
+        entries = self._entries_of_all(steps)
+        self._reported_s = self.trained_s
+        if self._reporter is not None and entries:
+            averages, _ = average_by_batch(entries)
+            self._reporter.report_metrics("training", steps, averages)
+            self._context.log_to_tensorboard("training", steps, averages)
+            if self.console is not None:
+                self.console.training(steps, averages)
+
+    def _entries_of_all(self, steps: int) -> list[Entry]:
+        """Gather what no rank has reported yet. **Collective**."""
+        entries = self.unreported.entries() if self._context.mpu.should_report_metrics else []
+        if self._distributed.size == 1:
+            return entries
+        operation = f"reducing training metrics after batch {steps}"
+        gathered = self._distributed.allgather(entries, operation)
+        return [entry for of_rank in gathered for entry in of_rank]
 
     def speed(self, steps: int, of_steps: int) -> None:
         """Measure how fast it went since the last call, and report it with the progress."""

@@ -20,6 +20,8 @@ __all__ = ["FitSettings"]
 Policy = Literal["best", "all", "none"]
 
 _HUNDRED_BATCHES = Batch(100)
+_EARLY = (1, 2, 5, 10, 20, 50, 100)
+"""Batches after which training metrics are reported before the first period is over."""
 _NO_PROFILING = ProfilingSpec()
 
 
@@ -33,6 +35,8 @@ class FitSettings:
     validate_at: TrainUnit | None = None
     """Points after which to validate besides ``validation_period``."""
     report_period: TrainUnit | None = _HUNDRED_BATCHES
+    early_reports: bool = False
+    """Report the first batches at increasing intervals too, so that a short run has a curve."""
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: Policy = "best"
@@ -73,6 +77,7 @@ class FitSettings:
             "until": _in_unit_of(fit.max_length, fit.until),
             "validate_at": _in_unit_of(fit.max_length, fit.validate_at),
             "report_period": Batch(fit.scheduling_unit),
+            "early_reports": "report_period" not in given,
             "validation_period": _unit(fit.validation_period),
             "checkpoint_period": _unit(fit.checkpoint_period),
             "checkpoint_policy": fit.checkpoint_policy,
@@ -98,12 +103,16 @@ class FitSettings:
             return Schedule(max_steps=1, epoch_length=epoch_length)
         validate = Period.of(self.validation_period, epoch_length)
         compared = Period.of(self.validate_at, epoch_length)
+        report = Period.of(self.report_period, epoch_length)
+        if self.early_reports and report.every is not None:
+            early = frozenset(step for step in _EARLY if step < report.every)
+            report = replace(report, at=early)
         until = None if self.until is None else length_in_batches(self.until, epoch_length)
         return Schedule(
             until=until,
             max_steps=length_in_batches(self.max_length, epoch_length),
             epoch_length=epoch_length,
-            report=Period.of(self.report_period, epoch_length),
+            report=report,
             validate=replace(validate, at=validate.at | compared.at),
             checkpoint=Period.of(self.checkpoint_period, epoch_length),
         )
