@@ -23,6 +23,12 @@ from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.frozen import FrozenParameters
+from zerotrial.engine.module.gradient_access import (
+    INSTEAD,
+    close_window,
+    open_window,
+    serve_gradients,
+)
 from zerotrial.engine.module.outputs import comes_to, watch
 from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
@@ -88,6 +94,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             self._forward_call = self.attendance.call("forward")
         self._backward_call = self.attendance.call("backward")
         self._own_call = self.attendance.open_call("backward")
+        self._gradient_call = self.attendance.call("reading p.grad")
         self._step_call = self.attendance.call("step")
         # state
         managed = parts.config.managed_gradient_accumulation
@@ -97,6 +104,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self._last = StepResult(updated=False)
         self._grad_norm: float | None = None
         if parts.trains:
+            serve_gradients()
             parts.stage.when_unannounced(_weakly(self._begin_unannounced))
 
     # -- training -------------------------------------------------------------------------------
@@ -213,6 +221,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
     def _begin_backward(self, announced: Literal["by us", "by nobody"] = "by us") -> bool:
         """Open a backward pass, and say whether gradients may travel with it."""
+        close_window(self)
         self._announced = announced
         _open.add(self)
         boundary = self.progress.at_last_backward and self._syncing
@@ -229,6 +238,47 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.stage.after_backward(boundary=boundary)
         self.progress.broken = False
         self.progress.backwards += 1
+        if boundary:
+            open_window(self)
+
+    # -- gradients that user code reads and writes before step() ----------------------------------
+
+    def owns_gradient(self, parameter: Tensor) -> bool:
+        """Return whether the engine keeps the gradient of a parameter."""
+        return self.stage.owns_gradient(parameter)
+
+    def read_gradient(self, parameter: Tensor) -> Tensor | None:
+        """Return what ``parameter.grad`` is between the last ``backward`` and ``step``.
+
+        Use ``parameter.grad``. **Collective** at stages 1 and 2 on several ranks.
+
+        Returns:
+            The gradient averaged over the ranks. Writes to it in place count.
+
+        Raises:
+            EngineError: At stage 3, and in fp16 while losses are multiplied by a loss scale.
+        """
+        self._check_unscaled()
+        with self._gradient_call if self.stage.gathers_gradients else nullcontext():
+            return self.stage.read_gradient(parameter)
+
+    def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
+        """Replace what :meth:`read_gradient` returns; None leaves the parameter out of the step.
+
+        Raises:
+            EngineError: As there, and for a value of another shape.
+        """
+        self._check_unscaled()
+        if value is not None and value.shape != parameter.shape:
+            shapes = f"{tuple(parameter.shape)}, got {tuple(value.shape)}"
+            raise EngineError(f"p.grad: must have the parameter's shape {shapes}")
+        with self._gradient_call if self.stage.gathers_gradients else nullcontext():
+            self.stage.write_gradient(parameter, value)
+
+    def _check_unscaled(self) -> None:
+        if self.scaler.scale != 1:
+            msg = "p.grad: in fp16 gradients are multiplied by the loss scale until step(); "
+            raise EngineError(f"{msg}{INSTEAD}")
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
         """End a micro-batch and, at an accumulation boundary, update the weights.
@@ -257,6 +307,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             msg = "step() without backward(): there is no gradient; call engine.backward(loss), "
             raise EngineError(f"{msg}or loss.backward(), before each engine.step()")
         boundary = self.progress.at_boundary
+        close_window(self)
         self.progress.end_micro_batch()
         if boundary:
             with self._step_call:
@@ -293,6 +344,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
         **Collective** where some have been averaged already.
         """
+        close_window(self)
         self._own_call.leave()  # one that raised
         self._pass_is_over()
         if self.progress.broken or self.progress.waiting:
@@ -438,6 +490,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
     def _close(self, how: str, *, give_back: bool = True) -> None:
         if isinstance(self.stage, _ClosedStage):
             return
+        close_window(self)
         stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, how))
         with self.attendance.call("close"):
             stage.close(give_back=give_back)

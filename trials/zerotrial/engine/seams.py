@@ -293,6 +293,33 @@ class Stage(Protocol):
         """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
         ...
 
+    @property
+    def gathers_gradients(self) -> bool:
+        """Whether the next :meth:`read_gradient` is **Collective**."""
+        ...
+
+    def owns_gradient(self, parameter: Tensor) -> bool:
+        """Return whether the stage keeps the gradient of a parameter."""
+        ...
+
+    def read_gradient(self, parameter: Tensor) -> Tensor | None:
+        """Return the averaged gradient of a parameter, after the last backward before a step.
+
+        **Collective** at stages 1 and 2 on several ranks, for the first parameter.
+
+        Returns:
+            In the parameter's shape, times the loss scale; writes to it in place count. None where
+            it has none.
+
+        Raises:
+            EngineError: At stage 3.
+        """
+        ...
+
+    def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
+        """Replace what :meth:`read_gradient` returns; None leaves the parameter out of the step."""
+        ...
+
     def settle_gradients(self) -> None:
         """Finish the averaging that is under way between boundaries. **Collective**."""
         ...
@@ -433,6 +460,30 @@ class Updater(Protocol):
         Returns:
             Whether ``publish`` is in place already; if not, it is after :meth:`finish`.
         """
+        ...
+
+    def hold(self, index: int, spans: Sequence[slice]) -> None:
+        """Leave elements alone in all steps from now on: weights, states and step counts.
+
+        Args:
+            index: Of the bucket.
+            spans: Of its shard, each of one parameter; those of an earlier call are stepped again.
+        """
+        ...
+
+    def member_scalars(self, index: int) -> Sequence[tuple[slice, Mapping[str, float]]]:
+        """Return the numbers that the optimizer keeps, by part of a bucket's shard.
+
+        Args:
+            index: Of the bucket.
+
+        Returns:
+            Elements, and the numbers as :meth:`scalars` names them, all under group 0.
+        """
+        ...
+
+    def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
+        """Restore what :meth:`member_scalars` gave for the elements of a span."""
         ...
 
     def finish(self) -> None:

@@ -39,6 +39,11 @@ class WholeCalls:
     device: torch.device
     attendance: Attendance
 
+    @property
+    def weights(self) -> "WholeCalls":
+        """What reads and writes whole tensors: ``full``, ``set_full``, ``gathered``."""
+        return self
+
     @collective
     def full(self, name: str, kind: str = _WEIGHT) -> Tensor | None:
         """Return one whole tensor on every rank. **Collective**.

@@ -19,6 +19,7 @@ from torch import Tensor
 from zerolab.errors import EngineError
 from zerotrial.engine.comm.communicator import Communicator, Work
 from zerotrial.engine.flat.layout import Bucket
+from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 
 __all__ = ["Averaging", "Gradients", "Handling", "late", "refuse_unused", "take_gradient"]
 
@@ -92,6 +93,12 @@ class Gradients:
         self._overlap = handling.overlap
         self._refuse_unused = handling.refuse_unused
         self._arrived: list[set[int]] = [set() for _ in buckets]
+        self._touched: list[set[int] | None] = [set() for _ in buckets]
+        """Parameters that have had a gradient since the last step; None: all of them."""
+        self._dropped: list[set[int]] = [set() for _ in buckets]
+        """Parameters whose gradient user code has removed."""
+        self.exposed: dict[int, Tensor] = {}
+        """By bucket, (N * S,): averages that user code may read and write. They count then."""
         self._next = 0
         self._works: deque[Work] = deque()
         self._sending = False
@@ -113,8 +120,48 @@ class Gradients:
         """End a backward pass: send what has not been sent."""
         if self._refuse_unused and boundary:
             self._check_unused()
+        for index, arrived in enumerate(self._arrived):
+            touched = self._touched[index]
+            if touched is not None:
+                full = len(arrived) == len(self._buckets[index].places)
+                self._touched[index] = None if full else touched | arrived
         if self._sending:
             self.send_rest()
+
+    def idle(self, bucket: int) -> list[int]:
+        """Return the parameters that the next step leaves alone.
+
+        They are frozen and have had no gradient since the last step, or user code has removed it.
+        """
+        touched, dropped = self._touched[bucket], self._dropped[bucket]
+        if touched is None:
+            return sorted(dropped)
+        return [
+            index
+            for index, place in enumerate(self._buckets[bucket].places)
+            if index in dropped or (index not in touched and not place.parameter.requires_grad)
+        ]
+
+    def read(self, bucket: int, place: int) -> Tensor | None:
+        """Return a parameter's average, in its shape, out of :attr:`exposed`."""
+        if place in self.idle(bucket):
+            return None
+        at = self._buckets[bucket].places[place]
+        return self.exposed[bucket][at.start : at.stop].view(at.parameter.shape)
+
+    def write(self, bucket: int, place: int, value: Tensor | None) -> None:
+        """Replace a parameter's average in :attr:`exposed`; None removes it."""
+        at = self._buckets[bucket].places[place]
+        view = self.exposed[bucket][at.start : at.stop].view(at.parameter.shape)
+        if value is None:
+            view.zero_()
+            self._dropped[bucket].add(place)
+            return
+        view.copy_(value.to_dense() if value.layout != torch.strided else value)
+        self._dropped[bucket].discard(place)
+        touched = self._touched[bucket]
+        if touched is not None:
+            touched.add(place)
 
     def send_rest(self) -> None:
         """Send all buckets that have not been sent, full or not."""
@@ -136,7 +183,9 @@ class Gradients:
 
     def reset(self) -> None:
         """Forget all gradients."""
-        raise NotImplementedError
+        self._touched = [set() for _ in self._buckets]
+        self._dropped = [set() for _ in self._buckets]
+        self.exposed = {}
 
     def abandon(self) -> None:
         """Forget all gradients at any moment. **Collective** if some were sent.
@@ -250,7 +299,6 @@ def late(bucket: Bucket, place: int) -> EngineError:
 def take_gradient(bucket: Bucket, place: int) -> Tensor:
     """Take a parameter's gradient away from it."""
     parameter = bucket.places[place].parameter
-    gradient = parameter.grad
-    assert gradient is not None
-    parameter.grad = None
+    gradient: Tensor = get_raw_gradient(parameter)
+    set_raw_gradient(parameter, None)
     return gradient.to_dense() if gradient.layout != torch.strided else gradient

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrial.engine.flat.layout import Bucket
+from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 
 __all__ = ["GradientHooks"]
 
@@ -44,7 +45,7 @@ class GradientHooks:
         """Hand over what was written to ``.grad`` with no hook called."""
         for bucket in self._buckets:
             for index, place in enumerate(bucket.places):
-                if place.parameter.grad is not None:
+                if get_raw_gradient(place.parameter) is not None:
                     self._arrived(bucket.index, index)
 
     def remove(self) -> None:
@@ -60,7 +61,7 @@ class GradientHooks:
         if self.listening:
             self._arrived(bucket, place)
         else:
-            parameter.grad = None
+            set_raw_gradient(parameter, None)
 
 
 def _hand_over(

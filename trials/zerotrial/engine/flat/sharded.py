@@ -52,20 +52,23 @@ class ShardedGradients(Gradients):
     def begin(self, *, boundary: bool) -> None:
         """See :class:`Gradients`."""
         del boundary
-        self.finish()
+        self.settle()
         self._begun = self._begun or self._next > 0
         self._start_pass(sending=True)
 
     def result(self, bucket: int) -> Tensor:
         """See :class:`Gradients`."""
+        if bucket in self.exposed:
+            return self.exposed[bucket][self._buckets[bucket].shard(self._comm.rank)]
         return self._shards[bucket]
 
     def norm_part(self, bucket: int) -> Tensor:
         """See :class:`Gradients`."""
-        return self._shards[bucket]
+        return self.result(bucket)
 
     def reset(self) -> None:
         """See :class:`Gradients`."""
+        super().reset()
         self._begun = False
         self._start_pass(sending=False)
 
@@ -128,6 +131,9 @@ class ShardedGradients(Gradients):
     def settle(self) -> None:
         """See :class:`Gradients`."""
         self.finish()
+        for bucket in self.exposed:
+            self._shards[bucket].copy_(self.result(bucket))
+        self.exposed = {}
 
     def averaged(self, bucket: int) -> Tensor | None:
         """See :class:`Gradients`."""

@@ -6,6 +6,7 @@ updates, and how gradients are kept. N ranks, S elements in a rank's shard of a 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +25,12 @@ from zerotrial.engine.flat.ties import Ties
 from zerotrial.engine.flat.weights import flatten_parameters
 from zerotrial.engine.flat.whole import WholeGradients
 from zerotrial.engine.flat.written import WrittenWeights
+from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.seams import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
 from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.norm import squared_norm
+from zerotrial.engine.update.states import uncommon_numbers
 
 __all__ = ["FlatStage", "Stage0", "Stage1", "Stage2"]
 
@@ -80,6 +83,8 @@ class FlatStage:
         self.gradients = self._build_gradients()
         self.ties = Ties(self.buckets, comm)
         self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
+        self._held: list[list[int]] = [[] for _ in self.buckets]
+        """For each bucket, the frozen parameters that the last step has left alone."""
         self._counting = inputs.mesh.counts(self._trained)
 
     # -- a step ---------------------------------------------------------------------------------
@@ -125,6 +130,57 @@ class FlatStage:
             self._inputs.mesh.add_over_model(squares)
         return float(squares.sqrt()) / loss_scale
 
+    # -- gradients that user code reads and writes ------------------------------------------------
+
+    @property
+    def gathers_gradients(self) -> bool:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return self.shards_states and self._comm.size > 1 and not self.gradients.exposed
+
+    def owns_gradient(self, parameter: Tensor) -> bool:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return parameter in self._trained
+
+    def read_gradient(self, parameter: Tensor) -> Tensor | None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._expose_gradients()
+        return self.gradients.read(*self._places[parameter])
+
+    def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        self._expose_gradients()
+        self.gradients.write(*self._places[parameter], value)
+
+    @cached_property
+    def _places(self) -> dict[Tensor, tuple[int, int]]:
+        """The bucket of each parameter, and its place there."""
+        return {
+            place.parameter: (bucket.index, index)
+            for bucket in self.buckets
+            for index, place in enumerate(bucket.places)
+        }
+
+    def _expose_gradients(self) -> None:
+        """Finish the averaging, and let this rank have all of it. **Collective** where sharded."""
+        if self.gradients.exposed:
+            return
+        self.gradients.send_rest()
+        self.gradients.finish()
+        results = [self.gradients.result(bucket.index) for bucket in self.buckets]
+        self._average_replicas(results)
+        for bucket, result in zip(self.buckets, results, strict=True):
+            if self._comm.size == 1:
+                self.gradients.exposed[bucket.index] = result
+            elif not self.shards_states:  # other ranks may still read the buffer
+                self.gradients.exposed[bucket.index] = result.clone()
+            else:
+                buffer = self._comm.allocate(bucket.numel, result.dtype, self._inputs.device)
+                buffer.tensor[bucket.shard(self._comm.rank)].copy_(result)
+                self._comm.all_gather(buffer).wait()
+                self.gradients.exposed[bucket.index] = buffer.tensor
+        if self.shards_states:
+            self._comm.fence()  # others may still read what user code is going to change
+
     def _average_replicas(self, gradients: Sequence[Tensor]) -> None:
         if self._replicas.count > 1:
             self._comm.fence()  # others may still read what is changed here
@@ -146,6 +202,7 @@ class FlatStage:
     def apply(self, scale: float) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self._written.adopt()
+        self._hold_frozen()
         late = []
         works = []
         for bucket in self.buckets:
@@ -162,6 +219,15 @@ class FlatStage:
                 work.wait()
         self.gradients.reset()
 
+    def _hold_frozen(self) -> None:
+        """Have the updater leave frozen parameters alone, as plain torch does."""
+        for bucket in self.buckets:
+            idle = self.gradients.idle(bucket.index)
+            if idle != self._held[bucket.index]:
+                self._held[bucket.index] = idle
+                own, places = self._owned(bucket), [bucket.places[index] for index in idle]
+                self._updater.hold(bucket.index, [cut for p in places for cut in _parts(p, own)])
+
     def drop_gradients(self) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self.gradients.reset()
@@ -171,7 +237,7 @@ class FlatStage:
         self._hooks.listening = False
         self.gradients.abandon()
         for parameter in self._trained:
-            parameter.grad = None
+            set_raw_gradient(parameter, None)
 
     def close(self, *, give_back: bool = True) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
@@ -233,7 +299,13 @@ class FlatStage:
         kept = self._updater.other_states(scalars)
         if not self.shards_states and self._comm.rank > 0:
             return {}  # rank 0 has the same
-        found = {}
+        found: dict[str, Mapping[str, Any]] = {}
+        if self._inputs.optimizer_factory.elementwise:
+            for bucket in self.buckets:
+                own = self._owned(bucket)
+                items = [(p.name, part) for p in bucket.places for part in _parts(p, own)]
+                numbers = self._updater.member_scalars(bucket.index)
+                found |= uncommon_numbers(items, numbers, bucket.group_index, scalars)
         for index, members in self._whole_members():
             for place, states in zip(members, kept[index], strict=True):
                 if states:
@@ -242,6 +314,13 @@ class FlatStage:
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
+        if self._inputs.optimizer_factory.elementwise:
+            for bucket in self.buckets:
+                own = self._owned(bucket)
+                for place in (p for p in bucket.places if p.name in states):
+                    numbers = {f"group0.{name}": v for name, v in states[place.name].items()}
+                    for part in _parts(place, own):
+                        self._updater.set_member_scalars(bucket.index, part, numbers)
         for index, members in self._whole_members():
             for position, place in enumerate(members):
                 if place.name in states:
@@ -387,6 +466,12 @@ class FlatStage:
             buffer.tensor[bucket.shard(self._comm.rank)].copy_(own)
         self._comm.all_gather(buffer).wait()
         return buffer.tensor
+
+
+def _parts(place: Place, own: slice) -> list[slice]:
+    """Return where the elements of a parameter lie in a rank's part of a bucket, if any do."""
+    start, stop = max(place.start, own.start), min(place.stop, own.stop)
+    return [slice(start - own.start, stop - own.start)] if start < stop else []
 
 
 class Stage0(FlatStage):

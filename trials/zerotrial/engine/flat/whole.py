@@ -74,14 +74,18 @@ class WholeGradients(Gradients):
 
     def result(self, bucket: int) -> Tensor:
         """See :class:`Gradients`."""
-        return self._store[bucket] if self._everywhere else self.norm_part(bucket)
+        if self._everywhere:
+            return self.exposed.get(bucket, self._store[bucket])
+        return self.norm_part(bucket)
 
     def norm_part(self, bucket: int) -> Tensor:
         """See :class:`Gradients`."""
-        return self._store[bucket][self._buckets[bucket].shard(self._comm.rank)]
+        full = self.exposed.get(bucket, self._store[bucket])
+        return full[self._buckets[bucket].shard(self._comm.rank)]
 
     def reset(self) -> None:
         """See :class:`Gradients`."""
+        super().reset()
         for written in self._written:
             written.clear()
         self._carried = {}
@@ -123,6 +127,7 @@ class WholeGradients(Gradients):
         self.finish()
         self._comm.fence()  # all ranks have read this rank's buckets
         self._carried = {index: self.result(index).clone() for index in range(len(self._buckets))}
+        self.exposed = {}
         for written in self._written:
             written.clear()
 

@@ -16,19 +16,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.communicator import Communicator, Traffic, uses_nccl
 from zerotrial.engine.comm.connect import connect
 from zerotrial.engine.comm.observed import COMMUNICATION, observed
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
+from zerotrial.engine.module.gradient_access import INSTEAD, serve_gradients
 from zerotrial.engine.module.outputs import comes_to
 from zerotrial.engine.module.replicated import ReplicatedParameters
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
@@ -109,6 +110,10 @@ class Stage3:
         self._device = inputs.device
         self._order = ReductionOrder(units)
         self._share = 1.0  # what the gradients of the pass under way are multiplied by
+        self._idle: frozenset[str] | None = None
+        """Parameters that were frozen in all passes since the last step; None: no pass yet."""
+        self._held: frozenset[str] = frozenset()
+        """Parameters that the last step has left alone."""
         self._torn = False  # inside a backward pass, or after one that raised
         self._paged: PagedGradients | None = None
         if files is not None:
@@ -170,8 +175,11 @@ class Stage3:
         if self._paged is not None:
             self._paged.take_replicated()
             self._paged.listening = False
+        frozen = frozenset(s.name for s in self._shards if not s.parameter.requires_grad)
+        self._idle = frozen if self._idle is None else self._idle & frozen
         if boundary and self._every_gradient:
-            refuse_unused([s.name for s in self._shards if not self._has_gradient(s)])
+            trained = (s for s in self._shards if s.name not in frozen)
+            refuse_unused([s.name for s in trained if not self._has_gradient(s)])
         if self._paged is None:
             self._add_up()
         if self._plugged is not None:
@@ -187,6 +195,7 @@ class Stage3:
         return self._kept if self._paged is None else self._paged.kept
 
     def _forget(self) -> None:
+        self._idle = None
         self._kept = [None] * len(self._buckets)
         if self._paged is not None:
             self._paged.forget()
@@ -238,8 +247,11 @@ class Stage3:
 
     def apply(self, scale: float) -> None:
         """Update this rank's shards; the next gather publishes them. **Collective**."""
-        gradients = self._gradients
+        gradients, idle = self._gradients, self._idle or frozenset()
         self._forget()
+        if idle != self._held:
+            self._held = idle
+            self._update.hold(idle)
         self._adopt_written()
         self._replicated.adopt()
         self._update.apply(gradients, scale)
@@ -275,6 +287,25 @@ class Stage3:
 
     share_factor: float | None = None
     """See :class:`~zerotrial.engine.seams.Stage`: every backward averages."""
+
+    gathers_gradients = False
+    """See :class:`~zerotrial.engine.seams.Stage`."""
+
+    def owns_gradient(self, parameter: Tensor) -> bool:
+        """See :class:`~zerotrial.engine.seams.Stage`."""
+        return any(shard.parameter is parameter for shard in self._shards) or any(
+            leaf is parameter for leaf in self.leaves()
+        )
+
+    def read_gradient(self, parameter: Tensor) -> NoReturn:
+        """Refuse; see :class:`~zerotrial.engine.seams.Stage`."""
+        del parameter
+        raise EngineError(f"p.grad: at stage 3 each rank keeps a part of the gradient; {INSTEAD}")
+
+    def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
+        """Refuse; see :class:`~zerotrial.engine.seams.Stage`."""
+        del value
+        self.read_gradient(parameter)
 
     def settle_gradients(self) -> None:
         """Average over replicas what each has gathered; that over shards outlasts no backward."""
@@ -339,7 +370,7 @@ class Stage3:
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
         """Optimizer states that do not go by element, of parameters that are whole on this rank."""
         kept = self._update.updater.other_states(scalars)
-        return {
+        return self._update.uncommon_numbers(scalars) | {
             name: states
             for names, bucket in zip(self._update.whole_names, kept, strict=False)
             for name, states in zip(names, bucket, strict=True)
@@ -348,6 +379,7 @@ class Stage3:
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore what :meth:`other_states` gave."""
+        self._update.set_numbers(states)
         for index, names in enumerate(self._update.whole_names):
             for place, name in enumerate(names):
                 if name in states:
@@ -447,6 +479,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
+    serve_gradients(DTensor)
     comm = observed(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
     files = open_files(inputs)
     mesh, leave = open_mesh(inputs)

@@ -9,15 +9,16 @@ collectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from zerotrial.engine.memory.files import release
 from zerotrial.engine.seams import Piece, Updater, UpdaterInputs
+from zerotrial.engine.update.states import uncommon_numbers
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Buffer, Communicator
@@ -49,6 +50,18 @@ class Update(Protocol):
 
     def adopt(self) -> None:
         """Bring the updater's masters in line with the shards. **Collective**."""
+        ...
+
+    def hold(self, names: Collection[str]) -> None:
+        """Leave these parameters alone in all steps from now on, and no others."""
+        ...
+
+    def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """Return numbers of single parameters that are not those of their group."""
+        ...
+
+    def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore what :meth:`uncommon_numbers` gave."""
         ...
 
     def publish(self) -> None:
@@ -123,6 +136,37 @@ class ShardUpdate:
             for used in (master, gradient):
                 release(used)
         self.updater.finish()
+
+    def _parts(self, tile: _Tile) -> list[tuple[str, slice]]:
+        """Return the parameters in a tile, with their elements of it."""
+        found = []
+        for shard in self._layout.shards_in[tile.bucket]:
+            start, stop = tile.part_of(shard)
+            if start < stop:
+                found.append((shard.name, slice(start - tile.span.start, stop - tile.span.start)))
+        return found
+
+    def hold(self, names: Collection[str]) -> None:
+        """See :class:`Update`."""
+        for index, tile in enumerate(self._tiles):
+            self.updater.hold(index, [part for name, part in self._parts(tile) if name in names])
+
+    def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """See :class:`Update`."""
+        found: dict[str, dict[str, float]] = {}
+        for index, tile in enumerate(self._tiles):
+            group = self._layout.buckets[tile.bucket].group_index
+            numbers = self.updater.member_scalars(index)
+            found |= uncommon_numbers(self._parts(tile), numbers, group, scalars)
+        return found
+
+    def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """See :class:`Update`."""
+        for index, tile in enumerate(self._tiles):
+            for name, part in self._parts(tile):
+                if name in states:
+                    numbers = {f"group0.{key}": value for key, value in states[name].items()}
+                    self.updater.set_member_scalars(index, part, numbers)
 
     def adopt(self) -> None:
         """See :class:`Update`."""
@@ -223,6 +267,19 @@ class WholeUpdate:
             self._scatter(index, values)
 
     masters_apart = True
+
+    def hold(self, names: Collection[str]) -> None:
+        """See :class:`Update`."""
+        for index, mine in enumerate(self._mine):
+            self.updater.hold(index, [whole.span for whole in mine if whole.shard.name in names])
+
+    def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
+        """See :class:`Update`: they are among the states of whole parameters."""
+        del scalars
+        return {}
+
+    def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """See :class:`Update`: nothing to do, for the same reason."""
 
     def adopt(self) -> None:
         """See :class:`Update`."""

@@ -4,8 +4,9 @@ S is the number of elements in a bucket's shard. While bucket i is updated, the 
 are read and those of bucket i-1 written, so about three buckets are in memory.
 """
 
+import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.seams import UpdaterInputs
-from zerotrial.engine.update.in_memory import step_scaled
+from zerotrial.engine.update.in_memory import cuts_within, is_within, step_scaled
 from zerotrial.engine.update.paged_file import OffloadError, PagedFile
 from zerotrial.engine.update.savable import SavableStates
 from zerotrial.engine.update.states import (
@@ -28,6 +29,7 @@ from zerotrial.engine.update.states import (
     other_states,
     read_scalars,
     set_other_states,
+    split_parameter,
     tensor_states,
     write_scalars,
 )
@@ -68,6 +70,9 @@ class _Bucket:
     shapes: list[torch.Size]
     records: dict[str, _Record] = field(default_factory=dict)
     """By kind; ``master`` first."""
+
+    held: list[slice] = field(default_factory=list)
+    """Elements that steps leave alone."""
 
     complete: bool = False
     """Whether there is a record of all that the first step makes."""
@@ -120,15 +125,19 @@ class NvmeUpdater:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         bucket = self._buckets[index]
         self._bind(bucket)
+        self._split(bucket, bucket.held)
         if index + 1 < len(self._buckets):
             self._fetch(self._buckets[index + 1])
         master = bucket.records["master"]
         assert master.tensor is not None
         gradient = gradient.to(master.tensor.device, master.dtype)
+        stepped = []
         for member, span, shape in zip(bucket.members, bucket.spans, bucket.shapes, strict=True):
-            member.grad = gradient[span].view(shape)
-        step_scaled(self.optimizer, bucket.members, scale)
-        for member in bucket.members:
+            if not is_within(span, bucket.held):
+                member.grad = gradient[span].view(shape)
+                stepped.append(member)
+        step_scaled(self.optimizer, stepped, scale)
+        for member in stepped:
             member.grad = None
         master.stays = publish.data_ptr() == master.tensor.data_ptr()
         if not master.stays:
@@ -141,6 +150,47 @@ class NvmeUpdater:
             self._settle(self._buckets[index - 1])
         self._send_away(bucket)
         return True
+
+    def hold(self, index: int, spans: Sequence[slice]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._buckets[index].held = list(spans)
+
+    def _split(self, bucket: _Bucket, spans: Sequence[slice]) -> None:
+        """See to it that each of the spans is updated apart; the bucket must be bound."""
+        for place, span in reversed(list(enumerate(bucket.spans))):
+            cuts = cuts_within(span, spans)
+            if not cuts:
+                continue
+            member = bucket.members[place]
+            parts = split_parameter(self.optimizer, member, [cut - span.start for cut in cuts])
+            bounds = [span.start, *cuts, span.stop]
+            bucket.members[place : place + 1] = parts
+            bucket.spans[place : place + 1] = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+            bucket.shapes[place : place + 1] = [part.shape for part in parts]
+            at = next(i for i, (_, known) in enumerate(self._members) if known is member)
+            group = self._members[at][0]
+            self._members[at : at + 1] = [(group, part) for part in parts]
+            self._savable.replace(member, parts, self._members)
+
+    def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        bucket = self._buckets[index]
+        return [
+            (span, read_scalars(self.optimizer, [(0, member)]))
+            for member, span in zip(bucket.members, bucket.spans, strict=True)
+        ]
+
+    def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        bucket = self._buckets[index]
+        if cuts_within(slice(0, bucket.records["master"].numel), [span]):
+            self._bind(bucket)
+            self._split(bucket, [span])
+            self._send_away(bucket)
+            self._settle(bucket)
+        for member, at in zip(bucket.members, bucket.spans, strict=True):
+            if is_within(at, [span]):
+                write_scalars(self.optimizer, [(0, member)], scalars)
 
     def finish(self) -> None:
         """Do nothing: the last bucket is written while training goes on."""

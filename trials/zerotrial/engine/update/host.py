@@ -4,7 +4,7 @@ S is the number of elements in a bucket's shard. A thread updates bucket i while
 bucket i+1 comes and the weights of bucket i-1 go, on a stream of their own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -96,6 +96,18 @@ class CpuUpdater:
         self._late.clear()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def hold(self, index: int, spans: Sequence[slice]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._inner.hold(index, spans)
+
+    def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        return self._inner.member_scalars(index)
+
+    def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._inner.set_member_scalars(index, span, scalars)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:

@@ -1,5 +1,6 @@
 """Master weights and optimizer states in memory, stepped bucket by bucket."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -14,11 +15,19 @@ from zerotrial.engine.update.states import (
     other_states,
     read_scalars,
     set_other_states,
+    split_parameter,
     tensors_within,
     write_scalars,
 )
 
-__all__ = ["ElementwiseUpdater", "WholeUpdater", "build_updater", "step_scaled"]
+__all__ = [
+    "ElementwiseUpdater",
+    "WholeUpdater",
+    "build_updater",
+    "cuts_within",
+    "is_within",
+    "step_scaled",
+]
 
 
 def build_updater(inputs: UpdaterInputs) -> "ElementwiseUpdater | WholeUpdater":
@@ -45,10 +54,14 @@ class _InMemory:
     _members: list[tuple[int, nn.Parameter]]
     """All of them, each with the index of its group."""
 
+    _held: list[list[slice]]
+    """For each bucket, the elements that steps leave alone."""
+
     def _build(
         self, inputs: UpdaterInputs, parameters: list[list[nn.Parameter]], spans: list[list[slice]]
     ) -> None:
         self._masters = list(inputs.masters)
+        self._held = [[] for _ in parameters]
         self._parameters = parameters
         self._spans = spans
         self._members = [
@@ -61,6 +74,36 @@ class _InMemory:
             groups[index]["params"].extend(members)
         self.optimizer = inputs.optimizer_factory(groups)
         self._savable = SavableStates(self.optimizer, self._members, whole=self._whole)
+
+    def hold(self, index: int, spans: Sequence[slice]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._split(index, spans)
+        self._held[index] = list(spans)
+
+    def _split(self, index: int, spans: Sequence[slice]) -> None:
+        """See to it that the optimizer updates each of the spans apart from all others."""
+
+    def _stepped(self, index: int) -> list[tuple[nn.Parameter, slice]]:
+        """Return the parameters of a bucket that a step updates, and where they lie."""
+        pairs = list(zip(self._parameters[index], self._spans[index], strict=True))
+        held = self._held[index]
+        if not held:
+            return pairs
+        return [(p, span) for p, span in pairs if not is_within(span, held)]
+
+    def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        return [
+            (span, read_scalars(self.optimizer, [(0, member)]))
+            for member, span in zip(self._parameters[index], self._spans[index], strict=True)
+        ]
+
+    def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
+        """See :class:`~zerotrial.engine.seams.Updater`."""
+        self._split(index, [span])
+        for member, at in zip(self._parameters[index], self._spans[index], strict=True):
+            if is_within(at, [span]):
+                write_scalars(self.optimizer, [(0, member)], scalars)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
@@ -136,11 +179,13 @@ class ElementwiseUpdater(_InMemory):
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """See :class:`~zerotrial.engine.seams.Updater`."""
-        (parameter,) = self._parameters[index]
-        parameter.grad = self._widened(gradient, parameter.dtype)
-        step_scaled(self.optimizer, [parameter], scale)
-        parameter.grad = None
-        master = self._masters[index]
+        master, stepped = self._masters[index], self._stepped(index)
+        gradient = self._widened(gradient, master.dtype)
+        for parameter, span in stepped:
+            parameter.grad = gradient[span]
+        step_scaled(self.optimizer, [parameter for parameter, _ in stepped], scale)
+        for parameter, _ in stepped:
+            parameter.grad = None
         if publish.data_ptr() != master.data_ptr():
             publish.copy_(master)
         return True
@@ -148,6 +193,23 @@ class ElementwiseUpdater(_InMemory):
     def finish(self) -> None:
         """See :class:`~zerotrial.engine.seams.Updater`."""
         self._savable.after_step()
+
+    def _split(self, index: int, spans: Sequence[slice]) -> None:
+        for place, span in reversed(list(enumerate(self._spans[index]))):
+            cuts = cuts_within(span, spans)
+            if not cuts:
+                continue
+            member = self._parameters[index][place]
+            parts = split_parameter(self.optimizer, member, [cut - span.start for cut in cuts])
+            bounds = [span.start, *cuts, span.stop]
+            self._parameters[index][place : place + 1] = parts
+            self._spans[index][place : place + 1] = [
+                slice(a, b) for a, b in itertools.pairwise(bounds)
+            ]
+            at = next(i for i, (_, known) in enumerate(self._members) if known is member)
+            group = self._members[at][0]
+            self._members[at : at + 1] = [(group, part) for part in parts]
+            self._savable.replace(member, parts, self._members)
 
     def held(self) -> dict[str, list[Tensor]]:
         """See :class:`~zerotrial.engine.seams.Updater`; gradients are widened in a bucket."""
@@ -166,6 +228,17 @@ class ElementwiseUpdater(_InMemory):
             largest = max(master.numel() for master in self._masters)
             self._wide = torch.empty(largest, dtype=dtype)
         return self._wide[: gradient.numel()].copy_(gradient)
+
+
+def is_within(span: slice, spans: Sequence[slice]) -> bool:
+    """Return whether one of several spans contains a span that has elements."""
+    return any(outer.start <= span.start < span.stop <= outer.stop for outer in spans)
+
+
+def cuts_within(span: slice, spans: Sequence[slice]) -> list[int]:
+    """Return where spans begin and end inside of another, ascending."""
+    edges = {edge for inner in spans for edge in (inner.start, inner.stop)}
+    return sorted(edge for edge in edges if span.start < edge < span.stop)
 
 
 def step_scaled(
@@ -226,7 +299,7 @@ class WholeUpdater(_InMemory):
         gradient = gradient.to(master.dtype)
         if scale != 1.0:
             gradient.mul_(scale)
-        for parameter, span in zip(self._parameters[index], self._spans[index], strict=True):
+        for parameter, span in self._stepped(index):
             parameter.grad = gradient[span].view(parameter.shape)
         self._publish.append((publish, master))
         return False

@@ -94,6 +94,8 @@ class SavableStates:
         self._optimizer = optimizer
         self._members = () if is_known(optimizer) else members
         self._whole = whole
+        self._even = not whole
+        """Whether numbers must be the same for all parameters."""
         self._steps = 0
         self._count = 0
         """How many states there were when all were looked at."""
@@ -114,6 +116,21 @@ class SavableStates:
             self.note()
             self.check("optimizer.step()")
             self._count = count
+
+    def replace(
+        self, old: nn.Parameter, parts: Sequence[nn.Parameter], members: Sequence[tuple[int, Any]]
+    ) -> None:
+        """Take note that a flat parameter was split; numbers may differ from now on.
+
+        Args:
+            old: It was split.
+            parts: Take its place.
+            members: All parameters, each with the index of its group.
+        """
+        self._members = () if is_known(self._optimizer) else members
+        self._even = False
+        if (first := self._first.pop(old, None)) is not None:
+            self._first.update(dict.fromkeys(parts, first))
 
     def note(self) -> None:
         """Take note of what the first step of each parameter has made."""
@@ -157,7 +174,7 @@ class SavableStates:
         """Look at the numbers alone; see :meth:`check`."""
         refusals = _Refusals(self._optimizer, self._whole, where)
         numbers: dict[int, dict[str, Any]] = defaultdict(dict)
-        for group, parameter in () if self._whole else self._members:
+        for group, parameter in self._members if self._even else ():
             state = self._optimizer.state.get(parameter, {})
             told = {name: scalars.get(f"group{group}.{name}") for name in state}
             numbers[group] |= {name: value for name, value in told.items() if value is not None}

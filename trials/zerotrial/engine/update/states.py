@@ -13,6 +13,7 @@ Under keys that are no parameters an optimizer may keep what is the same on all 
 
 import copy
 import inspect
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,8 +35,10 @@ __all__ = [
     "read_scalars",
     "set_common_states",
     "set_other_states",
+    "split_parameter",
     "tensor_states",
     "tensors_within",
+    "uncommon_numbers",
     "write_scalars",
 ]
 
@@ -217,6 +220,39 @@ def _rewind(
             state[name] = type(value)(number)
 
 
+def split_parameter(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, cuts: Sequence[int]
+) -> list[nn.Parameter]:
+    """Make several flat parameters of one, with their parts of its states.
+
+    Args:
+        optimizer: Updates the elements of a parameter independently of each other.
+        parameter: Flat; the new ones are views of it and take its place.
+        cuts: The elements at which the second part and the following begin, ascending.
+
+    Returns:
+        The parts, in order.
+    """
+    bounds = [0, *cuts, parameter.numel()]
+    spans = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+    parts = [nn.Parameter(parameter.data[span]) for span in spans]
+    if state := optimizer.state.pop(parameter, None):
+        for part, span in zip(parts, spans, strict=True):
+            optimizer.state[part] = {
+                name: value[span]
+                if isinstance(value, Tensor) and value.shape == parameter.shape
+                else copy.deepcopy(value)
+                for name, value in state.items()
+            }
+    for group in optimizer.param_groups:
+        group["params"] = [
+            part
+            for member in group["params"]
+            for part in (parts if member is parameter else (member,))
+        ]
+    return parts
+
+
 def read_scalars(
     optimizer: torch.optim.Optimizer, members: Sequence[tuple[int, nn.Parameter]]
 ) -> dict[str, float]:
@@ -232,6 +268,37 @@ def read_scalars(
             if is_scalar(value, parameter):
                 found.setdefault(f"group{group}.{name}", float(value))
     return found
+
+
+def uncommon_numbers(
+    parameters: Iterable[tuple[str, slice]],
+    numbers: Iterable[tuple[slice, Mapping[str, float]]],
+    group: int,
+    scalars: Mapping[str, float],
+) -> dict[str, dict[str, float]]:
+    """Return the numbers of parameters that are not those of their group.
+
+    Args:
+        parameters: Of a bucket, each with its elements in a rank's shard.
+        numbers: What an updater's ``member_scalars`` gave.
+        group: Index of their group.
+        scalars: What all ranks' :func:`read_scalars` gave together.
+    """
+    members = [
+        (span, {key.partition(".")[2]: number for key, number in found.items()})
+        for span, found in numbers
+    ]
+    result = {}
+    for name, span in parameters:
+        found = next((n for at, n in members if at.start <= span.start < at.stop), {})
+        other = {
+            key: number
+            for key, number in found.items()
+            if not is_same_number(number, scalars.get(f"group{group}.{key}", math.inf))
+        }
+        if other:
+            result[name] = other
+    return result
 
 
 def write_scalars(

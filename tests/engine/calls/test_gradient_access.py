@@ -1,0 +1,240 @@
+"""``p.grad`` between ``backward`` and ``step``, against plain torch in one process."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+import zerotrial
+from tests.engine.ranks import run_on_ranks
+from zerolab.errors import EngineError
+from zerotrial.engine import Engine
+
+SAMPLES, STEPS = 8, 4
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 9), nn.Linear(9, 3)
+        self.scale = nn.Parameter(torch.tensor(1.2))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.second(torch.tanh(self.first(x))) * self.scale * self.frozen).square().mean()
+
+
+def clip_norm(model: Any) -> Any:
+    return float(clip_grad_norm_(model.parameters(), 0.01))
+
+
+def clip_value(model: Any) -> Any:
+    clip_grad_value_(model.parameters(), 0.003)
+    return 0.0
+
+
+def multiply(model: Any) -> Any:
+    model.second.weight.grad.mul_(0.5)
+    return model.second.weight.grad.norm().item()
+
+
+def replace(model: Any) -> Any:
+    model.first.weight.grad = torch.full_like(model.first.weight, 0.25)
+    model.scale.grad = model.scale.grad * 2
+    return model.first.weight.grad.sum().item()
+
+
+def zero(model: Any) -> Any:
+    model.first.weight.grad.zero_()
+    return 0.0
+
+
+def drop(model: Any) -> Any:
+    model.first.weight.grad = None
+    del model.scale.grad
+    return model.first.weight.grad is None and model.frozen.grad is None
+
+
+def drop_all(model: Any) -> Any:
+    model.zero_grad()
+    return 0.0
+
+
+def twice(model: Any) -> Any:
+    clip_norm(model)
+    model.first.bias.grad.add_(0.5)
+    return clip_norm(model)
+
+
+EDITS: dict[str, Callable[[Any], Any]] = {
+    edit.__name__: edit
+    for edit in (clip_norm, clip_value, multiply, replace, zero, drop, drop_all, twice)
+}
+
+
+def inputs(step: int) -> Tensor:
+    return torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(step))
+
+
+def plain(edit: str, accumulation: int) -> tuple[list[Any], dict[str, Tensor]]:
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
+    answers = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in inputs(step).chunk(accumulation):
+            (model(part) / accumulation).backward()
+        answers.append(EDITS[edit](model) if step != 1 else 0.0)
+        optimizer.step()
+    return answers, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def make_engine(stage: int, accumulation: int = 1, **more: Any) -> Engine:
+    torch.manual_seed(0)
+    return zerotrial.initialize(
+        model=Model(),
+        config={
+            "train_batch_size": SAMPLES,
+            "gradient_accumulation_steps": accumulation,
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "weight_decay": 0.1}},
+            "zero_optimization": {"stage": stage, "reduce_bucket_size": 40},
+            **more,
+        },
+    )[0]
+
+
+def train(engine: Engine, edit: str, accumulation: int) -> list[Any]:
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    answers = []
+    for step in range(STEPS):
+        for part in inputs(step).chunk(accumulation):
+            engine.backward(engine(part.chunk(ranks)[rank]))
+            if (
+                part is not inputs(step).chunk(accumulation)[-1]
+                and not engine.is_gradient_accumulation_boundary()
+            ):
+                engine.step()
+        answers.append(EDITS[edit](engine.module) if step != 1 else 0.0)
+        assert engine.step().updated
+        assert engine.module.first.weight.grad is None
+    return answers
+
+
+def every_edit() -> dict[Any, Any]:
+    found = {}
+    for stage in (0, 1, 2):
+        for edit in EDITS:
+            accumulation = 2 if edit in {"twice", "multiply", "drop"} else 1
+            engine = make_engine(stage, accumulation)
+            answers = train(engine, edit, accumulation)
+            weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
+            found[stage, edit, accumulation] = answers, weights
+            engine.close()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_edited_gradients_count_as_in_plain_torch(ranks: int) -> None:
+    answers = run_on_ranks(every_edit, ranks) if ranks > 1 else [every_edit()]
+    for (stage, edit, accumulation), (told, found) in (i for a in answers for i in a.items()):
+        expected_told, expected = plain(edit, accumulation)
+        assert told == pytest.approx(expected_told, rel=1e-4), (stage, edit)
+        for name, value in expected.items():
+            gap = float((found[name] - value).abs().max())
+            assert gap < 2e-5, (stage, edit, name, gap)
+
+
+def other_calls(stage: int) -> None:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    engine = make_engine(stage)
+    x = inputs(rank)[:2]
+    # An edit, then a full gradient, another backward, and a checkpoint's view of it.
+    engine.backward(engine(x))
+    before = engine.weights.full("first.weight", "gradient")
+    engine.module.first.weight.grad.mul_(3)
+    edited = engine.weights.full("first.weight", "gradient")
+    torch.testing.assert_close(edited, before * 3)
+    torch.testing.assert_close(engine.module.first.weight.grad, before * 3)
+    engine.module.first.weight.grad.mul_(2)
+    engine.backward(engine(x))
+    torch.testing.assert_close(engine.module.first.weight.grad, before * 7)
+    engine.weights.set_full("first.weight", before, "gradient")
+    torch.testing.assert_close(engine.module.first.weight.grad, before)
+    engine.zero_grad()
+    assert engine.module.first.weight.grad is None
+    engine.backward(engine(x))
+    copied = copy.deepcopy(engine.module.first)
+    assert copied.weight.grad is None
+    if stage == 0 and rank == 0:  # one rank may look alone
+        assert engine.module.first.weight.grad is not None
+    with pytest.raises(EngineError, match="must have the parameter's shape"):
+        engine.module.first.weight.grad = torch.ones(2)
+    norm = float(clip_grad_norm_(engine.parameters(), 1e9))
+    assert engine.step().grad_norm == pytest.approx(norm, rel=1e-5)
+    engine.close()
+    assert engine.module.first.weight.grad is None
+
+
+def all_other_calls() -> None:
+    for stage in (0, 1, 2):
+        other_calls(stage)
+
+
+def test_edited_gradients_meet_other_calls() -> None:
+    all_other_calls()
+    run_on_ranks(all_other_calls, 2)
+
+
+def refuse(stage: int, **more: Any) -> None:
+    engine = make_engine(stage, **more)
+    engine.backward(engine(inputs(0)[:4]))
+    for name, parameter in engine.module.named_parameters():
+        if name != "frozen":
+            with pytest.raises(EngineError, match=r"gradient_clipping.*engine\.weights"):
+                clip_grad_norm_([parameter], 1.0)
+            with pytest.raises(EngineError, match="gradient_clipping"):
+                parameter.grad = None
+    engine.step()
+    for parameter in engine.module.parameters():
+        assert parameter.grad is None
+    engine.close()
+
+
+def refuse_all() -> None:
+    refuse(3)
+    refuse(3, bf16={"enabled": True})
+    refuse(1, fp16={"enabled": True})
+
+
+def test_gradients_that_cannot_be_read_are_refused() -> None:
+    refuse_all()
+    run_on_ranks(refuse_all, 2)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_bf16_gradients_are_clipped(accumulation: int) -> None:
+    engine = make_engine(2, accumulation, bf16={"enabled": True})
+    for index, part in enumerate(inputs(0).chunk(accumulation)):
+        if index:
+            engine.step()
+        engine.backward(engine(part))
+    clip_grad_norm_(engine.parameters(), 0.01)
+    assert engine.step().grad_norm == pytest.approx(0.01, rel=0.02)
+    engine.close()
+
+
+def test_plain_parameters_keep_torchs_gradients() -> None:
+    other = nn.Linear(3, 3)
+    engine = make_engine(0)
+    other(torch.ones(1, 3)).sum().backward()
+    engine.backward(engine(inputs(0)))
+    assert other.weight.grad is not None
+    other.weight.grad = None
+    assert other.weight.grad is None
+    engine.close()
