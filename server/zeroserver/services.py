@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +35,10 @@ _STORE_S = 5.0
 """Between two looks at whether the disk takes more, in seconds."""
 _STORE_WAIT_S = 1.0
 _PROBE_S = 5.0
+_STALLED_S = 10.0
+"""Without a change while some wait; whoever waits for so long is refused."""
+_ROOM_BYTES = 1024 * 1024
+"""That a disk must have free; SQLite needs some to make room."""
 _TRIALS_AT_ONCE = 100
 """Deleted trials whose rows one change looks for."""
 _EXPORTS = 16
@@ -59,7 +65,7 @@ class Services:
     importances: Importances = field(default_factory=Importances, repr=False)
     orders: Orders = field(default_factory=Orders, repr=False)
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
-    _storing: asyncio.Task[int] | None = field(default=None, repr=False)
+    _storing: asyncio.Task[None] | None = field(default=None, repr=False)
     _store_next: float = 0.0
 
     def __post_init__(self) -> None:
@@ -88,17 +94,29 @@ class Services:
             await self.write(_remove_part)
 
     async def probe(self) -> None:
-        """See whether the database can be read, whoever else uses it, and its disk has room.
+        """See whether the database can be read and written, and its disk has room.
 
         Raises:
-            StoreError: If it cannot, or does not answer soon; if the disk takes no more.
+            StoreError: If it cannot be read, or does not answer soon; if the writer has made no
+                change for a while although some wait; if the disk takes no more.
         """
         await self._probe_reading()
+        self._probe_writer()
         await self._probe_disk()
+
+    def _probe_writer(self) -> None:
+        stalled_s = self.database.stalled_s
+        if stalled_s > _STALLED_S:
+            msg = (
+                f"the database has stored nothing for {stalled_s:.0f} s although "
+                f"{self.database.waiting + 1} change(s) wait; see the server's log"
+            )
+            raise StoreError(msg)
 
     async def _probe_reading(self) -> None:
         if self._probing is None or self._probing.done():  # those who ask together share one
             self._probing = asyncio.create_task(asyncio.to_thread(self._probe_now))
+            self._probing.add_done_callback(_note_failure)
         await asyncio.wait((self._probing,), timeout=_PROBE_S)
         if not self._probing.done():
             msg = f"the database has not answered within {_PROBE_S:g} s; try again"
@@ -106,15 +124,38 @@ class Services:
         self._probing.result()
 
     async def _probe_disk(self) -> None:
-        """Store something now and then; one who must wait for others finds nothing wrong."""
+        """Store something and reserve some space now and then, without waiting for others."""
         now = time.monotonic()
         if self._storing is None or (self._storing.done() and now >= self._store_next):
             self._store_next = now + _STORE_S
-            self._storing = asyncio.create_task(self.database.write(_store_something))
+            self._storing = asyncio.create_task(self._store())
+            self._storing.add_done_callback(_note_failure)
         await asyncio.wait((self._storing,), timeout=_STORE_WAIT_S)
         failed = self._storing.exception() if self._storing.done() else None
         if isinstance(failed, StoreError) and failed.disk_full:
             raise failed
+        if self.database.disk_was_full(_STORE_S):
+            msg = "disk full"
+            raise StoreError.of(msg)
+
+    async def _store(self) -> None:
+        await asyncio.to_thread(self._reserve_space)
+        await self.database.write(_store_something)
+
+    def _reserve_space(self) -> None:
+        """See whether a file of a megabyte could be written beside the data.
+
+        A page that is written again says nothing: it has its place in the log of the database.
+        """
+        places = {self.world.home.path}
+        if self.database.file is not None:
+            places.add(self.database.file.absolute().parent)
+        for place in places:
+            try:
+                with tempfile.TemporaryFile(dir=place) as file:
+                    os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
+            except OSError as error:
+                raise StoreError.of_file(error, place) from error
 
     def _probe_now(self) -> None:
         with self.database.probe() as connection:
@@ -137,6 +178,12 @@ def _remove_part(world: World, transaction: Transaction) -> None:
 def _carry_out_more(world: World, transaction: Transaction) -> None:
     if carry_out_more(world, transaction):
         schedule(world, transaction)
+
+
+def _note_failure(task: "asyncio.Task[None]") -> None:
+    """Look at a task's error, which who asked for it may not wait for."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _store_something(transaction: Transaction) -> int:

@@ -48,10 +48,12 @@ def test_a_database_that_another_process_keeps_locked_stops_no_reader(server: Se
         with locked(server):
             answers = [pool.submit(rename) for _ in range(WRITERS)]
             until("changes wait", lambda: server.services.database.waiting or before)
-            for path in ("/healthz", "/api/v1/experiments", "/api/v1/agents", "/metrics"):
+            for path in ("/api/v1/experiments", "/api/v1/agents", "/metrics"):
                 get = partial(server.http.get, path)
                 until(f"{path} answers", get, lambda answer: answer.status_code == 200)
             refused = [answer.result() for answer in answers]
+            stalled = until("it is ill", partial(server.http.get, "/healthz"), _is_stalled)
+            assert "the database has stored nothing for" in stalled.json()["error"]["message"]
         assert {answer.status_code for answer in refused} == {503}
         assert {answer.headers["Retry-After"] for answer in refused} == {"2"}
         assert "the database has been busy for 10 s; try again" in refused[0].text
@@ -59,6 +61,12 @@ def test_a_database_that_another_process_keeps_locked_stops_no_reader(server: Se
         again = [pool.submit(until, "it is made", rename, _is_made) for _ in range(WRITERS)]
         assert {answer.result().status_code for answer in again} == {200}
     assert server.experiment()["name"] == "new"
+    healthy = partial(server.http.get, "/healthz")
+    until("it is healthy", healthy, lambda answer: answer.status_code == 200)
+
+
+def _is_stalled(answer: Any) -> bool:
+    return bool(answer.status_code == 503)
 
 
 def _is_made(answer: Any) -> bool:

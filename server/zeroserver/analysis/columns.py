@@ -7,15 +7,17 @@ only for some values of another one) is None. Or it is a metric, ``last.GROUP.NA
 """
 
 import difflib
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
 
-from zerolab.contract.leaves import Leaf, leaves
+from zerolab.contract.leaves import Leaf
+from zerolab.contract.leaves import leaves as take_apart
+from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import slot_seconds_in
 from zeroserver.analysis.results import has_result
@@ -36,6 +38,8 @@ __all__ = [
     "measured_of_best",
     "names",
     "no_metric",
+    "on_wire",
+    "read_columns",
     "read_rows",
     "refuse",
 ]
@@ -64,8 +68,6 @@ MADE = frozenset({"slot_seconds", "result"})
 _READ = tuple(name for name in COLUMNS if name not in MADE)
 _OF_RESULT = frozenset({"state", "error", "best_validation", "searcher_steps"})
 """What says whether a trial has a result."""
-_KEPT = 20_000
-"""Trials whose hyperparameters are kept in memory, taken apart."""
 
 
 class Row(NamedTuple):
@@ -90,6 +92,7 @@ def read_rows(
     experiment_id: int,
     now: float | None = None,
     wanted: Collection[str] = COLUMNS,
+    leaves: Mapping[int, Mapping[str, Value]] | None = None,
 ) -> list[Row]:
     """Read all trials of an experiment, the oldest first; two queries, and two for each metric.
 
@@ -98,22 +101,19 @@ def read_rows(
         experiment_id: Whose trials.
         now: In seconds since 1970; until when runs that go on are counted.
         wanted: Columns that are needed besides the id and the hyperparameters.
+        leaves: Hyperparameters that are known already, by the trial; the others are read.
     """
+    known = leaves or {}
     there = {"id", *wanted} & set(_READ)
     if "result" in wanted:
         there |= _OF_RESULT
     names = sorted(there)
     query = (
-        f"SELECT hparams, {', '.join(names)} FROM trials "  # noqa: S608 - our own names
+        f"SELECT id, {', '.join(names)} FROM trials "  # noqa: S608 - our own names
         "WHERE experiment_id = ? ORDER BY id"
     )
     costs: Mapping[int, float] = {}
-    metric = ""
-    if "result" in wanted:
-        query_metric = "SELECT metric FROM experiments WHERE id = ?"
-        metric = next(
-            (name for (name,) in raw_rows(connection, query_metric, (experiment_id,))), ""
-        )
+    metric = _searcher_metric(connection, experiment_id) if "result" in wanted else ""
     if "slot_seconds" in wanted:
         costs = slot_seconds_in(connection, experiment_id, now or time.time())
     measures = {
@@ -123,18 +123,28 @@ def read_rows(
     }
     found = []
     made = bool(measures) or not MADE.isdisjoint(wanted)
-    for text, *cells in raw_rows(connection, query, (experiment_id,)):
+    rows = raw_rows(connection, query, (experiment_id,))
+    missing: Mapping[int, Mapping[str, Value]] = {}
+    if any(row[0] not in known for row in rows):
+        read = raw_rows(connection, _HPARAMS, (experiment_id,))
+        missing = {number: leaves_of(text) for number, text in read if number not in known}
+    for trial_id, *cells in rows:
         values: dict[str, Value] = dict(zip(names, cells, strict=True))
-        found.append(Row(values, leaves_of(text)))
+        found.append(Row(values, known[trial_id] if trial_id in known else missing[trial_id]))
         if not made:
             continue
         for column, measured in measures.items():
-            values[column] = measured.get(cells[names.index("id")])
+            values[column] = measured.get(trial_id)
         if "slot_seconds" in wanted:
-            values["slot_seconds"] = costs.get(cells[names.index("id")], 0.0)
+            values["slot_seconds"] = costs.get(trial_id, 0.0)
         if "result" in wanted:
             values["result"] = has_result(values, metric)
     return found
+
+
+def _searcher_metric(connection: Connection, experiment_id: int) -> str:
+    query = "SELECT metric FROM experiments WHERE id = ?"
+    return next((name for (name,) in raw_rows(connection, query, (experiment_id,))), "")
 
 
 def _measured(
@@ -178,10 +188,62 @@ def _metric(
     return dict(raw_rows(connection, query.format(value), (keys[0][0], *values)))
 
 
-@lru_cache(maxsize=_KEPT)
+def read_columns(
+    connection: Connection, experiment_id: int, now: float, wanted: Sequence[str]
+) -> dict[str, list[Value]] | None:
+    """Read columns of all trials of an experiment that are no hyperparameters, with their ids.
+
+    Args:
+        connection: For reading.
+        experiment_id: Whose trials.
+        now: In seconds since 1970; until when runs that go on are counted.
+        wanted: Names of :data:`COLUMNS`, or of metrics.
+
+    Returns:
+        None if one of the names is neither.
+    """
+    there = {"id", *wanted} & set(_READ)
+    if "result" in wanted:
+        there |= _OF_RESULT
+    names = sorted(there)
+    query = f"SELECT {', '.join(names)} FROM trials WHERE experiment_id = ? ORDER BY id"  # noqa: S608
+    rows = raw_rows(connection, query, (experiment_id,))
+    read = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
+    found: dict[str, list[Value]] = {name: read.get(name, []) for name in names}
+    ids: list[int] = read.get("id", [])
+    for column in wanted:
+        if column == "slot_seconds":
+            costs = slot_seconds_in(connection, experiment_id, now) if rows else {}
+            found[column] = [costs.get(each, 0.0) for each in ids]
+        elif column == "result":
+            fields = [found[name] for name in sorted(_OF_RESULT)]
+            keys = sorted(_OF_RESULT)
+            metric = _searcher_metric(connection, experiment_id)
+            found[column] = [
+                has_result(dict(zip(keys, each, strict=True)), metric)
+                for each in zip(*fields, strict=True)
+            ]
+        elif column not in found:
+            measured = _measured(connection, experiment_id, column)
+            if measured is None:
+                return None
+            found[column] = [measured.get(each) for each in ids]
+    return {name: found[name] for name in dict.fromkeys(("id", *wanted))}
+
+
+def on_wire(value: Value) -> Value:
+    """Return a value as JSON has it: infinities and NaN are texts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return wire_number(value)
+    return value
+
+
+_HPARAMS = "SELECT id, hparams FROM trials WHERE experiment_id = ?"
+
+
 def leaves_of(text: str) -> Mapping[str, Value]:
     """Take hyperparameters apart, as they are stored."""
-    return leaves(msgspec.json.decode(text))
+    return take_apart(msgspec.json.decode(text))
 
 
 def names(rows: Sequence[Row]) -> list[str]:

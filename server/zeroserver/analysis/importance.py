@@ -3,15 +3,21 @@
 numpy is loaded when it is first asked for: a server that nobody asks does without.
 """
 
+import asyncio
 import math
-import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from zeroserver.analysis.columns import Row, Value, names
+from sqlalchemy import Connection
 
-__all__ = ["LEAST_TRIALS", "METHOD", "Found", "Importances", "importance"]
+from zeroserver.analysis.columns import Row, Value, names
+from zeroserver.store.database import raw_rows
+
+__all__ = ["LEAST_TRIALS", "METHOD", "Found", "Importances", "importance", "state_of"]
 
 LEAST_TRIALS = 10
 """With a finite result, and different values."""
@@ -21,6 +27,11 @@ _MOST_TRIALS = 3000
 _BINS = 32
 """Codes of an ordered hyperparameter: its quantiles."""
 _KEPT = 64
+_THREADS = 2
+_LONG_S = 0.5
+"""Processor time of a result that is kept for a while although trials change."""
+_RARELY = 20.0
+"""Times its processor time."""
 
 METHOD = (
     "Permutation importance, out of bag, on a random forest of 48 regression trees (Breiman, "
@@ -108,24 +119,74 @@ def _coded(values: Sequence[Value]) -> tuple[Sequence[int], bool]:
     return [-1 if value is None else kinds[repr(value)] for value in values], True
 
 
-class Importances:
-    """Importance of several experiments, found out when it is asked for, and again when it changed.
+def state_of(connection: Connection, experiment_id: int) -> int:
+    """Return a number that changes with the trials of an experiment and their results."""
+    query = "SELECT id, best_validation FROM trials WHERE experiment_id = ? ORDER BY id"
+    return hash(tuple(raw_rows(connection, query, (experiment_id,))))
 
-    One is found out at a time: others who ask wait, and most of them get the same answer.
+
+@dataclass(frozen=True)
+class _Kept:
+    state: int
+    found: Found
+    fresh_until: float
+    """Monotonic time until which it is good although trials have changed."""
+
+
+class Importances:
+    """Importance in several experiments, computed when it is requested and trials have changed.
+
+    Two threads of its own compute, so that requests for one experiment neither hold up those for
+    another nor take the threads that answer everything else. An experiment is computed once at a
+    time: others who request it meanwhile get the same result. One that takes long is computed
+    less often.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[int, tuple[int, Found]] = OrderedDict()
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._going: dict[int, asyncio.Task[Found]] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, "importance")
 
-    def of(self, experiment_id: int, rows: Sequence[Row], *, smaller_is_better: bool) -> Found:
-        """Return the importance in an experiment; ``rows`` are all its trials."""
-        state = hash(tuple((row.values["id"], row.values["best_validation"]) for row in rows))
-        with self._lock:
-            known = self._kept.get(experiment_id)
-            if known is None or known[0] != state:
-                known = (state, importance(rows, smaller_is_better=smaller_is_better))
-                self._kept[experiment_id] = known
-                while len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
-            return known[1]
+    async def of(self, experiment_id: int, state: int, compute: Callable[[], Found]) -> Found:
+        """Return the importance in an experiment; called by the event loop.
+
+        Args:
+            experiment_id: Which.
+            state: What :func:`state_of` says.
+            compute: Computes it; any thread may.
+        """
+        kept = self._kept.get(experiment_id)
+        if kept is not None and (kept.state == state or time.monotonic() < kept.fresh_until):
+            return kept.found
+        task = self._going.get(experiment_id)
+        if task is None:
+            task = asyncio.create_task(self._compute(experiment_id, state, compute))
+            task.add_done_callback(_note_failure)
+            self._going[experiment_id] = task
+        return await asyncio.shield(task)  # who goes away leaves it to the others
+
+    async def _compute(self, experiment_id: int, state: int, compute: Callable[[], Found]) -> Found:
+        loop = asyncio.get_running_loop()
+        try:
+            found, spent = await loop.run_in_executor(self._threads, _timed, compute)
+            fresh_until = time.monotonic() + (_RARELY * spent if spent > _LONG_S else 0.0)
+            self._kept[experiment_id] = _Kept(state, found, fresh_until)
+            self._kept.move_to_end(experiment_id)
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return found
+        finally:
+            del self._going[experiment_id]
+
+
+def _note_failure(task: "asyncio.Task[Found]") -> None:
+    """Look at a task's error, which nobody may wait for any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _timed(compute: Callable[[], Found]) -> tuple[Found, float]:
+    """Compute; return the result and the processor time."""
+    begin = time.thread_time()
+    found = compute()
+    return found, time.thread_time() - begin

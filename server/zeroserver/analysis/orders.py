@@ -23,7 +23,14 @@ from zeroserver.analysis.choice import (
     read_place,
     write_cursor,
 )
-from zeroserver.analysis.columns import PREFIX, Value, check_column, leaves_of, refuse
+from zeroserver.analysis.columns import (
+    PREFIX,
+    Value,
+    check_column,
+    leaves_of,
+    on_wire,
+    refuse,
+)
 from zeroserver.store.database import raw_rows
 
 __all__ = ["Orders"]
@@ -32,6 +39,9 @@ _EXPERIMENTS = 8
 """Of which something is kept: those that were asked for last."""
 _COLUMNS = 8
 """Orders that are kept of an experiment, and as many conditions."""
+
+_CELLS = 200
+"""Hyperparameters of an experiment of which the column is kept."""
 
 _COUNT = "SELECT count(*) FROM trials WHERE experiment_id = ?"
 _NEW = "SELECT id, hparams FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
@@ -47,6 +57,10 @@ class _Started:
     """Places of all trials, by the column with its ``-``."""
     held: OrderedDict[bytes, frozenset[int]] = field(default_factory=OrderedDict)
     """Trials for which a condition holds, by the condition."""
+    cells: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
+    """JSON of the values of a hyperparameter in all trials, by its name."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of this experiment: others are not held up."""
 
     def refresh(self, connection: Connection, experiment_id: int) -> None:
         """Take in the trials that have joined, and forget those that were deleted."""
@@ -64,6 +78,17 @@ class _Started:
     def _forget(self) -> None:
         self.orders.clear()
         self.held.clear()
+        self.cells.clear()
+
+    def column(self, name: str) -> msgspec.Raw:
+        """Return the JSON of a hyperparameter in all trials, the oldest first."""
+        found = self.cells.get(name)
+        if found is None:
+            values = [on_wire(each.get(name)) for each in self.leaves.values()]
+            found = self.cells[name] = msgspec.Raw(msgspec.json.encode(values))
+            if len(self.cells) > _CELLS:
+                self.cells.popitem(last=False)
+        return found
 
     def check(self, asked: Sequence[tuple[str, str]]) -> None:
         """Refuse hyperparameters that no trial has.
@@ -131,8 +156,48 @@ class Orders:
             self._known.move_to_end(experiment_id)
             if len(self._known) > _EXPERIMENTS:
                 self._known.popitem(last=False)
+        with started.lock:
             started.refresh(connection, experiment_id)
             yield started
+
+    def leaves(self, connection: Connection, experiment_id: int) -> dict[int, Mapping[str, Value]]:
+        """Return the hyperparameters of all trials, by the trial, the oldest first."""
+        with self._started(connection, experiment_id) as started:
+            return dict(started.leaves)
+
+    def columns(
+        self,
+        connection: Connection,
+        experiment_id: int,
+        ids: Sequence[int],
+        names: Sequence[str] | None,
+    ) -> dict[str, msgspec.Raw] | None:
+        """Return hyperparameters of an experiment's trials as columns of JSON.
+
+        Args:
+            connection: For reading.
+            experiment_id: Whose trials.
+            ids: Those that the columns must have, the oldest first.
+            names: Which hyperparameters; all when None.
+
+        Returns:
+            None if there are other trials by now.
+
+        Raises:
+            ConfigError: If no trial has one of them.
+        """
+        with self._started(connection, experiment_id) as started:
+            if len(ids) != len(started.leaves) or (
+                ids and ids[-1] != next(reversed(started.leaves))
+            ):
+                return None
+            if names is None:
+                names = list(
+                    dict.fromkeys(name for each in started.leaves.values() for name in each)
+                )
+            else:
+                started.check([(PREFIX + name, "column") for name in names])
+            return {name: started.column(name) for name in names}
 
     def holding(
         self, connection: Connection, experiment_id: int, where: Sequence[Condition]

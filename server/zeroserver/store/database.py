@@ -159,6 +159,11 @@ class Database:
         self._ending = False
         self.groups = 0
         self.jobs = 0
+        self._progress_at: float | None = None
+        """When the writer last finished something, or found something to do; None while idle."""
+        self._locked = False
+        """Whether the last attempt met a lock of another process."""
+        self._disk_full_at: float | None = None
         self.longest_job_s = 0.0
         """Most processor time that one job took."""
 
@@ -182,6 +187,17 @@ class Database:
     def waiting(self) -> int:
         """How many jobs wait for the writer."""
         return self._queue.qsize()
+
+    @property
+    def stalled_s(self) -> float:
+        """For how many seconds changes have waited without one being made; 0 while idle."""
+        since = self._progress_at
+        return 0.0 if since is None else time.monotonic() - since
+
+    def disk_was_full(self, within_s: float) -> bool:
+        """Whether a change failed within the last seconds because the disk was full."""
+        at = self._disk_full_at
+        return at is not None and time.monotonic() - at < within_s
 
     @property
     def started(self) -> bool:
@@ -275,9 +291,14 @@ class Database:
     def _take(self, group: list[_Pending]) -> bool:
         """Fill a group with what waits; return False when there is nothing and the end has come."""
         while len(group) < _GROUP and not self._ending:
-            if group and self._queue.empty():
-                break
+            if self._queue.empty():
+                if group:
+                    break
+                if not self._locked:
+                    self._progress_at = None
             pending = self._queue.get()
+            if self._progress_at is None:
+                self._progress_at = time.monotonic()
             if pending is None:
                 self._ending = True
             else:
@@ -293,6 +314,7 @@ class Database:
                 self._commit(group[:1])
                 group = group[1:]
         except _LockedError as error:
+            self._locked = True
             logger.warning("the database is locked: %s", error)
         return [pending for pending in group if not _given_up(pending)]
 
@@ -317,7 +339,9 @@ class Database:
                 return False
             if group[0].begin():
                 group[0].future.set_exception(self.told(error))
+            self._note_progress()
             return True
+        self._note_progress()
         self.groups += 1
         self.jobs += len(answers)
         self._follow_up([pending for pending, _, _ in answers])
@@ -327,6 +351,9 @@ class Database:
             else:
                 pending.future.set_exception(failed)
         return True
+
+    def _note_progress(self) -> None:
+        self._progress_at, self._locked = time.monotonic(), False
 
     def _timed(self, job: Job[T], transaction: Transaction) -> T:
         """Run a job; note its processor time, and name in the log a job that took far too much."""
@@ -357,7 +384,9 @@ class Database:
             told = StoreError("too many ask at once; try again")
         elif isinstance(found, self._driver.OperationalError | self._driver.InterfaceError):
             logger.warning("the database failed: %s", found)
-            told = StoreError.of(str(found))
+            told = full = StoreError.of(str(found))
+            if full.disk_full:
+                self._disk_full_at = time.monotonic()
         elif isinstance(found, self._driver.InternalError) or type(found) is damaged:
             self._tell_damage(str(found))
             told = StoreError.of_damage(str(found))

@@ -1,8 +1,11 @@
 """What the trials of an experiment tell together: order, conditions, cost, importance."""
 
+import asyncio
 import json
 import math
 import random
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from tests.server.helpers import (
     training,
     validation,
 )
+from tests.waiting import DEADLINE_S
 from zerolab.contract.leaves import leaves
 from zeroserver.analysis.columns import Row, read_rows
 from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
@@ -475,11 +479,67 @@ def test_mixed_texts_numbers_and_truths_are_categories() -> None:
 
 
 def test_importance_is_found_out_again_only_when_trials_have_changed() -> None:
-    rows = made_rows(30)
     kept = Importances()
-    first = kept.of(1, rows, smaller_is_better=True)
-    assert kept.of(1, made_rows(30), smaller_is_better=True) is first
-    assert kept.of(1, made_rows(31), smaller_is_better=True) is not first
+
+    def compute(trials: int) -> Found:
+        return importance(made_rows(trials), smaller_is_better=True)
+
+    async def ask() -> None:
+        first = await kept.of(1, 7, partial(compute, 30))
+        assert await kept.of(1, 7, partial(compute, 30)) is first
+        assert await kept.of(1, 8, partial(compute, 31)) is not first
+
+    asyncio.run(ask())
+
+
+def test_importance_of_one_experiment_does_not_block_another() -> None:
+    kept = Importances()
+    started, release, computed = threading.Event(), threading.Event(), []
+
+    def slow() -> Found:
+        computed.append(1)
+        started.set()
+        assert release.wait(DEADLINE_S)
+        return Found(1, None, [])
+
+    async def ask() -> None:
+        slow_ones = [asyncio.create_task(kept.of(1, 7, slow)) for _ in range(60)]
+        assert await asyncio.to_thread(started.wait, DEADLINE_S)
+        assert (await kept.of(2, 7, lambda: Found(2, None, []))).trials == 2
+        release.set()
+        assert {found.trials for found in await asyncio.gather(*slow_ones)} == {1}
+
+    asyncio.run(ask())
+    assert computed == [1]
+
+
+def test_columns_follow_new_and_deleted_trials(server: Server) -> None:
+    custom = {"name": "custom", "metric": "loss", "max_length": 100}
+    server.submit(searcher=custom)
+
+    def create(after: int, *numbers: int) -> None:
+        operations = [
+            {"kind": "create", "trial_id": each, "hparams": {"lr": each / 10, f"only{each}": None}}
+            for each in numbers
+        ]
+        body = {"after": after, "handled": max(after, 0), "operations": operations}
+        server.post("/experiments/1/searcher/operations", body)
+
+    def lr() -> Any:
+        return server.get("/experiments/1/columns")["columns"]["hparams.lr"]
+
+    create(-1, 1, 2)
+    assert lr() == [0.1, 0.2]
+    create(0, 3)
+    assert lr() == [0.1, 0.2, 0.3]
+    where = json.dumps([["hparams.lr", ">", 0.15]])
+    found = server.get("/experiments/1/columns", where=where, column=["id", "hparams.only3"])
+    assert found["columns"] == {"id": [2, 3], "hparams.only3": [None, None]}
+    server.act("kill")
+    server.request("DELETE", "/trials/2")
+    assert lr() == [0.1, 0.3]
+    asked = server.http.get("/api/v1/experiments/1/columns", params={"column": "hparams.only2"})
+    assert asked.status_code == 422
 
 
 def test_importance_is_told_with_its_method_and_its_limits(server: Server) -> None:

@@ -212,7 +212,7 @@ def ended(home: Path) -> tuple[int, str]:
 
 
 def test_a_server_on_a_full_disk_says_that_it_needs_room(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "1m") as disk:
+    with mounted(tmp_path / "disk", "4m") as disk:
         with serve(disk):
             pass
         with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
@@ -381,6 +381,30 @@ def test_a_full_disk_and_a_locked_database_lose_nothing(tmp_path: Path) -> None:
             assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     finally:
         live.close()
+
+
+@pytest.mark.processes
+def test_health_reports_full_disk(tmp_path: Path) -> None:
+    """Also while the log of the database has room, in which a page could be written again."""
+    with mounted(tmp_path / "disk", "16m") as disk:
+        (disk / "home").mkdir()
+        live = LiveServer(disk / "home")
+        live.log = tmp_path / "server.log"
+        live.start()
+        try:
+            until("it is healthy", health(live), lambda status: status == 200)
+            with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+                while filler.write(bytes(4096)):
+                    pass
+            until("its health says so", health(live), lambda status: status == 507)
+            assert [health(live)() for _ in range(3)] == [507] * 3
+            (disk / "filler").unlink()
+            until("its health is back", health(live), lambda status: status == 200)
+            assert live.stop() == 0
+            assert "never retrieved" not in live.log.read_text()
+            assert "Traceback" not in live.log.read_text()
+        finally:
+            live.close()
 
 
 FULL = {

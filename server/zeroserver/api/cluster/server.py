@@ -78,7 +78,7 @@ def renew_token(services: ServicesDep, principal: PrincipalDep) -> Response:
 
 @router.get("/healthz", responses=answer(Health))
 async def get_health(services: ServicesDep) -> Response:
-    """Answer if the server is up, its database can be read and its disk has room."""
+    """Answer if the server is up, its database can be read and written and its disk has room."""
     await services.probe()
     return respond(Health(status="ok"))
 
@@ -105,6 +105,17 @@ def get_numbers(services: ServicesDep, connection: ReadDep) -> PlainTextResponse
         ("start_time_seconds", "Start of the server since 1970.", services.started_at),
         ("write_groups_total", "Database transactions committed.", services.database.groups),
         ("write_jobs_total", "Changes committed.", services.database.jobs),
+        ("write_jobs_waiting", "Changes that wait for the writer.", services.database.waiting),
+        (
+            "write_stalled_seconds",
+            "Time without a change while some wait.",
+            services.database.stalled_s,
+        ),
+        (
+            "write_longest_job_cpu_seconds",
+            "Most CPU that one change took.",
+            services.database.longest_job_s,
+        ),
     ):
         kind = "counter" if name.endswith("_total") else "gauge"
         full = f"zerolab_{name}"

@@ -1,13 +1,11 @@
 """What the trials of an experiment tell together."""
 
-import math
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Query, Response
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
-from zerolab.contract.wire import wire_number
 from zeroserver.analysis.best import best_so_far
 from zeroserver.analysis.choice import check_columns, conditions, kept
 from zeroserver.analysis.columns import (
@@ -19,10 +17,12 @@ from zeroserver.analysis.columns import (
     measured_of_best,
     names,
     no_metric,
+    on_wire,
+    read_columns,
     read_rows,
     refuse,
 )
-from zeroserver.analysis.importance import METHOD
+from zeroserver.analysis.importance import METHOD, Found, importance, state_of
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath, Where, answer
 from zeroserver.api.reading import ReadingRoute
@@ -36,7 +36,7 @@ from zeroserver.api.resources import (
     TrialColumns,
 )
 from zeroserver.api.rows import iso, respond
-from zeroserver.services import ReadDep, ServicesDep
+from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.schema import experiments
 
 __all__ = ["router"]
@@ -77,12 +77,41 @@ def get_columns(
     """Read the trials of an experiment as columns: hyperparameters, metrics, cost."""
     queries.one(connection, experiments, experiment_id)
     wanted = conditions(where)
+    if not wanted:
+        found = _whole(services, connection, experiment_id, column)
+        if found is not None:
+            return respond(TrialColumns(found))
     needed = {*(column or COLUMNS), *(each[0] for each in wanted)}
-    rows = read_rows(connection, experiment_id, services.world.clock(), needed)
+    leaves = services.orders.leaves(connection, experiment_id)
+    rows = read_rows(connection, experiment_id, services.world.clock(), needed, leaves)
     shown = column or [*COLUMNS, *(PREFIX + name for name in names(rows))]
     check_columns(rows, wanted, shown, "column")
-    found = kept(rows, wanted)
-    return respond(TrialColumns({name: _cells(found, name) for name in shown}))
+    holding = kept(rows, wanted)
+    return respond(TrialColumns({name: _cells(holding, name) for name in shown}))
+
+
+def _whole(
+    services: Services, connection: Connection, experiment_id: int, column: Sequence[str] | None
+) -> dict[str, Any] | None:
+    """Read columns of all trials; hyperparameters never change, so their JSON is kept.
+
+    Returns:
+        None if a column is unknown, or trials were created or deleted meanwhile.
+    """
+    plain = [name for name in column or COLUMNS if not name.startswith(PREFIX)]
+    now = services.world.clock()
+    read = read_columns(connection, experiment_id, now, plain)
+    if read is None:
+        return None
+    hparams = [name.removeprefix(PREFIX) for name in column or () if name.startswith(PREFIX)]
+    kept = services.orders.columns(
+        connection, experiment_id, cast("list[int]", read["id"]), hparams if column else None
+    )
+    if kept is None:
+        return None
+    cells: dict[str, Any] = {name: _told(read[name]) for name in plain}
+    cells |= {PREFIX + name: raw for name, raw in kept.items()}
+    return {name: cells[name] for name in column or cells}
 
 
 def _cells(rows: list[Row], column: str) -> list[Any]:
@@ -90,10 +119,7 @@ def _cells(rows: list[Row], column: str) -> list[Any]:
 
 
 def _told(values: Iterable[Value]) -> list[Any]:
-    return [
-        wire_number(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for value in values
-    ]
+    return [on_wire(value) for value in values]
 
 
 @router.get("/{experiment_id}/search-progress", responses=answer(SearchProgress))
@@ -108,12 +134,21 @@ def get_search_progress(connection: ReadDep, experiment_id: IdPath) -> Response:
 
 
 @router.get("/{experiment_id}/importance", responses=answer(Importance))
-def get_importance(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> Response:
+async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Response:
     """Find out which hyperparameters matter for the searcher's metric; kept until trials change."""
-    row = queries.one(connection, experiments, experiment_id)
-    rows = read_rows(connection, experiment_id)
-    found = services.importances.of(
-        experiment_id, rows, smaller_is_better=bool(row["smaller_is_better"])
-    )
+
+    def read_state(connection: Connection) -> tuple[bool, int]:
+        row = queries.one(connection, experiments, experiment_id)
+        return bool(row["smaller_is_better"]), state_of(connection, experiment_id)
+
+    smaller_is_better, state = await services.read(read_state)
+
+    def compute() -> Found:
+        with services.database.read() as connection:
+            leaves = services.orders.leaves(connection, experiment_id)
+            rows = read_rows(connection, experiment_id, wanted=("best_validation",), leaves=leaves)
+        return importance(rows, smaller_is_better=smaller_is_better)
+
+    found = await services.importances.of(experiment_id, state, compute)
     shares = [HparamShare(*share) for share in found.shares]
     return respond(Importance(METHOD, found.trials, found.explained, shares, found.problem))
