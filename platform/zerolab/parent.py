@@ -1,15 +1,17 @@
-"""A process that ends when the one that started it does.
+"""Settings of a process in the kernel: it dies with its parent, others cannot inspect it.
 
 It stands apart from :mod:`zerolab.linux` for what is started for every trial: this imports little.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
 
-__all__ = ["die_with_parent"]
+__all__ = ["die_with_parent", "forbid_inspection"]
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 
 
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
@@ -29,3 +31,13 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
         return
     if os.getppid() != parent:
         os.kill(os.getpid(), with_signal)
+
+
+def forbid_inspection() -> None:
+    """Keep other processes of this user from reading our memory, files and environment.
+
+    It lasts until the next exec, so what we start is not protected. Root may still read everything.
+    Elsewhere than on Linux it does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -40,6 +40,11 @@ class Home:
         return self.path / "token"
 
     @property
+    def agent_token_file(self) -> Path:
+        """Holds the join token of agents: it is valid for the routes of agents only."""
+        return self.path / "agent.token"
+
+    @property
     def keys_file(self) -> Path:
         """Holds the keys with which the server signs tokens of runs and cookies of browsers."""
         return self.path / "keys.json"
@@ -152,44 +157,71 @@ class Home:
 
     def read_token(self) -> str | None:
         """Return the owner's token, or None before the first start."""
-        try:
-            return self.token_file.read_text(encoding="ascii").strip() or None
-        except FileNotFoundError:
-            return None
+        return _read_token(self.token_file)
 
     def ensure_token(self) -> str:
         """Return the owner's token, made at random the first time.
 
         Two processes that ask at once get the same one. A file that others can read is closed.
         """
-        token = self.read_token()
-        if token is not None:
-            self._close_token()
-        if token is None:
-            create_private(self.token_file, f"{secrets.token_urlsafe(32)}\n".encode())
-            token = self.read_token()
-        return token or self.replace_token()  # an emptied file
+        return _ensure_token(self.token_file, "zerolab token --renew")
+
+    def replace_token(self) -> str:
+        """Put a new random token in place of the owner's; return it."""
+        return _replace_token(self.token_file)
+
+    def read_agent_token(self) -> str | None:
+        """Return the join token of agents, or None before the first start of a server."""
+        return _read_token(self.agent_token_file)
+
+    def ensure_agent_token(self) -> str:
+        """Return the join token of agents, made at random the first time."""
+        return _ensure_token(self.agent_token_file, "zerolab agent token --renew")
+
+    def replace_agent_token(self) -> str:
+        """Put a new random join token in place of the agents'; return it."""
+        return _replace_token(self.agent_token_file)
 
     def ensure_id(self) -> str:
         """Return this installation's name in storages, made at random the first time."""
         create_private(self.id_file, f"{secrets.token_hex(4)}\n".encode())
         return self.id_file.read_text(encoding="ascii").strip()
 
-    def _close_token(self) -> None:
-        mode = stat.S_IMODE(self.token_file.stat().st_mode)
-        if not mode & 0o077:
-            return
-        with contextlib.suppress(OSError):  # another owner's, or a disk that knows no modes
-            self.token_file.chmod(0o600)
-        logger.warning(
-            "%s could be read by others (mode %03o) and is closed now; if someone may have read "
-            "it, make a new one: zerolab token --renew",
-            self.token_file,
-            mode,
-        )
 
-    def replace_token(self) -> str:
-        """Put a new random token in place of the old; return it."""
-        token = secrets.token_urlsafe(32)
-        write_atomic(self.token_file, f"{token}\n".encode())
-        return token
+def _read_token(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="ascii").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _ensure_token(file: Path, renewal: str) -> str:
+    token = _read_token(file)
+    if token is not None:
+        _close_token(file, renewal)
+    if token is None:
+        create_private(file, f"{secrets.token_urlsafe(32)}\n".encode())
+        token = _read_token(file)
+    return token or _replace_token(file)  # an emptied file
+
+
+def _replace_token(file: Path) -> str:
+    token = secrets.token_urlsafe(32)
+    write_atomic(file, f"{token}\n".encode())
+    return token
+
+
+def _close_token(file: Path, renewal: str) -> None:
+    """Make a token file private again, and say how to get a new token."""
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if not mode & 0o077:
+        return
+    with contextlib.suppress(OSError):  # another owner's, or a disk that knows no modes
+        file.chmod(0o600)
+    logger.warning(
+        "%s could be read by others (mode %03o) and is closed now; if someone may have read "
+        "it, make a new one: %s",
+        file,
+        mode,
+        renewal,
+    )

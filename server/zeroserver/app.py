@@ -76,7 +76,13 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
     )
     services = _services(settings)
     app.state.services = services
-    app.add_middleware(Guard, keys=services.keys, settings=settings)
+    app.add_middleware(
+        Guard,
+        keys=services.keys,
+        settings=settings,
+        routes=app.router.routes,
+        has_ended=services.has_ended,
+    )
     install_error_handlers(app)
     app.router.routes.extend(_routes())
     _add_page(app, static)
@@ -117,7 +123,7 @@ def _services(settings: Settings) -> Services:
         loop = services.loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(journal.publish, changes)
+                loop.call_soon_threadsafe(services.publish, changes)
 
     url = settings.database_url or sqlite_url(home.database)
     database = Database(url, publish, settings.synchronous)

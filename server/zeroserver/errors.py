@@ -24,6 +24,7 @@ from zerolab.errors import (
 
 __all__ = [
     "BusyError",
+    "ExpiredTokenError",
     "StoreError",
     "TooLargeError",
     "UnauthorizedError",
@@ -102,12 +103,17 @@ class BusyError(ZerolabError):
     """As many of a kind of request are going on as this server takes at a time."""
 
 
+class ExpiredTokenError(StaleRunError):
+    """The token of a run that has ended."""
+
+
 class UnauthorizedError(ForbiddenError):
     """No token, or one that this server does not know."""
 
 
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     # The first class that fits decides.
+    (ExpiredTokenError, 401, "stale_run"),
     (ConfigError, 422, "config"),
     (NotFoundError, 404, "not_found"),
     (StaleRunError, 409, "stale_run"),

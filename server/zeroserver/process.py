@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from zerolab.contract.ports import read_port
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
+from zerolab.parent import forbid_inspection
 from zerolab.paths import Home
 from zeroserver.access.connections import Patience, protocol_of, raise_file_limit
 from zeroserver.app import create_app, prepare
@@ -69,6 +70,7 @@ class _Server(uvicorn.Server):
 def main(arguments: list[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments)
+    forbid_inspection()  # the token and the keys are in our memory
     os.umask(0o077)  # what the server writes is its owner's alone
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

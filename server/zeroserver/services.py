@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
 from zeroserver.access.keys import Keys
+from zeroserver.access.open_runs import OpenRuns
 from zeroserver.analysis.importance import Importances
 from zeroserver.analysis.orders import Orders
 from zeroserver.errors import StoreError
@@ -24,7 +25,7 @@ from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.trials import carry_out_more
 from zeroserver.settings import Settings
-from zeroserver.store.database import Database, Transaction
+from zeroserver.store.database import Change, Database, Transaction
 from zeroserver.store.orphans import ROWS, remove_part
 
 __all__ = ["ReadDep", "Services", "ServicesDep", "services_of", "settle_memory"]
@@ -62,6 +63,7 @@ class Services:
     policies: PolicySearch = field(init=False, repr=False)
     exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
     """Held by each export that is on its way."""
+    open_runs: OpenRuns = field(default_factory=OpenRuns, repr=False)
     importances: Importances = field(default_factory=Importances, repr=False)
     orders: Orders = field(default_factory=Orders, repr=False)
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -70,6 +72,20 @@ class Services:
 
     def __post_init__(self) -> None:
         self.policies = PolicySearch(self.database)
+
+    def publish(self, changes: list[Change]) -> None:
+        """Pass on what was committed; on the event loop's thread."""
+        self.open_runs.note(changes)
+        self.journal.publish(changes)
+
+    def wake_agents(self) -> None:
+        """Answer the long polls of agents now: a token was renewed. Any thread may call it."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.hub.ring, "agents")
+
+    async def has_ended(self, run_id: int) -> bool:
+        """Check whether a run has ended."""
+        return await self.open_runs.has_ended(run_id, self.read)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Answer a question to the database without blocking the event loop."""

@@ -29,7 +29,6 @@ def end_of(spec: RunSpec, directory: Path, *, stopped: bool = False) -> Outcome:
             WorkItem(1, "run", spec, "/nowhere", [0]),
             folder,
             client,
-            token="",
             environment={},
             launcher=LocalLauncher(home, []),
             closing=closing,

@@ -67,7 +67,7 @@ class Farm:
         kept = {k: v for k, v in os.environ.items() if k not in {ENV_MASTER, ENV_TOKEN}}
         environment = kept | {ENV_HOME: str(self.path / (home or name)), "CUDA_VISIBLE_DEVICES": ""}
         words = ["agent", "start", "--server", self.server.url]
-        words += ["--token", token or self.server.token]
+        environment[ENV_TOKEN] = token or self.server.agent_token
         words += [] if "--resource-manager" in options else ["--cpu"]
         with self.log(home or name).open("ab") as log:
             return subprocess.Popen(
@@ -254,10 +254,10 @@ def test_an_agent_that_gets_no_work_says_why_once_and_one_that_is_refused_ends(
     line = told.splitlines()[-1]
     assert "a valid token is needed" in line
     assert "Traceback" not in told
-    assert line.endswith("; `zerolab token` prints it there, and --token takes it")
+    assert line.endswith("; `zerolab agent token` prints it there, and --token-file reads it here")
     farm.await_state("a", "ready")
     farm.server.stop()
-    Home(farm.server.home).replace_token()
+    Home(farm.server.home).replace_agent_token()
     farm.agents["early"] = farm.spawn("early")
     nobody = "asking goes on: no Zerolab server answers"
     for name in ("a", "early"):

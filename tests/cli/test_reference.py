@@ -43,7 +43,7 @@ def options(command: Any) -> set[str]:
     return {
         name
         for one in command.params
-        if one.param_type_name != "argument"
+        if one.param_type_name != "argument" and not one.hidden
         for name in (*one.opts, *one.secondary_opts)
     }
 

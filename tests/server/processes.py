@@ -54,6 +54,10 @@ class LiveServer:
     def token(self) -> str:
         return (self.home / "token").read_text().strip()
 
+    @property
+    def agent_token(self) -> str:
+        return (self.home / "agent.token").read_text().strip()
+
     def start(self) -> None:
         """Start it, on the port it had before, and wait until it listens."""
         (self.home / "server.json").unlink(missing_ok=True)

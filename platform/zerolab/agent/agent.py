@@ -54,7 +54,6 @@ class Agent:
     Args:
         home: Holds the runs; one agent at a time.
         client: The server.
-        token: Handed to the ranks.
         launcher: Starts the ranks; has the slots that are offered.
         for_hosts: Starts those that name machines of a hostfile; ``launcher`` does when None.
         name: Of this agent; the machine's when empty.
@@ -65,7 +64,6 @@ class Agent:
         self,
         home: Home,
         client: Client,
-        token: str,
         launcher: Launcher,
         for_hosts: Launcher | None = None,
         *,
@@ -74,7 +72,6 @@ class Agent:
     ) -> None:
         self._home = home
         self._client = client
-        self._token = token
         self._slots = list(launcher.offers())
         self._name = name or socket.gethostname()
         self._pool = pool
@@ -286,7 +283,6 @@ class Agent:
             item,
             folder,
             self._client,
-            token=self._token,
             environment=environment,
             launcher=self._for_hosts if item.spec.hosts else self._launcher,
             closing=self._closing,

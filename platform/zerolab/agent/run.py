@@ -74,7 +74,6 @@ class Run:
         item: What to run.
         folder: Its directory; made here.
         client: The server.
-        token: For the ranks, when the item brings none.
         environment: Variables for the ranks: threads, devices.
         launcher: Starts the ranks.
         closing: Set when the agent ends: what the server does not take then stays on disk.
@@ -87,7 +86,6 @@ class Run:
         folder: RunFolder,
         client: Client,
         *,
-        token: str,
         environment: Mapping[str, str],
         launcher: Launcher,
         closing: threading.Event,
@@ -99,7 +97,6 @@ class Run:
         self._item = item
         self._folder = folder
         self._client = client
-        self._token = token
         self._environment = environment
         self._launcher = launcher
         self._closing = closing
@@ -206,7 +203,6 @@ class Run:
             run_dir=str(folder.path),
             checkpoint_cache=str(self._cache),
             master=self._client.url,
-            token=self._item.spec.token or self._token,
         )
         write_run_spec(spec, folder.spec)
         refused = _storage_problem(spec)

@@ -15,7 +15,16 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["ExperimentId", "TrialId", "connect", "id_of", "named_master", "server_url", "token_of"]
+__all__ = [
+    "ExperimentId",
+    "TrialId",
+    "connect",
+    "id_of",
+    "named_master",
+    "own_server",
+    "server_url",
+    "token_of",
+]
 
 
 def id_of(noun: str) -> Callable[[str], int]:
@@ -64,6 +73,19 @@ def token_of(home: Home) -> str:
     return os.environ.get(ENV_TOKEN) or home.read_token() or ""
 
 
+def own_server(home: Home) -> str:
+    """Return the address of the server.
+
+    Raises:
+        UnreachableError: If no server of this installation has been started, and none is named.
+    """
+    url = server_url(home)
+    if url is None:
+        msg = f"no server runs for the data directory {home.path}; start one with `zerolab up`"
+        raise UnreachableError(msg)
+    return url
+
+
 def connect(home: Home | None = None, *, timeout_s: float = 60.0) -> "Client":
     """Connect to the server.
 
@@ -73,8 +95,5 @@ def connect(home: Home | None = None, *, timeout_s: float = 60.0) -> "Client":
     from zerolab.client.http import Client
 
     home = home or Home.default()
-    url = server_url(home)
-    if url is None:
-        msg = f"no server runs for the data directory {home.path}; start one with `zerolab up`"
-        raise UnreachableError(msg)
+    url = own_server(home)
     return Client(url, token_of(home), timeout_s=timeout_s, newer_token=lambda: token_of(home))

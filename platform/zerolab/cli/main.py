@@ -12,7 +12,7 @@ from zerolab.cli.cluster import agent, job, pool, task
 from zerolab.cli.connection import shown_by
 from zerolab.cli.groups import Group, Root
 from zerolab.cli.local import database, deepspeed_command, doctor, installation, running
-from zerolab.contract.spec import ENV_MASTER
+from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ZerolabError
 
 __all__ = ["app", "main"]
@@ -82,6 +82,10 @@ tools.add_to(app)
 
 def main() -> None:
     """Run the command; a user's mistake is one message and exit code 2."""
+    if ENV_TOKEN in os.environ:
+        from zerolab.parent import forbid_inspection
+
+        forbid_inspection()
     try:
         app()
     except ZerolabError as error:

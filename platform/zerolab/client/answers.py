@@ -70,15 +70,15 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
         text = " ".join(response.text.split())[:500]  # one line of the page of another server
         message = f"{response.request.method} {response.request.url.path}: {text}"
     error: ZerolabError
-    if status in {401, 403}:
+    if kind == "stale_run":  # also 401, of a token that has expired
+        error = StaleRunError(message)
+    elif status in {401, 403}:
         error = ForbiddenError(
             f"{url}: {message}; the token comes from ZEROLAB_TOKEN, or from the file `token` of "
             "the server's data directory"
         )
     elif status in _BUSY_STATUS or kind == "unreachable":
         error = UnreachableError(f"{url}: the server cannot take this now ({status}): {message}")
-    elif kind == "stale_run":
-        error = StaleRunError(message)
     elif kind == "not_found":
         error = NotFoundError(message)
     elif status == 409:

@@ -137,6 +137,11 @@ class Client(Transport):
         """Have the server make a new token, which is the only one from then on; return it."""
         return str(self.post("/token")["token"])
 
+    def agent_token(self, *, renew: bool = False) -> str:
+        """Return the join token of agents; with ``renew``, a new one that replaces it."""
+        answer = self.post("/agent-token") if renew else self.get("/agent-token")
+        return str(answer["token"])
+
     # -- experiments -------------------------------------------------------------------------
 
     def create_experiment(

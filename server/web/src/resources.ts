@@ -703,7 +703,7 @@ export interface SubmittedAnswer {
   config: Record<string, unknown>;
 }
 
-/** The owner's token. */
+/** A token: the owner's, or the join token of agents. */
 export interface Token {
   token: string;
 }

@@ -1,28 +1,38 @@
-"""Who may do what: tokens, the page's cookie, Host names, sizes and headers; closed by default.
+"""Access control of every request: tokens, cookies, Host names, sizes and headers.
 
-One ASGI layer stands before every route, so that a new route cannot be forgotten. It finds out who
-asks (:class:`zeroserver.access.principal.Principal`), once, and leaves it with the request.
+One ASGI layer runs before every route. It finds out who calls
+(:class:`zeroserver.access.principal.Principal`), compares that with the callers that the access
+table allows (:data:`zeroserver.access.routes.ACCESS`), and leaves the caller with the request.
 """
 
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
 from zeroserver.access.keys import Keys
 from zeroserver.access.principal import NOBODY, Principal
-from zeroserver.errors import TooLargeError, UnauthorizedError, error_response
+from zeroserver.access.routes import ACCESS, PUBLIC, TOKEN
+from zeroserver.errors import (
+    ExpiredTokenError,
+    TooLargeError,
+    UnauthorizedError,
+    error_response,
+)
 from zeroserver.settings import Settings
 
 __all__ = ["OPEN_PATHS", "Guard"]
 
-OPEN_PATHS = frozenset({"/", "/healthz", "/login"})
-"""Served to anyone, besides the files of the page; nothing of an experiment is in them."""
-
 _OPEN_PREFIX = "/assets/"
-_RUN_PATH = re.compile(r"/api/v1/runs/([0-9]{1,18})/")
+OPEN_PATHS = frozenset(
+    name.partition(" ")[2] for name, callers in ACCESS.items() if callers == PUBLIC
+) - {_OPEN_PREFIX.rstrip("/")}
+"""Paths that need no token, besides the files of the page."""
+
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -45,11 +55,28 @@ _RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in 
 
 
 class Guard:
-    """The layer before all routes."""
+    """The layer before all routes.
 
-    def __init__(self, app: ASGIApp, keys: Keys, settings: Settings) -> None:
+    Args:
+        app: The next layer.
+        keys: Know the tokens.
+        settings: Of the server.
+        routes: All routes, in the order in which a request tries them.
+        has_ended: Tells whether a run has ended: its token has expired then.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        settings: Settings,
+        routes: Sequence[BaseRoute],
+        has_ended: Callable[[int], Awaitable[bool]],
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._routes = routes
+        self._has_ended = has_ended
         self._limits = settings.limits
         names = {*_LOOPBACK, settings.host, *settings.host_names}
         if settings.allow_remote and settings.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared
@@ -67,7 +94,11 @@ class Guard:
         headers = Headers(scope=scope)
         guarded_send = _with_headers(send, scope["path"])
         try:
-            scope.setdefault("state", {})["principal"] = self._check(scope, headers)
+            principal = self._check(scope, headers)
+            if principal.kind == "run" and await self._has_ended(principal.run_id):
+                msg = f"the token of {principal} has expired: the run has ended"
+                raise ExpiredTokenError(msg)
+            scope.setdefault("state", {})["principal"] = principal
         except ZerolabError as error:
             await error_response(error)(scope, receive, guarded_send)
             return
@@ -94,12 +125,30 @@ class Guard:
             raise UnauthorizedError(msg)
         if principal.must_show_origin() and method not in _SAFE:
             self._check_origin(headers)
-        match = _RUN_PATH.match(path)
-        allowed = principal.may_report(int(match[1])) if match else principal.may_manage()
-        if not allowed:
-            msg = f"the token of {principal} is good for the routes of that run only"
-            raise ForbiddenError(msg)
+        if principal.kind != "owner":
+            self._check_route(scope, principal)
         return principal
+
+    def _check_route(self, scope: Scope, principal: Principal) -> None:
+        """Refuse a caller that the access table does not name for the route of a request."""
+        callers, parameters = TOKEN, {}
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                path = getattr(route, "path", "")
+                callers = ACCESS.get(f"{scope['method'].replace('HEAD', 'GET')} {path}", TOKEN)
+                parameters = found.get("path_params", {})
+                break
+        else:
+            if principal.kind == "browser":
+                return  # there is no such route: 404 or 405
+        if principal.may_call(callers, parameters):
+            return
+        if principal.kind == "browser":
+            msg = "a browser session may not use this route; use the token of the installation"
+        else:
+            msg = f"the token of {principal} is not valid for this route"
+        raise ForbiddenError(msg)
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")

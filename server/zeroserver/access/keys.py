@@ -1,8 +1,8 @@
-"""Makes and checks what callers show: the owner's token, tokens of runs, cookies of browsers.
+"""Create and check what callers show: the owner's token, tokens of runs, cookies of browsers.
 
-Only the owner's token and two random keys are stored. Tokens of runs are signed with the one, so
-that runs that go on keep theirs when the owner's is renewed; cookies with the other one and the
-owner's token, so that a new token signs every browser out.
+The owner's token, the join token of agents and two random keys are stored. Tokens of runs and of
+searcher processes are signed with the first key: they stay valid when the owner's token is renewed.
+Cookies are signed with the second key and the owner's token: a new token signs every browser out.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ class _Stored(msgspec.Struct):
     """Content of ``keys.json``."""
 
     runs: str
-    """Signs the tokens of runs."""
+    """Signs the tokens of runs and of searcher processes."""
     sessions: str
     """Signs the cookies of browsers."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
@@ -48,7 +48,10 @@ class Keys:
         self.token = home.ensure_token()
         self.session_s = session_s
         self._login_code_s = login_code_s
-        self._codes: dict[str, float] = {}
+        self.agent_token = home.ensure_agent_token()
+        self.generation = 0
+        """Counts renewals of the owner's token and of the agents' token."""
+        self._codes: dict[str, tuple[float, str]] = {}
         self._changing = threading.Lock()
         self._stored = _load(home)
         mark = hashlib.sha256(f"cookie {self._stored.runs}".encode()).hexdigest()
@@ -59,20 +62,31 @@ class Keys:
         """Return the token of one run: good for its own routes, nothing else."""
         return f"run.{run_id}.{_sign(self._stored.runs, str(run_id))}"
 
-    def login_code(self) -> str:
-        """Return a code that opens the page once."""
+    def search_token(self, experiment_id: int) -> str:
+        """Return the token of the searcher process of an experiment: for its search routes only."""
+        return f"search.{experiment_id}.{_sign(self._stored.runs, f'search {experiment_id}')}"
+
+    def login_code(self, session: str = "") -> str:
+        """Return a code that opens the page once.
+
+        Args:
+            session: The browser session that asks for it; its logout revokes the code and the
+                session that the code opens. Empty for the owner's token.
+        """
         now = time.monotonic()
-        self._codes = {code: end for code, end in self._codes.items() if end > now}
-        code = secrets.token_urlsafe(24)
-        self._codes[code] = now + self._login_code_s
+        with self._changing:
+            self._codes = {code: one for code, one in self._codes.items() if one[0] > now}
+            code = secrets.token_urlsafe(24)
+            self._codes[code] = (now + self._login_code_s, session)
         return code
 
     def redeem(self, code: str) -> str | None:
         """Exchange a login code for the value of a cookie; None if it is not valid."""
-        end = self._codes.pop(code, None)
-        if end is None or end < time.monotonic():
+        end, parent = self._codes.pop(code, (0.0, ""))
+        if end < time.monotonic():
             return None
         session = f"{int(time.time() + self.session_s)}.{secrets.token_hex(8)}"
+        session += f".{parent}" if parent else ""
         return f"{session}.{_sign(self._session_key, session)}"
 
     def identify(self, bearer: str | None, cookie: str | None) -> Principal:
@@ -84,7 +98,7 @@ class Keys:
         return NOBODY
 
     def end_session(self, session: str) -> None:
-        """Sign one browser out, for good.
+        """Sign one browser out, for good, with the browsers that were signed in by its links.
 
         Raises:
             StoreError: If it cannot be written down.
@@ -93,6 +107,7 @@ class Keys:
             now = time.time()
             ended = {name: end for name, end in self._stored.ended.items() if end > now}
             ended[session] = int(now + self.session_s)
+            self._codes = {code: one for code, one in self._codes.items() if one[1] != session}
             self._keep(msgspec.structs.replace(self._stored, ended=ended))
 
     def end_all_sessions(self) -> None:
@@ -118,7 +133,22 @@ class Keys:
                 self.token = self._home.replace_token()
             except OSError as error:
                 raise StoreError.of_file(error, self._home.token_file) from error
+            self.generation += 1
             return self.token
+
+    def renew_agent_token(self) -> str:
+        """Put a new join token of agents in place of the old one and return it.
+
+        Raises:
+            StoreError: If it cannot be written down.
+        """
+        with self._changing:
+            try:
+                self.agent_token = self._home.replace_agent_token()
+            except OSError as error:
+                raise StoreError.of_file(error, self._home.agent_token_file) from error
+            self.generation += 1
+            return self.agent_token
 
     @property
     def _session_key(self) -> str:
@@ -134,20 +164,26 @@ class Keys:
     def _bearer(self, bearer: str) -> Principal:
         if hmac.compare_digest(bearer.encode(), self.token.encode()):
             return OWNER
+        if hmac.compare_digest(bearer.encode(), self.agent_token.encode()):
+            return Principal("agent")
         kind, _, rest = bearer.partition(".")
         number, _, signature = rest.partition(".")
-        plain = number.isascii() and number.isdecimal() and len(number) <= _MAX_RUN_DIGITS
-        if kind == "run" and plain and _signed(self._stored.runs, number, signature):
+        if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_RUN_DIGITS):
+            return NOBODY
+        if kind == "run" and _signed(self._stored.runs, number, signature):
             return Principal("run", run_id=int(number))
+        if kind == "search" and _signed(self._stored.runs, f"search {number}", signature):
+            return Principal("search", experiment_id=int(number))
         return NOBODY
 
     def _browser(self, cookie: str) -> Principal:
         session, _, signature = cookie.rpartition(".")
-        until, _, name = session.partition(".")
+        until, _, names = session.partition(".")
+        name, _, parent = names.partition(".")
         fresh = until.isdecimal() and len(until) < 15 and int(until) > time.time()
         signed = _signed(self._session_key, session, signature)
-        if fresh and signed and name not in self._stored.ended:
-            return Principal("browser", session=name)
+        if fresh and signed and not self._stored.ended.keys() & {name, parent}:
+            return Principal("browser", session=name, parent=parent)
         return NOBODY
 
 

@@ -1,10 +1,12 @@
 """Who asks, as one value: made once by the guard, handed to routes, asked by verbs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Depends, Request
 
+from zeroserver.access.routes import Caller, Callers
 from zeroserver.errors import UnauthorizedError
 
 __all__ = ["NOBODY", "OWNER", "Principal", "PrincipalDep", "principal_of"]
@@ -16,26 +18,39 @@ class Principal:
 
     Args:
         kind: ``owner`` shows the token of the installation, ``browser`` came through a one-time
-            link, ``run`` shows the token made for that run alone, ``nobody`` shows nothing.
+            link, ``agent`` shows the join token of agents, ``run`` and ``search`` the token made
+            for one run or for the searcher process of one experiment, ``nobody`` shows nothing.
         run_id: Of a run; 0 for the others.
         session: Id of a browser's session; empty for the others.
+        parent: Id of the browser session that created the link of this one; empty when the owner's
+            token did.
+        experiment_id: Of a searcher process; 0 for the others.
     """
 
-    kind: Literal["owner", "browser", "run", "nobody"]
+    kind: Caller
     run_id: int = 0
     session: str = ""
+    parent: str = ""
+    experiment_id: int = 0
 
-    def may_manage(self) -> bool:
-        """Whether it may read and change everything, as the owner does."""
-        return self.kind in {"owner", "browser"}
+    def may_call(self, callers: Callers, parameters: Mapping[str, str]) -> bool:
+        """Check whether it may use a route.
 
-    def may_report(self, run_id: int) -> bool:
-        """Whether it may speak for a run."""
-        return self.may_manage() or (self.kind == "run" and self.run_id == run_id)
+        Args:
+            callers: Of the route, from :data:`zeroserver.access.routes.ACCESS`.
+            parameters: Of the path; the tokens of runs and searchers are for one id alone.
+        """
+        if self.kind not in callers:
+            return False
+        if self.kind == "run":
+            return parameters.get("run_id") == str(self.run_id)
+        if self.kind == "search":
+            return parameters.get("experiment_id") == str(self.experiment_id)
+        return True
 
-    def may_renew_token(self) -> bool:
-        """Whether it may put a new token in place of the installation's, and see it."""
-        return self.kind == "owner"
+    def may_create_login_link(self) -> bool:
+        """Check whether it may sign further browsers in."""
+        return self.kind == "owner" or (self.kind == "browser" and not self.parent)
 
     def must_show_origin(self) -> bool:
         """Whether what it changes counts only if it says from which page it comes.
@@ -45,7 +60,8 @@ class Principal:
         return self.kind == "browser"
 
     def __str__(self) -> str:
-        return f"run {self.run_id}" if self.kind == "run" else self.kind
+        names = {"run": f"run {self.run_id}", "search": f"the searcher of {self.experiment_id}"}
+        return names.get(self.kind, self.kind)
 
 
 NOBODY = Principal("nobody")

@@ -182,7 +182,9 @@ async def work(request: Request) -> Response:
         await services.write(lambda world, tx: _revive(world, tx, agent_id))
 
     async def ask() -> tuple[int, AgentWork]:
+        renewals = services.keys.generation  # an agent whose token was renewed must not wait long
         found = await services.read(lambda connection: _work(connection, services, agent_id))
+        found = msgspec.structs.replace(found, version=found.version + (renewals << 32))
         return found.version, found
 
     answer = await _wait_for(services, "agents", known, wait_s, ask)

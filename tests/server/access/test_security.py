@@ -2,9 +2,11 @@
 
 import hashlib
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.routing import APIRoute
@@ -12,8 +14,10 @@ from fastapi.testclient import TestClient
 from starlette.routing import Match, Mount, Route
 
 from tests.server.helpers import Server, serve, training
+from zerolab.contract.wire import MSGPACK, LogBatch, LogEntry, ReportBatch
 from zeroserver.access.guard import OPEN_PATHS
 from zeroserver.access.principal import OWNER, Principal, PrincipalDep
+from zeroserver.access.routes import ACCESS, RUN
 from zeroserver.errors import install_error_handlers
 from zeroserver.live import ALL, Hub, Journal
 from zeroserver.store.database import Change
@@ -228,19 +232,112 @@ def test_two_installations_on_one_host_do_not_sign_each_other_out(tmp_path: Path
         assert again.services.keys.cookie == name
 
 
-def test_a_route_knows_who_asks(sqlite_server: Server) -> None:
+def test_a_route_knows_who_asks(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server, told = sqlite_server, []
 
     @server.app.get("/api/v1/runs/{run_id}/probe")
     def probe(run_id: int, principal: PrincipalDep) -> None:
-        told.append((principal, principal.may_report(run_id), principal.may_manage()))
+        told.append(principal)
 
     path = "/api/v1/runs/7/probe"
     run = {"Authorization": f"Bearer {server.services.keys.run_token(7)}"}
+    assert server.http.get(path, headers=run).status_code == 403  # it is not declared
+    monkeypatch.setitem(ACCESS, "GET /api/v1/runs/{run_id}/probe", RUN)
     assert server.http.get(path).status_code == 200
     assert server.http.get(path, headers=run).status_code == 200
     assert server.http.get(path.replace("7", "8"), headers=run).status_code == 403
-    assert told == [(OWNER, True, True), (Principal("run", run_id=7), True, False)]
+    assert told == [OWNER, Principal("run", run_id=7)]
+
+
+def test_every_route_declares_its_callers(sqlite_server: Server) -> None:
+    declared = {
+        f"{method} {route.path}"  # type: ignore[attr-defined]
+        for route in sqlite_server.app.routes
+        for method in sorted((getattr(route, "methods", None) or {"GET"}) - {"HEAD"})
+    }
+    assert declared | {"GET /assets"} == ACCESS.keys()
+
+
+def test_join_token_is_valid_for_agent_routes_only(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    token = server.get("/agent-token")["token"]
+    home = server.services.world.home
+    assert token == home.read_agent_token() != server.token
+    assert home.agent_token_file.stat().st_mode & 0o777 == 0o600
+    headers = {"Authorization": f"Bearer {token}"}
+    allowed = set()
+    for method, path in routes(server):
+        if path in OPEN_PATHS or path.startswith("/assets"):
+            continue
+        answer = server.http.request(method, path, headers=headers)
+        if answer.status_code != 403:
+            allowed.add(f"{method} {path.removeprefix('/api/v1')}")
+    run = {f"POST /runs/1/{name}" for name in
+           ("started", "activity", "meeting", "exited", "reports", "logs")}  # fmt: skip
+    agent = {"POST /agents", "GET /agents/1/work", "POST /agents/1/leave"}
+    assert allowed == run | agent | {"GET /experiments/1/archive"}
+    assert len(server.http.get("/api/v1/experiments/1/archive", headers=headers).content) > 0
+
+
+def test_renewed_join_token_replaces_the_old_one(sqlite_server: Server) -> None:
+    server = sqlite_server
+    old = server.get("/agent-token")["token"]
+    new = server.post("/agent-token")["token"]
+    body = {"name": "a", "host": "here", "slots": [{"id": 0, "device": "cpu"}], "pool": "default"}
+    codes = [
+        server.http.post(
+            "/api/v1/agents", json=body, headers={"Authorization": f"Bearer {token}"}
+        ).status_code
+        for token in (old, new)
+    ]
+    assert codes == [401, 200]
+    server.post("/token")
+    server.http.headers["Authorization"] = f"Bearer {new}"
+    assert server.http.get("/api/v1/agents/1/work", params={"wait_s": 0}).status_code == 200
+
+
+def test_run_token_expires_with_the_run(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    spec = server.begin()
+    run = {"Authorization": f"Bearer {spec.token}"}
+    agent = {"Authorization": f"Bearer {server.services.keys.agent_token}"}
+    path = f"/api/v1/runs/{spec.run_id}/reports"
+    body = msgspec.msgpack.encode(ReportBatch(1, [training(1, 1.0)]))
+    kind = {"Content-Type": MSGPACK}
+
+    def report(headers: dict[str, str]) -> int:
+        return server.http.post(path, content=body, headers=kind | headers).status_code
+
+    assert report(run) == report(run) == 200
+    late = msgspec.to_builtins(LogBatch(0, [LogEntry("late", time.time(), 0)]))
+    server.exit(spec.run_id, 0)
+    assert report(run) == 401
+    for way in ("directive", "extend", "activity"):
+        method = "GET" if way == "directive" else "POST"
+        where = f"/api/v1/runs/{spec.run_id}/{way}"
+        assert server.http.request(method, where, headers=run).status_code == 401
+    # The agent still delivers what the run has left.
+    where = f"/api/v1/runs/{spec.run_id}/logs"
+    assert server.http.post(where, json=late, headers=agent).json() == {"stored": 1}
+
+
+def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server) -> None:
+    server = sqlite_server
+    for _ in range(2):
+        server.submit()
+    headers = {"Authorization": f"Bearer {server.services.keys.search_token(1)}"}
+    own = "/api/v1/experiments/1/searcher"
+    for method, path in routes(server):
+        if path in OPEN_PATHS or path.startswith(("/assets", own)):
+            continue
+        answer = server.http.request(method, path, headers=headers)
+        assert answer.status_code == 403, (method, path)
+    assert server.http.get(own, headers=headers).status_code == 200
+    other = server.http.get(own.replace("1/s", "2/s"), headers=headers)
+    assert other.status_code == 403
 
 
 def test_a_route_without_a_guard_lets_nobody_in() -> None:

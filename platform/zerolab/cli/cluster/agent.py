@@ -27,8 +27,16 @@ def start(
         str | None,
         typer.Option(help="Address of the server. Default: ZEROLAB_MASTER, or this machine's own."),
     ] = None,
+    token_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="File of mode 0600 with the token of `zerolab agent token`; - reads standard "
+            "input. Default: ZEROLAB_TOKEN, or this machine's own.",
+        ),
+    ] = "",
     token: Annotated[
-        str | None, typer.Option(help="Token of the server. Default: ZEROLAB_TOKEN, or our own.")
+        str | None, typer.Option(hidden=True, help="Refused; use --token-file.")
     ] = None,
     pool: Annotated[str, typer.Option(help="The resource pool that it joins.")] = "default",
     slots: Annotated[
@@ -56,28 +64,38 @@ def start(
 
     `zerolab up` does it for this machine.
 
-    Example: zerolab agent start --server http://10.0.0.1:8080 --token TOKEN --pool big
+    Example: zerolab agent start --server http://10.0.0.1:8080 --token-file agent.token
     """
+    from zerolab.agent.token import agent_token, hide_environment_token
+
+    environment_token = hide_environment_token()  # before anything else: it replaces this process
+
     import logging
     import os
 
     from zerolab.agent.agent import Agent
     from zerolab.agent.slots import find_slots
-    from zerolab.cli.connection import connect, token_of
-    from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
+    from zerolab.cli.connection import own_server
+    from zerolab.client.http import Client
+    from zerolab.contract.spec import ENV_MASTER
     from zerolab.errors import ForbiddenError
     from zerolab.launcher.registered import LAUNCHERS, launcher_of_file
+    from zerolab.parent import forbid_inspection
     from zerolab.paths import Home
 
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     said = [] if resource_manager is None else _said_twice(slots, launcher, cpu=cpu)
+    if token is not None:
+        other_users = "not accepted, since other users can read the arguments of a process"
+        said.append(f"--token: {other_users}; use --token-file FILE or set ZEROLAB_TOKEN")
     _check(pool, name, launcher, said)
-    for variable, given in ((ENV_MASTER, server), (ENV_TOKEN, token)):
-        if given:
-            os.environ[variable] = given
+    forbid_inspection()
+    if server:
+        os.environ[ENV_MASTER] = server
     home = Home.default().create()
+    secret, renewed = agent_token(token_file, environment_token, home)
     place = _place(home, name)
     over_ssh = None
     if resource_manager is not None:
@@ -86,13 +104,28 @@ def start(
         starts = LAUNCHERS[launcher](place, find_slots(slots, cpu=cpu))
         if launcher == "local":
             over_ssh = LAUNCHERS["ssh"](place, starts.offers())
-    with connect(home) as client:
-        made = Agent(place, client, token_of(home), starts, over_ssh, name=name or "", pool=pool)
+    with Client(own_server(home), secret, newer_token=renewed) as client:
+        made = Agent(place, client, starts, over_ssh, name=name or "", pool=pool)
         try:
             made.run()
         except ForbiddenError as error:
-            msg = f"{error}; `zerolab token` prints it there, and --token takes it"
+            msg = f"{error}; `zerolab agent token` prints it there, and --token-file reads it here"
             raise ForbiddenError(msg) from error
+
+
+@group.command()
+def token(
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Make a new one first; the old one is void at once.")
+    ] = False,
+) -> None:
+    """Print the join token, with which agents of other machines connect.
+
+    It is valid for the routes of agents only. Example: zerolab agent token > agent.token
+    """
+    from zerolab.cli.local.background import agent_token
+
+    result(agent_token(renew=renew))
 
 
 def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> None:

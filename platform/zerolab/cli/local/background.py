@@ -19,7 +19,7 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["Service", "bring_down", "bring_up", "renew_token", "running"]
+__all__ = ["Service", "agent_token", "bring_down", "bring_up", "renew_token", "running"]
 
 _UP_S = 120.0
 """For a server to answer, in seconds; it takes one, but a machine can be busy."""
@@ -130,6 +130,25 @@ def renew_token(home: Home) -> str:
         with connect(home) as client:
             return client.renew_token()
     return home.create().replace_token()
+
+
+def agent_token(*, renew: bool = False) -> str:
+    """Return the join token of agents, from the server if there is one.
+
+    Args:
+        renew: Put a new one in place of the old one first.
+
+    Raises:
+        ZerolabError: If the server cannot do it now.
+    """
+    from zerolab.cli.connection import connect, named_master
+
+    home = Home.default()
+    if named_master() or running(server_of(home)) is not None:
+        with connect(home) as client:
+            return client.agent_token(renew=renew)
+    home.create()
+    return home.replace_agent_token() if renew else home.ensure_agent_token()
 
 
 def _server_up(home: Home, port: int | None, say: Callable[[str], None]) -> str:

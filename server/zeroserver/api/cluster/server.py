@@ -47,14 +47,28 @@ def get_info(services: ServicesDep, connection: ReadDep) -> Response:
 
 
 @router.post("/api/v1/login-links", status_code=201, responses=answer(LoginLink, 201))
-def create_login_link(services: ServicesDep) -> Response:
-    """Make a link that opens the page once, within five minutes."""
-    return respond(LoginLink(url=f"/login?code={services.keys.login_code()}"), 201)
+def create_login_link(services: ServicesDep, principal: PrincipalDep) -> Response:
+    """Make a link that opens the page once, within five minutes.
+
+    A browser session can make one if its own link was made with the token. Its logout revokes the
+    link and the session that the link has opened.
+    """
+    if not principal.may_create_login_link():
+        msg = (
+            "this browser session was opened by a link of another session and cannot create links; "
+            "use `zerolab open`"
+        )
+        raise ForbiddenError(msg)
+    code = services.keys.login_code(principal.session)
+    return respond(LoginLink(url=f"/login?code={code}"), 201)
 
 
 @router.post("/api/v1/logout", status_code=204)
 def log_out(services: ServicesDep, principal: PrincipalDep) -> Response:
-    """Sign out: a browser ends its own session; with the token, every browser's ends."""
+    """Sign out: a browser ends its own session; with the token, every browser's ends.
+
+    The sessions that were opened by links of a browser session end with it.
+    """
     if principal.session:
         services.keys.end_session(principal.session)
     else:
@@ -65,15 +79,28 @@ def log_out(services: ServicesDep, principal: PrincipalDep) -> Response:
 
 
 @router.post("/api/v1/token", status_code=201, responses=answer(Token, 201))
-def renew_token(services: ServicesDep, principal: PrincipalDep) -> Response:
+def renew_token(services: ServicesDep) -> Response:
     """Put a new token in place of the installation's: the old one is void at once.
 
-    Every browser is signed out too. Runs that go on keep their own tokens.
+    Every browser is signed out too. Runs, agents and searchers keep their own tokens.
     """
-    if not principal.may_renew_token():
-        msg = "only who shows the token of the installation may renew it"
-        raise ForbiddenError(msg)
-    return respond(Token(token=services.keys.renew_token()), 201)
+    token = services.keys.renew_token()
+    services.wake_agents()
+    return respond(Token(token=token), 201)
+
+
+@router.get("/api/v1/agent-token", responses=answer(Token))
+def get_agent_token(services: ServicesDep) -> Response:
+    """Read the join token of agents: it is valid for the routes of agents only."""
+    return respond(Token(token=services.keys.agent_token))
+
+
+@router.post("/api/v1/agent-token", status_code=201, responses=answer(Token, 201))
+def renew_agent_token(services: ServicesDep) -> Response:
+    """Put a new join token in place of the agents': the old one is void at once."""
+    token = services.keys.renew_agent_token()
+    services.wake_agents()
+    return respond(Token(token=token), 201)
 
 
 @router.get("/healthz", responses=answer(Health))

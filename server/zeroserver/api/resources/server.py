@@ -32,7 +32,7 @@ class LoginLink(Resource, frozen=True):
 
 
 class Token(Resource, frozen=True):
-    """The owner's token."""
+    """A token: the owner's, or the join token of agents."""
 
     token: str
 

@@ -1,0 +1,124 @@
+"""Access table: the callers that may use each route of the server.
+
+A route that is missing here is for the owner's token alone. A test fails for it, so that a new
+route is declared on purpose.
+"""
+
+from typing import Literal
+
+__all__ = ["ACCESS", "PUBLIC", "RUN", "TOKEN", "Caller", "Callers"]
+
+Caller = Literal["owner", "browser", "agent", "run", "search", "nobody"]
+"""Kind of caller; see :class:`zeroserver.access.principal.Principal`."""
+
+Callers = frozenset[Caller]
+
+PUBLIC: Callers = frozenset({"owner", "browser", "agent", "run", "search", "nobody"})
+"""Needs no token: nothing of an experiment is in the response."""
+TOKEN: Callers = frozenset({"owner"})
+"""Needs the owner's token; a browser session is not enough."""
+USER: Callers = frozenset({"owner", "browser"})
+AGENT: Callers = frozenset({"owner", "agent"})
+USER_OR_AGENT: Callers = USER | AGENT
+RUN: Callers = frozenset({"owner", "run"})
+"""The run of the path."""
+RUN_OR_AGENT: Callers = RUN | AGENT
+SEARCH: Callers = frozenset({"owner", "browser", "search"})
+"""The searcher process of the experiment of the path."""
+
+ACCESS: dict[str, Callers] = {
+    "GET /": PUBLIC,
+    "GET /assets": PUBLIC,
+    "GET /healthz": PUBLIC,
+    "GET /login": PUBLIC,
+    "GET /metrics": USER,
+    "GET /api/v1/openapi.json": USER,
+    "GET /api/v1/info": USER,
+    "GET /api/v1/events": USER,
+    "POST /api/v1/login-links": USER,
+    "POST /api/v1/logout": USER,
+    "POST /api/v1/token": TOKEN,
+    "GET /api/v1/agent-token": TOKEN,
+    "POST /api/v1/agent-token": TOKEN,
+    "POST /api/v1/import": USER,
+    # Agents
+    "GET /api/v1/agents": USER,
+    "POST /api/v1/agents": AGENT,
+    "GET /api/v1/agents/{agent_id}": USER,
+    "DELETE /api/v1/agents/{agent_id}": USER,
+    "POST /api/v1/agents/{agent_id}/disable": USER,
+    "POST /api/v1/agents/{agent_id}/enable": USER,
+    "GET /api/v1/agents/{agent_id}/work": AGENT,
+    "POST /api/v1/agents/{agent_id}/leave": AGENT,
+    # Runs
+    "POST /api/v1/runs/{run_id}/started": AGENT,
+    "POST /api/v1/runs/{run_id}/meeting": AGENT,
+    "POST /api/v1/runs/{run_id}/exited": AGENT,
+    "POST /api/v1/runs/{run_id}/logs": AGENT,
+    "POST /api/v1/runs/{run_id}/activity": RUN_OR_AGENT,
+    "POST /api/v1/runs/{run_id}/reports": RUN_OR_AGENT,
+    "POST /api/v1/runs/{run_id}/extend": RUN,
+    "GET /api/v1/runs/{run_id}/directive": RUN,
+    # Experiments
+    "POST /api/v1/experiments": USER,
+    "GET /api/v1/experiments": USER,
+    "GET /api/v1/experiments/columns": USER,
+    "POST /api/v1/experiments/preview": USER,
+    "GET /api/v1/experiments/{experiment_id}": USER,
+    "PATCH /api/v1/experiments/{experiment_id}": USER,
+    "DELETE /api/v1/experiments/{experiment_id}": USER,
+    "POST /api/v1/experiments/{experiment_id}/fork": USER,
+    "POST /api/v1/experiments/{experiment_id}/continue": USER,
+    "POST /api/v1/experiments/{experiment_id}/gc": USER,
+    "POST /api/v1/experiments/{experiment_id}/{action}": USER,
+    "GET /api/v1/experiments/{experiment_id}/archive": USER_OR_AGENT,
+    "GET /api/v1/experiments/{experiment_id}/trials": USER,
+    "GET /api/v1/experiments/{experiment_id}/logs": USER,
+    "GET /api/v1/experiments/{experiment_id}/events": USER,
+    "GET /api/v1/experiments/{experiment_id}/checkpoints": USER,
+    "GET /api/v1/experiments/{experiment_id}/best-checkpoint": USER,
+    "GET /api/v1/experiments/{experiment_id}/submitted": USER,
+    "GET /api/v1/experiments/{experiment_id}/files": USER,
+    "GET /api/v1/experiments/{experiment_id}/file": USER,
+    "GET /api/v1/experiments/{experiment_id}/columns": USER,
+    "GET /api/v1/experiments/{experiment_id}/importance": USER,
+    "GET /api/v1/experiments/{experiment_id}/search-progress": USER,
+    "GET /api/v1/experiments/{experiment_id}/metrics/export": USER,
+    "GET /api/v1/experiments/{experiment_id}/searcher": SEARCH,
+    "GET /api/v1/experiments/{experiment_id}/searcher/events": SEARCH,
+    "POST /api/v1/experiments/{experiment_id}/searcher/operations": SEARCH,
+    # Trials
+    "GET /api/v1/trials/{trial_id}": USER,
+    "DELETE /api/v1/trials/{trial_id}": USER,
+    "POST /api/v1/trials/{trial_id}/continue": USER,
+    "POST /api/v1/trials/{trial_id}/fork": USER,
+    "POST /api/v1/trials/{trial_id}/{action}": USER,
+    "GET /api/v1/trials/{trial_id}/runs": USER,
+    "GET /api/v1/trials/{trial_id}/metric-names": USER,
+    "GET /api/v1/trials/{trial_id}/metrics": USER,
+    "GET /api/v1/trials/{trial_id}/logs": USER,
+    "GET /api/v1/trials/{trial_id}/checkpoints": USER,
+    "GET /api/v1/trials/{trial_id}/best-checkpoint": USER,
+    "GET /api/v1/trials/{trial_id}/engine": USER,
+    # Checkpoints and models
+    "POST /api/v1/checkpoints/remove": USER,
+    "GET /api/v1/checkpoints/{uuid}": USER,
+    "DELETE /api/v1/checkpoints/{uuid}": USER,
+    "GET /api/v1/checkpoints/{uuid}/file": USER,
+    "GET /api/v1/models": USER,
+    "POST /api/v1/models": USER,
+    "GET /api/v1/models/{name}": USER,
+    "DELETE /api/v1/models/{name}": USER,
+    "POST /api/v1/models/{name}/versions": USER,
+    "DELETE /api/v1/models/{name}/versions/{version}": USER,
+    # Queue
+    "GET /api/v1/jobs": USER,
+    "PATCH /api/v1/jobs/{experiment_id}": USER,
+    "POST /api/v1/jobs/{experiment_id}/move": USER,
+    "GET /api/v1/pools": USER,
+    "PUT /api/v1/pools/{name}": USER,
+    "GET /api/v1/quotas": USER,
+    "PUT /api/v1/quotas/{kind}/{name:path}": USER,
+    "DELETE /api/v1/quotas/{kind}/{name:path}": USER,
+}
+"""Method and path of each route to its callers."""
