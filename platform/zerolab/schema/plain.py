@@ -4,18 +4,53 @@ Looked at before anything else reads the file, without recursion, so that what c
 trust the depth.
 """
 
+import enum
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zerolab.schema.section import Path, dotted
 
-__all__ = ["MAX_DEPTH", "is_text", "plain_problems"]
+__all__ = ["MAX_DEPTH", "is_text", "plain_problems", "to_plain"]
 
 MAX_DEPTH = 64
 """Most blocks and lists inside one another."""
 
 _MOST_PROBLEMS = 20
+
+
+def to_plain(value: Any) -> Any:
+    """Convert values of Python code to those that a file holds.
+
+    Mappings (OmegaConf's too) become dicts, sequences and arrays lists, paths text, enumerations
+    their values, numbers of numpy and torch Python's. Everything else stays, to be checked later.
+
+    Args:
+        value: A configuration, or a part of it.
+
+    Example:
+        >>> to_plain({"betas": (0.9, 0.95), "nvme_path": pathlib.Path("/tmp")})
+        {'betas': [0.9, 0.95], 'nvme_path': '/tmp'}
+    """
+    return _converted(value, ())
+
+
+def _converted(value: Any, outer: tuple[int, ...]) -> Any:
+    if id(value) in outer or len(outer) > MAX_DEPTH:
+        return value  # refused as nested too deep
+    if isinstance(value, enum.Enum):
+        return _converted(value.value, outer)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__.partition(".")[0] in {"numpy", "torch"} and hasattr(value, "tolist"):
+        return value.tolist()
+    inside = (*outer, id(value))
+    if isinstance(value, Mapping):
+        return {key: _converted(item, inside) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return [_converted(item, inside) for item in value]
+    return value
 
 
 def plain_problems(content: Mapping[str, Any]) -> list[str]:

@@ -330,7 +330,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             else:
                 self.stage.drop_gradients()
         self.progress.pass_boundary(updated=updated)
-        self._grad_norm = norm
+        if updated:
+            self._grad_norm = norm
         result = StepResult(updated=updated, grad_norm=norm)
         self.observer.step_finished(result)
         return result
@@ -439,7 +440,11 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         return self._last.updated
 
     def get_global_grad_norm(self) -> float | None:
-        """Norm of the whole averaged gradient at the last boundary, before clipping."""
+        """Return the norm of the whole averaged gradient at the last update, before clipping.
+
+        Boundaries that were skipped, because the gradient was not finite, do not change it. None
+        before the first update.
+        """
         return self._grad_norm
 
     @property

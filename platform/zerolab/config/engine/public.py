@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.files import parse_hjson, parse_json, read_bytes, read_yaml
 from zerolab.errors import ConfigError
-from zerolab.schema.plain import plain_problems
+from zerolab.schema.plain import plain_problems, to_plain
 from zerolab.schema.section import Section, dotted, keys_of, section_of
 
 __all__ = ["drop_whole_parameters", "log_changes", "read_engine_text", "read_source", "tolerate"]
@@ -60,13 +60,13 @@ def read_engine_text(
 def read_source(
     source: str | PathLike[str] | Mapping[str, Any], *, strict: bool = False
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """A mapping as it is, a path by its content (YAML for ``.yaml`` and ``.yml``, else JSON).
+    """Return a mapping's plain values, or a file's (YAML for ``.yaml`` and ``.yml``, else JSON).
 
     Raises:
         ConfigError: If a file cannot be read.
     """
     if isinstance(source, Mapping):
-        return source, []
+        return to_plain(source), []
     if Path(source).suffix.lower() in (".yaml", ".yml"):
         return read_yaml(source), []
     return read_engine_text(read_bytes(source), str(source), strict=strict)

@@ -20,7 +20,7 @@ from zerolab.config.engine.refused import REFUSED, without_aliases
 from zerolab.config.refusing import take_refused
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
-from zerolab.schema.plain import plain_problems
+from zerolab.schema.plain import plain_problems, to_plain
 from zerolab.schema.section import Path, Section, dotted, validate, without_nulls
 
 __all__ = ["EngineFile", "load_engine_config", "parse_engine_config"]
@@ -74,7 +74,7 @@ def load_engine_config(
         found = type(hyperparameters).__name__
         raise ConfigError(name, [f"hyperparameters: must be a mapping, got a {found}"])
     content, changes = read_source(source)
-    parsed = parse_engine_config(content, name, overrides, hyperparameters)
+    parsed = parse_engine_config(content, name, overrides, to_plain(hyperparameters))
     log_changes(name, [*changes, *parsed.changes])
     if parsed.problems or parsed.config is None:
         raise ConfigError(name, parsed.problems)
@@ -103,7 +103,7 @@ def parse_engine_config(
     """
     changes: list[str] = []
     parts: list[Mapping[str, Any]] = []
-    for name, part in ((source, content), ("overrides", overrides or {})):
+    for name, part in ((source, content), ("overrides", to_plain(overrides or {}))):
         try:
             clean, more = (part, _refuse_unfit(part, name)) if strict else tolerate(part, name)
         except ConfigError as error:

@@ -26,7 +26,7 @@ from zerolab.contract.spec import Backend, TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
 from zerolab.schema.lengths import Length
-from zerolab.schema.plain import plain_problems
+from zerolab.schema.plain import plain_problems, to_plain
 from zerolab.schema.section import (
     Count,
     NonNegativeInt,
@@ -178,7 +178,8 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
         ConfigError: With every problem of the file.
     """
     name = "experiment" if isinstance(source, Mapping) else str(source)
-    parsed = parse_experiment(source if isinstance(source, Mapping) else read_yaml(source))
+    content = to_plain(source) if isinstance(source, Mapping) else read_yaml(source)
+    parsed = parse_experiment(content)
     if parsed.problems or parsed.config is None:
         raise ConfigError(name, parsed.problems)
     return parsed.config
