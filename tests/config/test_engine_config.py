@@ -159,7 +159,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"optimizer": {"type": "SGD", "params": {"lr": -1}}}, "optimizer.params.lr: input should be"),
     ({"scheduler": {"type": "Nope"}}, "scheduler.type: must be one of WarmupLR"),
-    ({"scheduler": {"type": "ReduceLROnPlateau"}}, "pass lr_scheduler to initialize()"),
     (
         {"scheduler": {"type": "WarmupDecayLR", "params": {}}},
         "scheduler.params.total_num_steps: is required, got nothing",

@@ -1,6 +1,7 @@
 """What a trial's code asks and tells the platform."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,16 @@ class ZeroTrialContext:
     def models(self) -> list[Any]:
         """The engines that are wrapped, in their order."""
         return [view.engine for view in self.engines]
+
+    def set_default_data(self, batches: Iterator[Any] | None) -> None:
+        """Set what the engines' ``train_batch()`` and ``eval_batch()`` read without an iterator.
+
+        Args:
+            batches: Of the loader that is read now.
+        """
+        for model in self.models:
+            if hasattr(type(model), "default_data"):
+                model.default_data = batches
 
     def disable_auto_grad_accumulation(self) -> None:
         """Have ``train_batch`` called once a batch; it then trains all micro-batches itself."""

@@ -1,5 +1,6 @@
 """What scripts written for DeepSpeed ask an engine, and what it says where it has no answer."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,60 @@ def test_what_is_no_loss_is_not_scaled() -> None:
     engine = engine_of()
     with pytest.raises(EngineError, match=r"scale\(loss\): loss must be a scalar tensor"):
         engine.scale(engine(torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_overflow_keeps_last_grad_norm(stage: int) -> None:
+    config = {
+        "train_batch_size": 1,
+        "fp16": {"enabled": True, "initial_scale_power": 4, "hysteresis": 1},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.0}},
+        "zero_optimization": {"stage": stage},
+    }
+    engine: Any = zerotrial.initialize(model=nn.Linear(2, 1, bias=False), config=config)[0]
+
+    def step(factor: float) -> Any:
+        engine.backward(engine(torch.ones(1, 2)).sum() * factor)
+        return engine.step()
+
+    assert not step(math.inf).updated
+    assert engine.get_global_grad_norm() is None
+    assert step(1.0).updated
+    assert engine.get_global_grad_norm() == pytest.approx(2**0.5, rel=1e-3)
+    for factor in (math.inf, math.nan):
+        assert not step(factor).updated
+        assert engine.get_global_grad_norm() == pytest.approx(2**0.5, rel=1e-3)
+    engine.close()
+
+
+def test_plateau_schedule_follows_given_metric() -> None:
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    config = {
+        "train_batch_size": 1,
+        "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+        "scheduler": {"type": "ReduceLROnPlateau", "params": {"factor": 0.5, "patience": 0}},
+    }
+    from_file = zerotrial.initialize(model=nn.Linear(1, 1), config=config)[0]
+    config.pop("scheduler")
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    given = zerotrial.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
+    )[0]
+    for engine in (from_file, given):
+
+        def step(engine: Any = engine, **metrics: float) -> list[float]:
+            engine.backward(engine(torch.ones(1, 1)).sum())
+            engine.step(lr_kwargs=metrics)
+            rates: list[float] = engine.get_lr()
+            return rates
+
+        assert step() == [1.0]
+        assert step(metrics=1.0) == [1.0]
+        assert step() == [1.0]
+        assert step(metrics=2.0) == [0.5]
+        engine.lr_scheduler.step(3.0)
+        assert engine.get_lr() == [0.25]
+        engine.close()

@@ -4,11 +4,13 @@ import threading
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from attrdict import AttrDict
+from torch import nn
 
 import zerotrial
 from tests.trial.helpers import (
@@ -27,6 +29,7 @@ from zerolab.contract.wire import Directive
 from zerolab.errors import StaleRunError, TrialError
 from zerotrial import Batch, Ending
 from zerotrial.data.devices import to_device
+from zerotrial.engine.pipeline import PipelineModule
 
 
 class Diary(zerotrial.Callback):
@@ -281,6 +284,69 @@ def test_a_pipeline_trains_and_evaluates_a_whole_batch_in_one_call(tmp_path: Pat
 
     with pytest.raises(TrialError, match="2 micro-batches at a time, and there are only 1"):
         fit(make_spec(tmp_path), Few, make_settings(5))
+
+
+class WithoutIterators(zerotrial.ZeroTrial):
+    """Leaves it to the engine to read the trial's loaders."""
+
+    def __init__(self, context):
+        hparams = context.get_hparams()
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": 2,
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+            "scheduler": {"type": "ReduceLROnPlateau", "params": {"patience": 0, "factor": 0.5}},
+        }
+        model: Any = Loss()
+        if hparams["pipeline"]:
+            model = PipelineModule([nn.Linear(1, 1)], 1, loss_fn=nn.functional.mse_loss)
+        self.engine = context.wrap_model_engine(zerotrial.initialize(model=model, config=config)[0])
+        if not hparams["pipeline"]:
+            context.disable_auto_grad_accumulation()
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        self.rates += self.engine.get_lr()
+        return self.engine.train_batch()
+
+    def evaluate_batch(self, dataloader_iter):
+        self.losses.append(float(self.engine.eval_batch()))
+        return {"validation_loss": 1.0}
+
+    def build_training_data_loader(self):
+        return zerotrial.DataLoader(Pairs(), batch_size=2)
+
+    def build_validation_data_loader(self):
+        return zerotrial.DataLoader(Pairs(), batch_size=2)
+
+
+class Loss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layer(x), y)
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([index / 8]), torch.tensor([index / 4])
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_engine_reads_the_trials_loaders(tmp_path: Path, pipeline: bool) -> None:
+    settings = make_settings(6, validation_period=zerotrial.Batch(2))
+    _, trial = fit(make_spec(tmp_path, {"pipeline": pipeline}), WithoutIterators, settings)
+    assert len(trial.rates) == 6
+    first, _, last = torch.tensor(trial.losses).view(3, -1).mean(1).tolist()
+    assert last < first
+    # ReduceLROnPlateau follows validations, whose metric does not improve.
+    assert trial.rates == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.checkpoint.whole import WholeCalls
 from zerotrial.engine.comm.attendance import Attendance
 from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.lr_schedules.base import required_arguments
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.frozen import FrozenParameters
 from zerotrial.engine.module.gradient_access import (
@@ -68,6 +69,9 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
     Unknown attributes are the module's, so an engine stands where the model stood.
     """
+
+    default_data: Iterator[Any] | None = None
+    """Micro-batches for calls without an iterator; in a trial those of its loaders."""
 
     def __init__(self, parts: EngineParts) -> None:
         # parts
@@ -287,7 +291,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         as skipped; schedule and weights then stay as they are.
 
         Args:
-            lr_kwargs: Passed on to the schedule's ``step``.
+            lr_kwargs: Passed on to the schedule's ``step``. ``ReduceLROnPlateau`` is stepped only
+                with ``{"metrics": value}``.
 
         Returns:
             Whether the weights changed, and the gradient norm.
@@ -325,8 +330,10 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             self.scaler.update(not updated)
             if updated:
                 self.stage.apply(self._clip(norm) / scale)
-                if self.lr_scheduler is not None:
-                    self.lr_scheduler.step(**lr_kwargs)
+                schedule = self.lr_scheduler
+                # One that needs a metric (ReduceLROnPlateau) is stepped only when it is given.
+                if schedule is not None and required_arguments(schedule) <= lr_kwargs.keys():
+                    schedule.step(**lr_kwargs)
             else:
                 self.stage.drop_gradients()
         self.progress.pass_boundary(updated=updated)
@@ -370,8 +377,9 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         """Train on as many micro-batches as one optimizer step takes. **Collective**.
 
         Args:
-            data_iter: Yields micro-batches; None uses the loader of ``initialize()``. The module
-                must return the loss; a tuple or list is passed as its arguments, a dict by name.
+            data_iter: Yields micro-batches; None uses the loader of ``initialize()``, or in a trial
+                the trial's. The module must return the loss; a tuple or list is passed as its
+                arguments, a dict by name.
 
         Returns:
             Mean loss of this rank's micro-batches.
@@ -387,8 +395,14 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
                 self.step()
         return total
 
-    def eval_batch(self, data_iter: Iterator[Any]) -> Any:
-        """Run one micro-batch through the module in evaluation mode, without gradients."""
+    def eval_batch(self, data_iter: Iterator[Any] | None = None) -> Any:
+        """Run one micro-batch through the module in evaluation mode, without gradients.
+
+        Args:
+            data_iter: As for :meth:`train_batch`; None is for trials, whose validation loader is
+                used while they validate.
+        """
+        data_iter = self._data_for_evaluation(data_iter)
         training = self.module.training
         self.module.eval()
         try:
@@ -403,10 +417,18 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         return self(*batch) if isinstance(batch, tuple | list) else self(batch)
 
     def _own_batches(self) -> Iterator[Any]:
-        if self.training_dataloader is None:
+        if self.training_dataloader is not None:
+            return self.training_dataloader.forever()  # type: ignore[no-any-return]
+        if self.default_data is None:
             msg = "train_batch(): pass data_iter, or training_data to initialize()"
             raise EngineError(msg)
-        return self.training_dataloader.forever()  # type: ignore[no-any-return]
+        return self.default_data
+
+    def _data_for_evaluation(self, data_iter: Iterator[Any] | None) -> Iterator[Any]:
+        data = self.default_data if data_iter is None else data_iter
+        if data is None:
+            raise EngineError("eval_batch(): pass data_iter; outside of a trial there is no other")
+        return data
 
     def train(self, mode: bool = True) -> "Engine":  # noqa: FBT001, FBT002 - nn.Module's
         """Set the module to training mode."""

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 from zerolab.contract.wire import Extension
 from zerolab.core.extending import ask_to_go_on
 from zerolab.core.machines import Machines
@@ -47,6 +49,11 @@ _AGREE_EVERY_S = 1.0
 _MOST_BATCHES_BETWEEN = 10_000
 _EARLY_BATCHES = 100
 """Batches that are reported at least every 5 s, however slow they are."""
+
+
+def _single(metrics: dict[str, float]) -> float | None:
+    """Return the only metric, if there is one alone."""
+    return next(iter(metrics.values())) if len(metrics) == 1 else None
 
 
 class Controller:
@@ -211,6 +218,7 @@ class Controller:
         """Train up to ``stop`` batches in all; they lie in one epoch."""
         schedule, context, unreported = self._schedule, self._context, self._recorder.unreported
         train_batch, batches = self._trial.train_batch, self._batches()
+        context.set_default_data(batches)
         timings = self._timings if self._settings.profiling.enabled else None
         profiler, look = context.profiler, self._skipping.look
         first = step = self.steps
@@ -311,6 +319,8 @@ class Controller:
             self._best = value
         length = self._schedule.epoch_length
         self._recorder.validation(self.steps, self.steps / length if length else None, metrics)
+        if self.steps > 0:
+            self._step_plateaus(value if self._settings.metric else _single(metrics))
         if self._settings.metric and value is None:
             self._miss(self._settings.metric, metrics, first=first)
         policy = self._settings.checkpoint_policy
@@ -318,6 +328,13 @@ class Controller:
         if wanted and self.steps > 0 and self._checkpointed_at != self.steps:
             self._checkpoint()
         self._recorder.state("training")
+
+    def _step_plateaus(self, value: float | None) -> None:
+        """Step the schedules that follow the validation metric."""
+        for engine in self._context.models:
+            schedule = getattr(engine, "lr_scheduler", None)
+            if isinstance(schedule, ReduceLROnPlateau) and value is not None:
+                schedule.step(value)
 
     def _miss(self, metric: str, metrics: dict[str, float], *, first: bool) -> None:
         """Say that a validation lacks the searcher's metric; the first one must not.

@@ -301,6 +301,7 @@ class Validator:
 
     def _evaluate(self, batches: _Batches | None, calls: int) -> Any:
         before = batches.drawn if batches is not None else 0
+        self._context.set_default_data(batches)
         try:
             with self._written_for:
                 if self._with_index:

@@ -143,6 +143,7 @@ TORCH_SCHEDULES = frozenset(
         "MultiStepLR",
         "OneCycleLR",
         "PolynomialLR",
+        "ReduceLROnPlateau",
         "StepLR",
     }
 )
@@ -153,7 +154,6 @@ _REFUSED = {
     "MultiplicativeLR": "a function cannot stand in JSON; pass lr_scheduler to initialize()",
     "ChainedScheduler": "schedules cannot stand in JSON; pass lr_scheduler to initialize()",
     "SequentialLR": "schedules cannot stand in JSON; pass lr_scheduler to initialize()",
-    "ReduceLROnPlateau": "it needs a metric at each step; pass lr_scheduler to initialize()",
 }
 
 

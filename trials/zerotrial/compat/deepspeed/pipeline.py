@@ -63,7 +63,7 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
 
     def eval_batch(  # noqa: PLR0917 - DeepSpeed's order
         self,
-        data_iter: Iterator[Any] | None,
+        data_iter: Iterator[Any] | None = None,
         return_logits: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
         compute_loss: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
         reduce_output: str | None = "avg",
@@ -108,6 +108,8 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
             found, outputs = super().eval_batch(
                 data_iter, return_logits=True, num_micro_batches=num_micro_batches
             )
+            if found is outputs:  # without loss_fn, None on other stages
+                return (found, outputs[-1] if outputs else None) if return_logits else found
             if not bcast_loss and not self.is_last_stage():
                 found = None
         else:

@@ -1,16 +1,17 @@
 """What all schedules have in common: a counter, checked arguments, and how a rate is set."""
 
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from inspect import Parameter, Signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 
 from zerolab.errors import ConfigError
 from zerolab.schema.section import Section, validate
 
-__all__ = ["LRSchedule", "Rates", "for_groups", "set_rates"]
+__all__ = ["LRSchedule", "Rates", "for_groups", "required_arguments", "set_rates"]
 
 Rates = float | Sequence[float]
 """One value for all parameter groups, or one for each."""
@@ -105,6 +106,25 @@ def _signature_of(section: type[Section]) -> Signature:
         kind = Parameter.POSITIONAL_OR_KEYWORD
         arguments.append(Parameter(name, kind, default=default, annotation=field.annotation))
     return Signature(arguments)
+
+
+def required_arguments(schedule: Any) -> frozenset[str]:
+    """List the arguments that a schedule's ``step`` cannot do without.
+
+    Args:
+        schedule: Any; ``ReduceLROnPlateau`` needs ``metrics``.
+    """
+    return _required_arguments(cast("Hashable", type(schedule)))
+
+
+@functools.cache
+def _required_arguments(schedule: Any) -> frozenset[str]:
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    try:
+        _, *others = inspect.signature(schedule.step).parameters.values()
+    except (AttributeError, TypeError, ValueError):  # not a function of Python
+        return frozenset()
+    return frozenset(p.name for p in others if p.kind in kinds and p.default is Parameter.empty)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:

@@ -90,7 +90,8 @@ class PipelineEngine(Engine):
 
         Args:
             data_iter: Yields micro-batches, ``(inputs, labels)``; read by the first and the last
-                stage, which must see the same ones. None uses the loader of ``initialize()``.
+                stage, which must see the same ones. None uses the loader of ``initialize()``, or
+                in a trial the trial's.
 
         Returns:
             Mean loss over the whole batch, the same on all ranks.
@@ -105,7 +106,7 @@ class PipelineEngine(Engine):
                 wait for this one.
         """
         self._check_trains("train_batch")
-        if data_iter is None and self.training_dataloader is not None and self.reads_data:
+        if data_iter is None and self.reads_data:
             data_iter = self._own_batches()
         with self.attendance.call("train_batch"):
             self.recover()
@@ -158,7 +159,7 @@ class PipelineEngine(Engine):
 
     def eval_batch(
         self,
-        data_iter: Iterator[Any] | None,
+        data_iter: Iterator[Any] | None = None,
         *,
         return_logits: bool = False,
         compute_loss: bool = True,
@@ -174,12 +175,16 @@ class PipelineEngine(Engine):
 
         Returns:
             Mean loss over the micro-batches and ranks, the same on all; or what was asked for.
+            Without a ``loss_fn``, where the last layer returns no scalar, the outputs of each
+            micro-batch in the loss's place: a list on the last stage, None on the others.
 
         Raises:
             StopIteration: On all ranks, if the data ends before.
             EngineError: If the data is not as it must be.
             Exception: As :meth:`train_batch`.
         """
+        if self.reads_data:
+            data_iter = self._data_for_evaluation(data_iter)
         count = num_micro_batches or self.batch.accumulation_steps
         training = self.module.training
         self.module.eval()
@@ -190,6 +195,10 @@ class PipelineEngine(Engine):
                 drawn = self._draw(data_iter, count, failures, ragged=True)
                 outputs = self._runner.evaluate(drawn, count, failures)
                 found: list[Tensor] = []
+                if compute_loss and self.module.loss_fn is None:
+                    compute_loss = self._outputs_are_losses(outputs, failures)
+                    if not compute_loss and return_logits:
+                        return outputs, outputs
                 if outputs is not None and compute_loss:
                     pairs = zip(outputs, drawn.labels, strict=False)  # fewer after a failure
                     for index, (output, labels) in enumerate(pairs):
@@ -201,6 +210,17 @@ class PipelineEngine(Engine):
                 return (loss, outputs) if return_logits else loss
         finally:
             self.module.train(training)
+
+    def _outputs_are_losses(self, outputs: list[Any] | None, failures: Failures) -> bool:
+        """Return whether the last layer gives a scalar each time. **Collective**.
+
+        Raises:
+            Exception: On all ranks, if any has failed.
+        """
+        others = [o for o in outputs or () if not isinstance(o, Tensor) or o.dim() > 0]
+        return not float(
+            self._mean(torch.tensor(float(bool(others)), device=self.device), failures)
+        )
 
     def _draw(
         self, data: Iterator[Any] | None, count: int, failures: Failures, *, ragged: bool = False
@@ -226,7 +246,7 @@ class PipelineEngine(Engine):
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             what = "the last layer (there is no loss_fn)" if loss_fn is None else "loss_fn"
             raise EngineError(f"PipelineModule: {what} must return a scalar tensor, got {found}")
-        return loss
+        return loss.reshape(())
 
     def _sum(self, losses: Sequence[Tensor]) -> Tensor:
         total = torch.zeros((), device=self.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,7 +118,9 @@ def check_layers(layers: Any) -> list[Layer]:
         ConfigError: If one is neither a specification, nor a module, nor callable; if two have a
             parameter in common.
     """
-    found = list(layers) if isinstance(layers, Sequence | nn.Sequential) else None
+    found = None
+    if isinstance(layers, Iterable) and not isinstance(layers, str | bytes | Mapping):
+        found = list(layers)
     problems = []
     if not found:
         problems.append("layers: must be a list of LayerSpec, torch.nn.Module or functions")

@@ -13,7 +13,7 @@ place. What a layer starts with depends on its place alone, and not on the numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -38,6 +38,9 @@ from zerotrial.engine.pipeline.layers import (
 from zerotrial.engine.pipeline.partitioning import partition
 
 __all__ = ["Chunk", "PipelineModule", "built_whole"]
+
+_AXES = ("pipe", "data", "model")
+"""Of a topology, in the order in which ranks are laid out."""
 
 _built_whole: ContextVar[bool] = ContextVar("built_whole", default=False)
 
@@ -98,8 +101,8 @@ class PipelineModule(nn.Module):
     """A model cut into pipeline stages; :func:`zerotrial.initialize` gives an engine for it.
 
     Args:
-        layers: Specifications, modules or functions. The output of each is the one input of the
-            next: a tensor, or a tuple of tensors.
+        layers: Specifications, modules or functions, in any iterable, such as ``nn.ModuleList``.
+            The output of each is the one input of the next: a tensor, or a tuple of tensors.
         num_stages: Pipeline stages; the ranks must be a multiple.
         topology: Says it instead: anything with ``get_dim("pipe")``.
         loss_fn: Called with the last output and the labels, returns the mean over the micro-batch;
@@ -120,7 +123,7 @@ class PipelineModule(nn.Module):
 
     def __init__(  # noqa: PLR0917 - DeepSpeed's order
         self,
-        layers: Sequence[Layer] | nn.Sequential,
+        layers: Iterable[Layer],
         num_stages: int | None = None,
         topology: Any = None,
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
@@ -391,8 +394,11 @@ def _on_copies(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _count_stages(num_stages: int | None, topology: Any) -> int:
-    said = int(topology.get_dim("pipe")) if topology is not None else None
+    said = max(1, int(topology.get_dim("pipe"))) if topology is not None else None
     problems = []
+    axes = list(getattr(topology, "axes", ()))
+    if axes != [axis for axis in _AXES if axis in axes]:
+        problems.append(f"topology: must have axes of {', '.join(_AXES)} in this order, got {axes}")
     if num_stages is None and said is None:
         problems.append("num_stages: is missing; give it or topology")
     elif num_stages is not None and said is not None and num_stages != said:
