@@ -193,6 +193,8 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
             await services.write(tick)
             await services.carry_out()
             await services.remove_orphans()
+            if services.world.purge_names:
+                await services.purge_names()
             await searches.look_after()
             if time.monotonic() >= expire_at:
                 expire_at = time.monotonic() + services.settings.timings.expiry_s

@@ -21,6 +21,7 @@ from zeroserver.analysis.orders import Orders
 from zeroserver.errors import StoreError
 from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.ingest.names import forget_names, unused_names
 from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.trials import carry_out_more
@@ -109,6 +110,13 @@ class Services:
         while self.world.orphans:
             await self.write(_remove_part)
 
+    async def purge_names(self) -> None:
+        """Delete the names of metrics of which no trial has points any more."""
+        self.world.purge_names = False
+        await self.write(lambda world, _transaction: world.admitted.clear())
+        unused = await self.read(unused_names)
+        await self.write(lambda world, transaction: forget_names(world, transaction, unused))
+
     async def probe(self) -> None:
         """See whether the database can be read and written, and its disk has room.
 
@@ -188,6 +196,7 @@ def _remove_part(world: World, transaction: Transaction) -> None:
         removed += rows
         if done:
             trial_id = world.orphans.popleft()
+            world.purge_names = True
             transaction.undo.append(partial(world.orphans.appendleft, trial_id))
 
 

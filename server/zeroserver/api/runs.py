@@ -37,6 +37,7 @@ from zerolab.contract.wire import (
     WorkItem,
 )
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
+from zeroserver.access.principal import principal_of
 from zeroserver.api.common import MAX_ID, id_of
 from zeroserver.orchestrator import runs as running
 from zeroserver.orchestrator import scheduling
@@ -356,7 +357,7 @@ async def store_logs(request: Request) -> Response:
     run_id = _id(request, "run_id")
     batch = await _body(request, LogBatch)
     services = services_of(request)
-    stored = 0
+    stored, by_run = 0, principal_of(request).kind == "run"
     for part in log_lines.parts_of(batch):  # others get their turn in between
         lines = [entry.text for entry in part.entries]
         matches = await run_in_threadpool(services.policies.search, run_id, lines)
@@ -367,7 +368,7 @@ async def store_logs(request: Request) -> Response:
             part: LogBatch = part,
             matches: Sequence[Match] = matches,
         ) -> int:
-            return log_lines.store_logs(world, transaction, run_id, part, matches)
+            return log_lines.store_logs(world, transaction, run_id, part, matches, by_run=by_run)
 
         stored = await services.write(job)
     return _json(Stored(stored))

@@ -25,6 +25,7 @@ from zeroserver.orchestrator.trials import (
     carry_out,
     drop_backlog,
     reopen_trial,
+    reopen_trials,
     tell_searcher,
 )
 from zeroserver.orchestrator.warm_start import newest_checkpoint, source_problem
@@ -115,8 +116,7 @@ def continue_experiment(
         progress=0.0 if searches_on else 1 - len(opened) / max(experiment["num_trials"], 1),
     )  # fmt: skip
     _refuse_without_checkpoint(transaction, opened)
-    for trial in opened:
-        reopen_trial(transaction, trial, state)
+    reopen_trials(transaction, experiment_id, opened, state)
     carry_out(world, transaction, experiment_id, wanted)
     _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, told)
     _tell_of_deleted(world, transaction, experiment_id, told)

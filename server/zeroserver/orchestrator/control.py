@@ -357,8 +357,8 @@ def _discard(
     # What was imported has none, and no storage.
     if uuids := transaction.connection.scalars(there).all():
         storage = storage_of(world, transaction, experiment_id)
-        for uuid in uuids:
-            world.janitor.discard(transaction, Chore(storage=storage, name=uuid))
+        gone = (Chore(storage=storage, name=uuid) for uuid in uuids)
+        world.janitor.discard(transaction, *gone)
 
 
 def remove_trial(world: World, transaction: Transaction, trial_id: int) -> None:
@@ -422,6 +422,8 @@ def orphan(world: World, transaction: Transaction, trial_ids: Sequence[int]) -> 
     removes at its start.
     """
     world.orphans.extend(trial_ids)
+    for trial_id in trial_ids:
+        world.reported.pop(trial_id, None)
     transaction.undo.append(partial(_keep_from_sweep, world, frozenset(trial_ids)))
 
 

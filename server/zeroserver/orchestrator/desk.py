@@ -62,6 +62,10 @@ class World:
     keys: MetricKeys = field(default_factory=MetricKeys)
     reported: dict[int, set[int]] = field(default_factory=dict)
     """Trial to the ids of the metrics that it has reported; of the trials that report."""
+    admitted: set[int] = field(default_factory=set)
+    """Metrics that trials have come to use since unused names were last looked for."""
+    purge_names: bool = False
+    """Whether trials were deleted, and with them perhaps the last points of a metric."""
     warned: dict[tuple[int, str], None] = field(default_factory=dict)
     """Runs and kinds of problems of which a warning is in the log already."""
     searchers: dict[int, "Searcher"] = field(default_factory=dict)

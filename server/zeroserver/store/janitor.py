@@ -74,13 +74,14 @@ class Janitor:
         for room in self._rooms.values():
             room.start()
 
-    def discard(self, transaction: Transaction, chore: Chore) -> None:
+    def discard(self, transaction: Transaction, *wanted: Chore) -> None:
         """Have something removed after the commit; nothing may name it any more."""
-        text = msgspec.json.encode(chore).decode()
-        made = transaction.connection.execute(
-            chores.insert().values(chore=text).returning(chores.c.id)
-        )
-        transaction.then.append(partial(self._put, made.scalar_one(), chore))
+        ((last,),) = transaction.raw("SELECT coalesce(max(id), 0) FROM chores")
+        rows = [(msgspec.json.encode(chore).decode(),) for chore in wanted]
+        transaction.many("INSERT INTO chores (chore) VALUES (?)", rows)
+        numbers = transaction.raw("SELECT id FROM chores WHERE id > ? ORDER BY id", (last,))
+        for (number,), chore in zip(numbers, wanted, strict=True):
+            transaction.then.append(partial(self._put, number, chore))
 
     def close(self) -> None:
         """Remove what is waiting in directories, then end; object stores wait for the next."""

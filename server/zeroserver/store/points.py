@@ -8,7 +8,7 @@ then the roll-ups around it are made anew from the points.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -84,6 +84,11 @@ class MetricKeys:
         for name in missing:
             ((known[name],),) = transaction.raw(_FIND_KEY, (group, name))
         transaction.undo.append(lambda: self._forget(group, missing))
+
+    def forget(self, keys: Collection[int]) -> None:
+        """Forget ids of names that are being deleted; what is needed again is read again."""
+        for group, known in self._ids.items():
+            self._ids[group] = {name: key for name, key in known.items() if key not in keys}
 
     def _forget(self, group: str, names: Iterable[str]) -> None:
         for name in names:

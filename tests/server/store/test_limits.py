@@ -100,6 +100,24 @@ def test_invalid_metric_name_is_discarded_alone(sqlite_server: Server, name: str
     assert "metric name: must have" in warning
 
 
+def test_deleted_experiment_takes_its_metric_names(server: Server) -> None:
+    run_id = running(server)
+    server.report(run_id, metrics("training", 1, kept=1.0, gone=1.0), validation(1, 0.5))
+    server.exit(run_id, 0)
+    server.submit()
+    second = server.run_of(2)
+    server.report(second.run_id, metrics("training", 1, kept=1.0, own=1.0))
+    server.request("DELETE", "/experiments/1")
+    assert server.http.portal is not None
+    server.http.portal.call(server.services.purge_names)
+    assert {name for (name,) in server.sql("SELECT name FROM metric_keys")} == {"kept", "own"}
+    server.report(second.run_id, metrics("training", 2, kept=2.0, gone=3.0), validation(2, 0.5))
+    found = server.get("/trials/2/metrics")["metrics"]
+    assert {curve["name"]: curve["points"] for curve in found} == {
+        "kept": [[1, 1.0], [2, 2.0]], "own": [[1, 1.0]], "gone": [[2, 3.0]], "loss": [[2, 0.5]]
+    }  # fmt: skip
+
+
 def test_large_report_is_stored_in_parts(sqlite_server: Server) -> None:
     server = sqlite_server
     run_id = running(server)
@@ -149,6 +167,18 @@ def test_log_of_ended_run_is_closed_after_a_day(server: Server) -> None:
     assert server.log(run_id, 2, "far too late") == 3
     texts = [line["text"] for line in log_of(server)]
     assert texts == ["in time", "late, as an agent that was offline"]
+
+
+def test_ended_run_cannot_add_log_lines(server: Server) -> None:
+    run_id = running(server)
+    token = {"Authorization": f"Bearer {server.work()[0].spec.token}"}
+    body = {"first": 0, "entries": [{"text": "mine", "time": 1.0}]}
+    path = f"/api/v1/runs/{run_id}/logs"
+    assert server.http.post(path, json=body, headers=token).json() == {"stored": 1}
+    server.exit(run_id, 0)
+    assert server.http.post(path, json={**body, "first": 1}, headers=token).status_code >= 400
+    assert server.log(run_id, 1, "late, by its agent") == 2
+    assert [line["text"] for line in log_of(server)] == ["mine", "late, by its agent"]
 
 
 @pytest.mark.parametrize(("days", "kept"), [(None, True), (-1, True), (3, False), (5, True)])

@@ -80,8 +80,14 @@ def remove_checkpoints(
     going = [each for each in going if each.files or each.whole]
     _refuse_needed(transaction, [each.row for each in going])
     if not dry_run:
+        whole: dict[int, list[str]] = {}
         for each in going:
-            _remove(world, transaction, each)
+            if each.whole:
+                whole.setdefault(each.row["experiment_id"], []).append(each.row["uuid"])
+            else:
+                _remove_files(world, transaction, each)
+        for experiment_id, gone in whole.items():
+            let_go(world, transaction, experiment_id, gone)
     return going
 
 
@@ -118,11 +124,8 @@ def _refuse_needed(transaction: Transaction, rows: Sequence[RowMapping]) -> None
         raise ConflictError("; ".join([*problems, "nothing was removed"]))
 
 
-def _remove(world: World, transaction: Transaction, going: Going) -> None:
+def _remove_files(world: World, transaction: Transaction, going: Going) -> None:
     row = going.row
-    if going.whole:
-        let_go(world, transaction, row["experiment_id"], [row["uuid"]])
-        return
     sizes: dict[str, int] = msgspec.json.decode(row["resources"])
     left = {name: size for name, size in sizes.items() if name not in set(going.files)}
     transaction.connection.execute(

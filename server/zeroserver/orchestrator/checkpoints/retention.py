@@ -127,7 +127,7 @@ def let_go(
     storage = storage_of(world, transaction, experiment_id)
     for uuid in uuids:
         touch(transaction, "checkpoint", experiment_id, uuid)
-        world.janitor.discard(transaction, Chore(storage=storage, name=uuid))
+    world.janitor.discard(transaction, *(Chore(storage=storage, name=uuid) for uuid in uuids))
     forget_names(transaction, experiment_id, uuids)
 
 

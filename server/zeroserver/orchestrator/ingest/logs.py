@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import RowMapping, select
 
 from zerolab.contract.wire import LogBatch, LogEntry
+from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match, apply_matches
@@ -49,6 +50,8 @@ def store_logs(
     run_id: int,
     batch: LogBatch,
     matches: Sequence[Match] = (),
+    *,
+    by_run: bool = False,
 ) -> int:
     """Store the lines of a batch that are new; return the number of the next one wanted.
 
@@ -61,11 +64,15 @@ def store_logs(
         run_id: Whose lines.
         batch: Numbered lines.
         matches: What the log policies found in the batch.
+        by_run: Whether the run itself sends them, not its agent: it sends nothing after its end.
 
     Raises:
         NotFoundError: If there is no such run.
+        StaleRunError: If the run sends them, and has ended.
     """
     run = find(transaction, runs, run_id)
+    if by_run and run["state"] == RunState.EXITED:
+        raise StaleRunError(f"run {run_id} has ended: only its agent may deliver its log")
     wanted = next_log(transaction.connection, run, batch.node)
     if batch.first > wanted or batch.first < 0:
         return wanted

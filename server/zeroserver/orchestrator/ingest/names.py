@@ -9,14 +9,16 @@ the other metrics of the report are stored. The searcher's metric is always acce
 from collections.abc import Sequence
 from functools import partial
 
+from sqlalchemy import Connection
+
 from zerolab.contract.names import metric_name_problem
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World, experiment_of, find, log_line
-from zeroserver.store.database import Transaction
+from zeroserver.store.database import Transaction, raw_rows
 from zeroserver.store.points import SHIFTS
 from zeroserver.store.schema import trials
 
-__all__ = ["admit_names", "reported_keys"]
+__all__ = ["admit_names", "forget_names", "reported_keys", "unused_names"]
 
 _TRIALS = 1000
 """Trials whose names are kept in memory."""
@@ -75,6 +77,7 @@ def admit_names(
     world.keys.create(transaction, group, accepted)
     known = world.keys.known(group)
     reported.update(known[name] for name in accepted)
+    world.admitted.update(known[name] for name in accepted)
     told = []
     if problems:
         told.append(
@@ -94,6 +97,26 @@ def admit_names(
     for text in told:
         _warn_once(world, transaction, trial_id, text)
     return accepted
+
+
+def unused_names(connection: Connection) -> set[int]:
+    """Return the ids of metric names that no trial has points of; on any thread."""
+    used = raw_rows(connection, f"SELECT DISTINCT key_id FROM rollups WHERE shift = {SHIFTS[-1]}")  # noqa: S608
+    every = raw_rows(connection, "SELECT id FROM metric_keys")
+    return {key for (key,) in every}.difference(key for (key,) in used)
+
+
+def forget_names(world: World, transaction: Transaction, unused: set[int]) -> None:
+    """Delete metric names, except those that a trial has come to use since they were looked for.
+
+    Args:
+        world: The orchestrator's memory; ``admitted`` was emptied before the names were looked for.
+        transaction: Of the writer.
+        unused: Their ids.
+    """
+    gone = unused.difference(world.admitted, *world.reported.values())
+    transaction.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in gone])
+    world.keys.forget(gone)
 
 
 def _forget(world: World, trial_id: int) -> None:
