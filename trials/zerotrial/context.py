@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerolab.contract.hparam_reads import hand_out, tracked
 from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
 from zerolab.determined.names import TRIAL_CONTEXT, missing
@@ -39,6 +40,7 @@ class ZeroTrialContext:
 
     def __init__(self, spec: RunSpec, distributed: Distributed) -> None:
         self.spec = spec
+        self._hparams: dict[str, Any] = tracked(spec.hparams)
         self.distributed = distributed
         self.device = choose_device(distributed.local_rank)
         self.engines: list[EngineView] = []
@@ -192,7 +194,8 @@ class ZeroTrialContext:
 
     def get_hparams(self) -> dict[str, Any]:
         """This trial's hyperparameters, nested as in the experiment file."""
-        return self.spec.hparams
+        hparams: dict[str, Any] = hand_out(self._hparams)
+        return hparams
 
     def get_hparam(self, name: str) -> Any:
         """One hyperparameter.
@@ -201,7 +204,7 @@ class ZeroTrialContext:
             TrialError: If there is none of this name.
         """
         try:
-            return self.spec.hparams[name]
+            return hand_out(self._hparams[name])
         except KeyError:
             names = sorted(self.spec.hparams)
             known = ", ".join(names) or "none"

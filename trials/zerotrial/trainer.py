@@ -15,6 +15,7 @@ from zerolab.config import load_experiment
 from zerolab.config.experiment.for_runs import sections_of
 from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.config.experiment.storage import read_address
+from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
 from zerolab.contract.storage import StorageAddress, hide_secrets
 from zerolab.errors import ConfigError
@@ -90,6 +91,8 @@ def init(
         context.close()
         raise
     context.close()
+    if distributed.is_chief:
+        warn_of_unread(spec)
     distributed.close()
 
 

@@ -1,7 +1,6 @@
 """The parts of the Core API: what a script reads, reports, saves, and asks."""
 
 import contextlib
-import copy
 import logging
 import shutil
 import sys
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolab.config.experiment.of_run import determined_by_run
+from zerolab.contract.hparam_reads import hand_out, tracked, warn_of_unread
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -65,7 +65,8 @@ class TrainContext:
 
     def get_hparams(self) -> dict[str, Any]:
         """Return this trial's hyperparameters, nested as in the experiment file."""
-        return copy.deepcopy(self.info.hparams)
+        hparams: dict[str, Any] = hand_out(tracked(self.info.hparams))
+        return hparams
 
     @property
     def latest_checkpoint(self) -> CheckpointRef | None:
@@ -429,6 +430,8 @@ class Context:
             self._leave(EXIT_INFRASTRUCTURE, str(error))
         if error is not None:
             return
+        if self._reporter is not None:
+            warn_of_unread(self.info)
         if self.train.has_reached:  # no failure of a rank: each of them ends by itself
             write_reason(self.info.run_dir, EXIT_REACHED, "trained as far as the searcher let it")
         elif self.preempt.acknowledged:

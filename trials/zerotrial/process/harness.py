@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from zerolab.config.experiment.of_run import determined_by_run
+from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
 from zerolab.errors import TrialError
@@ -97,6 +98,8 @@ class _Rank:
             ending = controller.run()
         finally:
             session.close(ending)
+        if distributed.is_chief:
+            warn_of_unread(spec)
         if ending is not Ending.STALE:
             distributed.close()
         return ending

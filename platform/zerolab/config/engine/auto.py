@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerolab.config.engine.refused import REFUSED
+from zerolab.contract.hparam_reads import note_read
 
 __all__ = ["AUTO_SOURCES", "Filled", "determined_by", "fill_auto"]
 
@@ -89,7 +90,14 @@ class _Answer:
 class _Known:
     """What values are looked up in."""
 
-    def __init__(self, hyperparameters: Mapping[str, Any], batches: int | None = None) -> None:
+    def __init__(
+        self,
+        hyperparameters: Mapping[str, Any],
+        batches: int | None = None,
+        *,
+        of_trial: bool = False,
+    ) -> None:
+        self._of_trial = of_trial
         inner = hyperparameters.get("training_arguments")
         self._homes = [(hyperparameters, "hyperparameters")]
         if isinstance(inner, Mapping):
@@ -102,6 +110,8 @@ class _Known:
         for name in names:
             for home, place in self._homes:
                 if home.get(name) is not None:
+                    if self._of_trial:
+                        note_read(f"{place}.{name}".removeprefix("hyperparameters."))
                     return _Answer(home[name], f"{place}.{name}")
         return None
 
@@ -117,7 +127,7 @@ def determined_by(hyperparameters: Mapping[str, Any], batches: int | None = None
         hyperparameters: Of the trial.
         batches: How far the searcher lets it train, in optimizer steps.
     """
-    known = _Known(hyperparameters, batches)
+    known = _Known(hyperparameters, batches, of_trial=True)
     _of_this_process.append(known)
     try:
         yield

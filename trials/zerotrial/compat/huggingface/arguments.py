@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from zerolab.contract.hparam_reads import note_read
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError
 from zerolab.schema.section import suggest
@@ -39,6 +40,7 @@ def wanted(spec: RunSpec, arguments: Any) -> dict[str, Any]:
     Raises:
         ConfigError: Names all problems at once.
     """
+    note_read("training_arguments")
     given = spec.hparams.get("training_arguments", {})
     if not isinstance(given, Mapping):
         problem = (
