@@ -109,6 +109,8 @@ class Services:
         """Remove the points and logs of deleted trials, in several changes."""
         while self.world.orphans:
             await self.write(_remove_part)
+            self.database.deleted = True
+        await run_in_threadpool(self.database.empty_wal)
 
     async def purge_names(self) -> None:
         """Delete the names of metrics of which no trial has points any more."""

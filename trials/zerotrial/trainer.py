@@ -16,8 +16,9 @@ from zerolab.config.experiment.for_runs import sections_of
 from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.config.experiment.storage import read_address
 from zerolab.contract.hparam_reads import warn_of_unread
+from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, RunSpec, read_run_spec
-from zerolab.contract.storage import StorageAddress, hide_secrets
+from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError
 from zerolab.storage.store import CheckpointStore, local_owner
 from zerotrial.context import ZeroTrialContext
@@ -236,7 +237,7 @@ def _run_spec(
         sections = sections_of(load_experiment({"entrypoint": "python", **exp_conf}))
     return RunSpec(
         **sections,
-        config=hide_secrets(exp_conf or {}),
+        config=mask_secrets(exp_conf or {}, for_trial=True),
         experiment_id=0,
         trial_id=0,
         run_id=0,

@@ -1,17 +1,12 @@
-"""Where a run's checkpoints lie, and the secrets that open it, which no answer and no log shows."""
+"""Address of a checkpoint storage, with the credentials that open it."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
-__all__ = ["MASK", "SECRETS", "StorageAddress", "hide_secrets"]
+from zerolab.contract.secrets import MASK, STORAGE_SECRETS
 
-SECRETS = ("access_key", "secret_key", "connection_string", "credential")
-"""Keys of ``checkpoint_storage`` whose values nobody is shown."""
-
-MASK = "********"
-"""Stands for them in answers."""
+__all__ = ["StorageAddress"]
 
 
 class StorageAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,22 +44,10 @@ class StorageAddress(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
     def _secrets(self) -> Iterator[str]:
-        for name in SECRETS:
+        for name in STORAGE_SECRETS:
             value = self.options.get(name, "")
             if len(value) >= 4:
                 yield value
             if name == "connection_string":
                 parts = (part.partition("=")[2] for part in value.split(";"))
                 yield from (part for part in parts if len(part) >= 16)
-
-
-def hide_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy an experiment's configuration with :data:`MASK` in place of its storage's secrets."""
-    storage = config.get("checkpoint_storage")
-    if not isinstance(storage, Mapping):
-        return dict(config)
-    hidden = {
-        key: MASK if key in SECRETS and value is not None else value
-        for key, value in storage.items()
-    }
-    return {**config, "checkpoint_storage": hidden}

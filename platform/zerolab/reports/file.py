@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import MetricsRecord, Record, wire_number
 from zerolab.reports.spool import AppendFile
@@ -49,7 +50,8 @@ class MetricsFile:
         size = _whole_lines(path)
         self._file = AppendFile(path, size)
         if not size:
-            header = MetricsHeader(FORMAT, spec.config, spec.hparams, spec.trial_seed, time.time())
+            config = mask_secrets(spec.config)
+            header = MetricsHeader(FORMAT, config, spec.hparams, spec.trial_seed, time.time())
             self.append(self._encoder.encode(header))
 
     def encode(self, record: Record) -> bytes:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, RowMapping, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
+from zerolab.contract.secrets import restore_secrets
 from zerolab.errors import ConfigError
 from zeroserver.api import queries
 from zeroserver.api.common import After, IdPath, Limit, answer
@@ -228,6 +229,7 @@ async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Res
     await services.write(
         lambda world, transaction: control.remove(world, transaction, experiment_id)
     )
+    services.database.deleted = True
     await services.remove_orphans()
     return Response(status_code=204)
 
@@ -261,7 +263,8 @@ async def fork_experiment(
         base = msgspec.json.decode(original["raw_config"])
     else:
         base = await run_in_threadpool(_read_yaml, fork.yaml)
-    raw = overlay(base, fork.config)
+    submitted = msgspec.json.decode(original["raw_config"])
+    raw = restore_secrets(overlay(base, fork.config), submitted)
     return await submit_again(services, original, raw, activate=fork.activate)
 
 
@@ -293,7 +296,8 @@ async def continue_experiment(
     """Let an experiment that has ended go on from its checkpoints, with changes."""
     wish = changes or Changes()
     original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
-    raw = overlay(msgspec.json.decode(original["raw_config"]), wish.config)
+    submitted = msgspec.json.decode(original["raw_config"])
+    raw = restore_secrets(overlay(submitted, wish.config), submitted)
     path = archive_path(services.world.home.archives, original["archive"])
 
     def check() -> Continuation:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import (
     Column,
     ColumnElement,
@@ -18,6 +19,7 @@ from sqlalchemy import (
 )
 
 from zerolab.contract.outcome import is_failure
+from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConfigError
 from zeroserver.analysis.choice import read_cursor, write_cursor
 from zeroserver.analysis.cost import slot_seconds_of
@@ -173,6 +175,7 @@ def experiment_list(
     return [
         Experiment.of(
             row,
+            config=mask_secrets(msgspec.json.decode(row["config"])),
             failed_trials=counts.get((row["id"], TrialState.ERROR), 0),
             canceled_trials=counts.get((row["id"], TrialState.CANCELED), 0),
             waiting_reason=waiting.of_experiment(row["id"], row["state"]),

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from sqlalchemy import RowMapping
 from starlette.concurrency import run_in_threadpool
 
+from zerolab.contract.secrets import MASK, SHORTEST, find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, IdPath, answer
@@ -21,26 +22,31 @@ from zeroserver.api.resources import (
 )
 from zeroserver.api.rows import respond
 from zeroserver.api.strict import StrictRoute
+from zeroserver.orchestrator.desk import config_of
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.archives import ArchiveFiles, archive_path
 from zeroserver.store.schema import experiments, trials
 
-__all__ = ["resolved_config", "router"]
+__all__ = ["router"]
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
 
 @router.get("/experiments/{experiment_id}/submitted", responses=answer(SubmittedAnswer))
 def get_submitted(connection: ReadDep, experiment_id: IdPath) -> Response:
-    """Read the configuration as it was submitted, without defaults: what a fork begins with."""
+    """Read the configuration as it was submitted, without defaults and with masked secrets.
+
+    A fork of it gets the secrets themselves where the mask is left as it is.
+    """
     row = queries.one(connection, experiments, experiment_id)
-    return respond(SubmittedAnswer(msgspec.json.decode(row["raw_config"])))
+    return respond(SubmittedAnswer(mask_secrets(msgspec.json.decode(row["raw_config"]))))
 
 
 @router.get("/experiments/{experiment_id}/files", responses=answer(ModelFilePage))
 async def list_files(services: ServicesDep, experiment_id: IdPath) -> Response:
     """List the files of the model directory."""
-    files = await _files(services, experiment_id)
+    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    files = await _files(services, row)
     sizes = await run_in_threadpool(files.sizes)
     return respond(ModelFilePage([ModelFile(*each) for each in sorted(sizes.items())], None))
 
@@ -52,15 +58,19 @@ async def get_file(
     name: Annotated[str, Query(max_length=4096, description="Path inside the model directory.")],
 ) -> Response:
     """Download one file of the model directory."""
-    files = await _files(services, experiment_id)
+    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    files = await _files(services, row)
     content = await run_in_threadpool(files.read, name)
     if content is None:
         raise NotFoundError(f"experiment {experiment_id} has no file {name[:200]!r}")
+    # The experiment file is often one of them.
+    for secret in find_secrets(msgspec.json.decode(row["raw_config"])):
+        if len(secret) >= SHORTEST:
+            content = content.replace(secret.encode(), MASK.encode())
     return Response(content, media_type="application/octet-stream")
 
 
-async def _files(services: Services, experiment_id: int) -> ArchiveFiles:
-    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+async def _files(services: Services, row: RowMapping) -> ArchiveFiles:
     path = archive_path(services.world.home.archives, row["archive"])
     return ArchiveFiles(await run_in_threadpool(path.read_bytes))
 
@@ -75,19 +85,12 @@ async def get_engine(services: ServicesDep, trial_id: IdPath) -> Response:
     return respond(await run_in_threadpool(_engine_of, row, trial, path))
 
 
-def resolved_config(row: RowMapping) -> dict[str, Any]:
-    """Return an experiment's whole configuration, as it can be read again."""
-    resolved: dict[str, Any] = msgspec.json.decode(row["config"])
-    resolved.pop("log_policies", None)  # old ones may hold patterns that are refused now
-    return resolved
-
-
 def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
     # They load the engine's configuration, which a server that only starts can do without.
-    from zerolab.config import load_experiment, resolve
+    from zerolab.config import resolve
     from zerolab.config.checking import engine_files
 
-    config = load_experiment(resolved_config(row))
+    config = config_of(row)
     hparams: Mapping[str, Any] = msgspec.json.decode(trial["hparams"])
     length = config.searcher.full_length
     found = next(

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, Table, select
 
+from zerolab.contract.secrets import restore_secrets
 from zeroserver.analysis.choice import choose, conditions
 from zeroserver.analysis.columns import COLUMNS, MADE, PREFIX, read_rows
 from zeroserver.api import queries
@@ -40,8 +41,8 @@ from zeroserver.api.resources import (
     TrialPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.api.submitted import resolved_config
 from zeroserver.orchestrator import continuing, control
+from zeroserver.orchestrator.desk import config_of
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.states import TrialState
 from zeroserver.store.points import MAX_STEP, point_times, read_curve
@@ -145,16 +146,15 @@ async def fork_trial(
     trial = await services.read(lambda found: queries.one(found, trials, trial_id))
     home = trial["experiment_id"]
     original = await services.read(lambda found: queries.one(found, experiments, home))
-    raw = overlay(_alone(original, trial), fork.config)
+    submitted = msgspec.json.decode(original["raw_config"])
+    raw = restore_secrets(overlay(_alone(original, trial), fork.config), submitted)
     return await submit_again(services, original, raw, activate=fork.activate)
 
 
 def _alone(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
     """The configuration of an experiment with one of its trials alone."""
     raw: dict[str, Any] = msgspec.json.decode(original["raw_config"])
-    from zerolab.config import load_experiment
-
-    searcher = load_experiment(resolved_config(original)).searcher
+    searcher = config_of(original).searcher
     length = searcher.full_length
     raw["searcher"] = {
         "name": "single",
@@ -173,6 +173,7 @@ async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     await services.write(
         lambda world, transaction: control.remove_trial(world, transaction, trial_id)
     )
+    services.database.deleted = True
     await services.remove_orphans()
     return Response(status_code=204)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import RowMapping, select
 
+from zerolab.contract.secrets import find_secrets, mask_secrets, mask_values
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator import searching
@@ -263,7 +264,9 @@ def _problems(
     before: "ExperimentConfig", after: "ExperimentConfig", experiment_id: int
 ) -> Iterator[str]:
     """What of the changes would make the trials that there are other ones."""
-    for path, old, new in _changes(before.to_dict(), after.to_dict()):
+    was, will_be = before.to_dict(), after.to_dict()
+    secrets = find_secrets(was) + find_secrets(will_be)
+    for path, old, new in _changes(was, will_be):
         block, _, rest = path.partition(".")
         field = rest.partition(".")[0]
         fixed = block in _FIXED or (block == "checkpoint_storage" and not field.startswith("save_"))
@@ -273,7 +276,8 @@ def _problems(
             continue  # it stands in no file: the server has chosen it
         if fixed:
             yield (
-                f"{path}: must stay as it is when an experiment goes on: {old!r}, got {new!r}; "
+                f"{path}: must stay as it is when an experiment goes on: "
+                f"{mask_values(repr(old), secrets)}, got {mask_values(repr(new), secrets)}; "
                 f"`zerolab experiment fork {experiment_id}` begins anew with it"
             )
     if after.searcher.name == before.searcher.name:
@@ -307,11 +311,11 @@ def _store(
     resolved["reproducibility"]["experiment_seed"] = experiment["seed"]
     save(
         transaction, experiments, experiment["id"],
-        config=msgspec.json.encode(resolved).decode(),
+        config=msgspec.json.encode(mask_secrets(resolved)).decode(),
         raw_config=msgspec.json.encode(wish.raw_config).decode(),
         **resource_columns(wish.config),
     )  # fmt: skip
-    world.configs.pop(experiment["id"], None)
+    world.forget_config(experiment["id"])
 
 
 def _ended(transaction: Transaction, experiment_id: int) -> list[RowMapping]:

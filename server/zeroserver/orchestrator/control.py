@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import ColumnElement, RowMapping, delete, func, select, text, update
 
-from zerolab.contract.storage import hide_secrets
+from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
@@ -129,7 +129,7 @@ def _row(world: World, submission: Submission) -> dict[str, Any]:
         "description": config.description or "",
         "labels": _json(config.labels),
         "state": ExperimentState.ACTIVE if submission.activate else ExperimentState.PAUSED,
-        "config": _json(hide_secrets(resolved)),
+        "config": _json(mask_secrets(resolved)),
         "raw_config": _json(submission.raw_config),
         "archive": submission.archive,
         "test_mode": int(submission.test_mode),

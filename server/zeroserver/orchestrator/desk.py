@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from sqlalchemy import RowMapping, Table, update
 
-from zerolab.contract.storage import SECRETS, StorageAddress
+from zerolab.contract.secrets import find_secrets, restore_secrets
+from zerolab.contract.storage import StorageAddress
 from zerolab.paths import Home
 from zerolab.scheduler import Job
 from zeroserver.live import ALL, Journal
@@ -34,6 +35,7 @@ __all__ = [
     "find",
     "log_line",
     "owner_of",
+    "resolved_config",
     "save",
     "storage_of",
     "stored_address",
@@ -77,6 +79,8 @@ class World:
     """Experiment that has ended to its last event, and what was shown of its search; of any
     thread."""
     configs: dict[int, "ExperimentConfig"] = field(default_factory=dict)
+    secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Experiment to the secret values of its configuration; see :meth:`secrets_of`."""
     jobs: dict[int, Job] = field(default_factory=dict)
     """Experiment to what the scheduler knows of it; see :meth:`forget_job`."""
     started: float = field(default_factory=time.monotonic)
@@ -119,9 +123,20 @@ class World:
             transaction.undo.append(lambda: self.forget_config(experiment_id))
         return known
 
+    def secrets_of(self, transaction: Transaction, experiment_id: int) -> tuple[str, ...]:
+        """Return the secret values of an experiment's configuration, which no log may hold."""
+        known = self.secrets.get(experiment_id)
+        if known is None:
+            row = find(transaction, experiments, experiment_id)
+            found = find_secrets(msgspec.json.decode(row["raw_config"]))
+            known = self.secrets[experiment_id] = tuple(found)
+            transaction.undo.append(lambda: self.forget_config(experiment_id))
+        return known
+
     def forget_config(self, experiment_id: int) -> None:
         """Have an experiment's configuration read anew when it is next asked for."""
         self.configs.pop(experiment_id, None)
+        self.secrets.pop(experiment_id, None)
 
     def forget_job(self, transaction: Transaction, experiment_id: int) -> None:
         """Have an experiment's place in the queue read again, for it changes now."""
@@ -156,12 +171,17 @@ class World:
         return max(0.0, now - self.ticked - _LATE * self.settings.timings.tick_s)
 
 
+def resolved_config(experiment: "Fields") -> dict[str, Any]:
+    """Return an experiment's stored configuration with its secrets; for no response."""
+    masked = msgspec.json.decode(experiment["config"])
+    return restore_secrets(masked, msgspec.json.decode(experiment["raw_config"]))
+
+
 def config_of(row: RowMapping) -> "ExperimentConfig":
     """Read an experiment's stored configuration; without its log policies, which others read."""
     from zerolab.config import load_experiment
 
-    stored = msgspec.json.decode(row["config"])
-    _give_secrets(stored, msgspec.json.decode(row["raw_config"]))
+    stored = resolved_config(row)
     stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
     return load_experiment(stored)
 
@@ -208,13 +228,6 @@ def agents_changed() -> Change:
     return Change("agents", ALL, "cluster", b'{"reload":true}')
 
 
-def _give_secrets(config: dict[str, Any], raw: dict[str, Any]) -> None:
-    """Put back what stands in the file as it was submitted alone: no answer is made from that."""
-    submitted, storage = raw.get("checkpoint_storage"), config.get("checkpoint_storage")
-    if isinstance(submitted, dict) and isinstance(storage, dict):
-        storage |= {name: submitted[name] for name in SECRETS if submitted.get(name) is not None}
-
-
 def storage_of(world: World, transaction: Transaction, experiment_id: int) -> StorageAddress:
     """Return where an experiment's checkpoints lie, each named by its uuid."""
     from zerolab.config.experiment.storage import address_of
@@ -227,9 +240,7 @@ def stored_address(home: Home, experiment: "Fields") -> StorageAddress:
     """Return where an experiment's checkpoints lie, from its row alone; in any thread."""
     from zerolab.config.experiment.storage import read_address
 
-    config = msgspec.json.decode(experiment["config"])
-    _give_secrets(config, msgspec.json.decode(experiment["raw_config"]))
-    found = read_address(config.get("checkpoint_storage") or {})
+    found = read_address(resolved_config(experiment).get("checkpoint_storage") or {})
     return found or StorageAddress(root=str(home.checkpoints))
 
 

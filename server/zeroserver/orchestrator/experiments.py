@@ -100,7 +100,7 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
         values["error"] = _last_error(transaction, experiment_id)
     move_experiment(transaction, {**experiment, "state": through}, end, **values)
     world.searchers.pop(experiment_id, None)
-    world.configs.pop(experiment_id, None)
+    world.forget_config(experiment_id)
     world.drop_jobs([experiment_id])
 
 

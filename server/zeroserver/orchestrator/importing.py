@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import delete
 
+from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
 from zerolab.reports.file import FORMAT, MetricsHeader
@@ -169,7 +170,7 @@ def _rows(log: MetricsLog) -> _Rows:
     searcher: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
     last = max((record.time for record in log.records), default=log.header.time)
     times = {"created_at": log.header.time, "started_at": log.header.time, "ended_at": last}
-    text = msgspec.json.encode(config).decode()
+    text = msgspec.json.encode(mask_secrets(config)).decode()
     experiment = {
         "name": str(config.get("name") or "imported").replace("\0", "")[:255],
         "state": ExperimentState.COMPLETED,

@@ -7,6 +7,7 @@ import msgspec
 from sqlalchemy import RowMapping, func, select
 
 from zerolab.contract.outcome import is_failure
+from zerolab.contract.secrets import mask_secrets, mask_values
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -26,6 +27,7 @@ from zeroserver.orchestrator.desk import (
     find,
     log_line,
     owner_of,
+    resolved_config,
     save,
     storage_of,
     touch,
@@ -123,7 +125,7 @@ def assign(
         trial_id=trial["id"],
         run_id=run_id,
         **sections,
-        config=msgspec.json.decode(experiment["config"]),
+        config=mask_secrets(resolved_config(experiment), for_trial=True),
         hparams=msgspec.json.decode(trial["hparams"]),
         trial_seed=trial["seed"],
         slots=on_hosts or sum(map(len, slots.values())) // unit,
@@ -220,12 +222,14 @@ def exited(
     if run["state"] == RunState.EXITED:
         return
     check_move(RUN_MOVES, f"run {run_id}", run["state"], RunState.EXITED)
+    secrets = world.secrets_of(transaction, run["experiment_id"])
+    end = msgspec.structs.replace(end, reason=_line(mask_values(end.reason or "", secrets)))
     merged = all_ended(world, transaction, run, end, matches)
     if merged is None:
         return
     end = merged
     now = world.clock()
-    reason = _line(end.reason)
+    reason = end.reason
     if run["grows_to"] is not None and end.exit_code == EXIT_PREEMPTED:
         reason = f"it left for more slots: {run['grows_to']} were free for its trial"
     end = msgspec.structs.replace(end, reason=reason)

@@ -9,11 +9,12 @@ disk flush. Jobs must be repeatable: when a group fails, each of its jobs is run
 import asyncio
 import logging
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +40,8 @@ _PATIENCE_S = 10.0
 _LONG_JOB_S = 1.0
 """Processor time of a job that is worth a line in the log; none should take more than 0.2 s."""
 _SAY_S = 60.0
+_EMPTY_WAL_S = 0.2
+"""Longest wait for readers, while the writer waits too."""
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
 _POSTGRESQL_LOCKED = "55P03"
 
@@ -155,6 +158,8 @@ class Database:
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_loop, name="writer", daemon=True)
         self._damage_next = 0.0
+        self.deleted = False
+        """Whether the WAL may hold rows that were deleted since; see :meth:`empty_wal`."""
         self._closed = False
         self._ending = False
         self.groups = 0
@@ -218,6 +223,23 @@ class Database:
         self._writers.dispose()
         self._probes.dispose()
         self.lock.release()
+
+    def empty_wal(self) -> None:
+        """Write the WAL of a SQLite file back and empty it, if rows were deleted.
+
+        Old content of a page stays in the WAL until it is overwritten. While someone reads an
+        older state this does nothing, and the next call tries again.
+        """
+        if self.file is None or not self.deleted:
+            self.deleted = False
+            return
+        self.deleted = False
+        with closing(sqlite3.connect(self.file, timeout=_EMPTY_WAL_S)) as connection:
+            try:
+                (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except sqlite3.OperationalError:
+                busy = 1
+        self.deleted = self.deleted or bool(busy)
 
     def read(self) -> AbstractContextManager[Connection]:
         """A connection with one consistent view, for reading.

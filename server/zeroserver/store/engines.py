@@ -60,6 +60,7 @@ def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int
             f"synchronous={synchronous.upper()}",
             "foreign_keys=ON",
             "temp_store=MEMORY",
+            "secure_delete=ON",  # deleted rows may hold credentials
             "cache_size=-65536",
         ):
             connection.execute(f"PRAGMA {pragma}")

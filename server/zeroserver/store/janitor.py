@@ -96,6 +96,7 @@ class Janitor:
         gone = delete(chores).where(chores.c.id == number)
         try:
             self._database.write_now(lambda transaction: transaction.connection.execute(gone))
+            self._database.deleted = True  # it may have held credentials
         except StoreError as error:  # it is done again, which does no harm
             logger.info("chore %d is done, and still written down: %s", number, error)
 

@@ -22,6 +22,7 @@ from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_p
 from zerolab.config.files import read_yaml
 from zerolab.config.refusing import take_refused
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
+from zerolab.contract.secrets import masked_places
 from zerolab.contract.spec import Backend, TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
@@ -193,7 +194,7 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     content, problems = _without_strangers(content)
     rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
     config, wrong, paths = validate(ExperimentConfig, without_nulls(rest, _OPAQUE))
-    problems += refused + wrong
+    problems += refused + wrong + list(_mask_problems(rest))
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
         wrong_keys = {problem.partition(": ")[0] for problem in problems}
@@ -203,6 +204,16 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     if isinstance(space, Mapping):
         problems += space_problems(space)
     return ExperimentFile(None, problems, bad)
+
+
+def _mask_problems(content: Mapping[str, Any]) -> Iterator[str]:
+    """Refuse the mask where a secret should be; the storage's own check covers its credentials."""
+    for place in masked_places(content):
+        if not place.startswith("checkpoint_storage."):
+            yield (
+                f"{place}: must be the value itself, got the mask that stands for it in "
+                "responses; write the value"
+            )
 
 
 def _repeats(problem: str, wrong_keys: Collection[str]) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
+from zerolab.contract.secrets import MASK, is_secret_name
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.section import (
     NonNegativeInt,
@@ -115,7 +116,8 @@ _OURS = frozenset(
 def _assignments(value: list[str]) -> list[str]:
     for text in value:
         if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", text):
-            raise ValueError(f"must be lines of the form NAME=value, got {text!r}")
+            shown = MASK if is_secret_name(text) else repr(text)
+            raise ValueError(f"must be lines of the form NAME=value, got {shown}")
         name = text.partition("=")[0]
         theirs = name == ENV_COLLECTIVE_TIMEOUT
         if name in _OURS or (name.startswith("ZEROLAB_") and not theirs):

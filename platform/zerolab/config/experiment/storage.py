@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
 
-from zerolab.contract.storage import MASK, SECRETS, StorageAddress
+from zerolab.contract.secrets import MASK, STORAGE_SECRETS
+from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError
 from zerolab.schema.section import NonNegativeInt, Section, validate, without_nulls
 
@@ -104,7 +105,7 @@ def storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
     for key in dict.fromkeys(key for keys in _KEYS.values() for key in keys):
         if getattr(storage, key) is not None and key not in mine:
             yield _misplaced(storage, key)
-    for key in SECRETS:
+    for key in STORAGE_SECRETS:
         if getattr(storage, key) == MASK:
             yield (
                 f"checkpoint_storage.{key}: must be the key itself, got the stars that stand for "

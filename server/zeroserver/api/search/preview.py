@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, RowMapping, func, select
 
+from zerolab.contract.secrets import replace_masks
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api import queries
@@ -54,7 +55,7 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
     from zerolab.config import load_experiment
     from zerolab.config.experiment.previewing import preview_of
 
-    config = load_experiment(wanted.config)
+    config = load_experiment(replace_masks(wanted.config, "masked"))
     like, seconds = None, None
     if wanted.seconds_per_batch is None and wanted.seconds_per_epoch is None:
         like = _alike(connection, wanted.like, config)

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping, select
 
+from zerolab.contract.secrets import mask_values
 from zerolab.contract.wire import LogBatch, LogEntry
 from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.desk import World, find, save, touch
@@ -82,7 +83,8 @@ def store_logs(
     if _is_over(world, run):
         return wanted + len(fresh)
     check_times(entry.time for entry in fresh)
-    rows = [_log_row(run, entry) for entry in fresh]
+    secrets = world.secrets_of(transaction, run["experiment_id"])
+    rows = [_log_row(run, entry, secrets) for entry in fresh]
     names = ", ".join(rows[0])
     marks = ", ".join("?" * len(rows[0]))
     transaction.many(
@@ -157,7 +159,7 @@ def _drop_oldest(world: World, transaction: Transaction, run: RowMapping, size: 
     )  # fmt: skip
 
 
-def _log_row(run: RowMapping, entry: LogEntry) -> dict[str, Any]:
+def _log_row(run: RowMapping, entry: LogEntry, secrets: Sequence[str]) -> dict[str, Any]:
     return {
         "experiment_id": run["experiment_id"],
         "trial_id": run["trial_id"],
@@ -165,6 +167,6 @@ def _log_row(run: RowMapping, entry: LogEntry) -> dict[str, Any]:
         "rank": entry.rank,
         "stream": entry.stream,
         "level": entry.level,
-        "text": entry.text[:_LINE_CHARACTERS].replace("\0", "\ufffd"),
+        "text": mask_values(entry.text[:_LINE_CHARACTERS], secrets).replace("\0", "\ufffd"),
         "time": entry.time,
     }

@@ -1,0 +1,214 @@
+"""Secrets of an experiment's configuration: masked wherever it is shown, restored for its runs.
+
+Secrets are the credentials of ``checkpoint_storage``, and values whose name looks like a key, a
+token, a secret or a password: of an environment variable, of an assignment ``NAME=value`` in the
+entrypoint, and of a key under ``data``. Hyperparameters are never masked.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "MASK",
+    "SHORTEST",
+    "STORAGE_SECRETS",
+    "find_secrets",
+    "is_secret_name",
+    "mask_secrets",
+    "mask_values",
+    "masked_places",
+    "replace_masks",
+    "restore_secrets",
+]
+
+MASK = "********"
+"""Stands for a secret in every response and log."""
+
+STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
+"""Keys of ``checkpoint_storage`` that hold credentials."""
+
+_NAME = re.compile(
+    r"SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|CONN(ECTION)?_?STR"
+    r"|(KEYS?|TOKEN|PWD)(?![A-Z])|(?<![A-Z])(PASS|PAT|AUTH|DSN)(?![A-Z])"
+)
+_PASSWORD_IN_URL = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+_ASSIGNMENT = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
+SHORTEST = 6
+"""Characters of a value that is looked for in other text; shorter ones occur by chance."""
+
+_Place = tuple[str, ...]
+_Swap = Callable[[_Place, str], str]
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether a name looks like that of a key, a token, a secret or a password."""
+    return _NAME.search(name.upper()) is not None
+
+
+def mask_secrets(config: Mapping[str, Any], *, for_trial: bool = False) -> dict[str, Any]:
+    """Copy an experiment's configuration with :data:`MASK` in place of every secret.
+
+    Args:
+        config: As it was submitted, or with its defaults filled in.
+        for_trial: Leave ``data`` as it is: the code of a trial reads it.
+
+    Example:
+        >>> mask_secrets({"environment": {"environment_variables": ["HF_TOKEN=hf_abc"]}})
+        {'environment': {'environment_variables': ['HF_TOKEN=********']}}
+    """
+    masked = _swapped(config, lambda _place, _value: MASK)
+    return masked | {"data": config["data"]} if for_trial and "data" in config else masked
+
+
+def restore_secrets(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a configuration with the original's secrets where :data:`MASK` stands.
+
+    Args:
+        config: Masked, and perhaps changed since.
+        original: The configuration as it was submitted.
+
+    Returns:
+        A copy in which the mask stands only where the original has no such secret.
+    """
+    known: dict[_Place, str] = {}
+
+    def note(place: _Place, value: str) -> str:
+        known[place] = value
+        return value
+
+    _swapped(original, note)
+
+    def restore(place: _Place, value: str) -> str:
+        if value != MASK:
+            return value
+        # Variables may be one list for all kinds of slots, or a list for each kind.
+        other_kinds = (known[each] for each in known if (each[0], each[-1]) == ("env", place[-1]))
+        is_variable = place[0] == "env"
+        return known.get(place) or (next(other_kinds, MASK) if is_variable else MASK)
+
+    return _swapped(config, restore)
+
+
+def replace_masks(config: Mapping[str, Any], value: str) -> dict[str, Any]:
+    """Copy a configuration with a value in place of each mask, where no secret is needed."""
+    return _swapped(config, lambda _place, given: value if given == MASK else given)
+
+
+def find_secrets(config: Mapping[str, Any]) -> list[str]:
+    """Return the secret values of a configuration that is not masked, the longest first."""
+    return sorted({value for _, value in _places(config) if value != MASK}, key=lambda v: -len(v))
+
+
+def masked_places(config: Mapping[str, Any]) -> list[str]:
+    """Return the dotted names of the secrets of which only the mask is there."""
+    return [_TITLES.get(place[0], "") + ".".join(place[1:]) for place, value in _places(config)
+            if value == MASK]  # fmt: skip
+
+
+def mask_values(text: str, values: Iterable[str]) -> str:
+    """Put :data:`MASK` in place of secret values in a text, such as a line of a log."""
+    for value in values:
+        if len(value) >= SHORTEST and value in text:
+            text = text.replace(value, MASK)
+    return text
+
+
+_TITLES = {
+    "storage": "checkpoint_storage.",
+    "env": "environment.environment_variables.",
+    "entrypoint": "entrypoint: ",
+    "data": "data.",
+}
+
+
+def _places(config: Mapping[str, Any]) -> Iterator[tuple[_Place, str]]:
+    found: dict[_Place, str] = {}
+
+    def note(place: _Place, value: str) -> str:
+        found[place] = value
+        return value
+
+    _swapped(config, note)
+    yield from found.items()
+
+
+def _swapped(config: Mapping[str, Any], swap: _Swap) -> dict[str, Any]:
+    """Copy a configuration with each secret replaced by what ``swap`` returns for it."""
+    result = dict(config)
+    storage = config.get("checkpoint_storage")
+    if isinstance(storage, Mapping):
+        result["checkpoint_storage"] = {
+            key: swap(("storage", key), value)
+            if key in STORAGE_SECRETS and isinstance(value, str)
+            else value
+            for key, value in storage.items()
+        }
+    environment = config.get("environment")
+    if isinstance(environment, Mapping) and "environment_variables" in environment:
+        variables = _swap_variables(environment["environment_variables"], swap)
+        result["environment"] = {**environment, "environment_variables": variables}
+    if "entrypoint" in config:
+        result["entrypoint"] = _swap_words(config["entrypoint"], swap)
+    if "data" in config:
+        result["data"] = _swap_keys(config["data"], ("data",), swap)
+    return result
+
+
+def _swap_variables(value: Any, swap: _Swap) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            kind: _swap_lines(lines, "cuda" if kind == "gpu" else str(kind), swap)
+            for kind, lines in value.items()
+        }
+    return _swap_lines(value, "", swap)
+
+
+def _swap_lines(lines: Any, kind: str, swap: _Swap) -> Any:
+    if not isinstance(lines, list | tuple):
+        return lines
+    return [_swap_line(line, ("env", kind) if kind else ("env",), swap) for line in lines]
+
+
+def _swap_line(line: Any, place: _Place, swap: _Swap) -> Any:
+    if not isinstance(line, str):
+        return line
+    name, equals, value = line.partition("=")
+    is_secret = value and (is_secret_name(name) or _PASSWORD_IN_URL.search(value))
+    if not equals or not (is_secret or value == MASK):
+        return line
+    return f"{name}={swap((*place, name), value)}"
+
+
+def _swap_words(value: Any, swap: _Swap) -> Any:
+    """Replace the values of assignments in a command, given as text or as a list of words."""
+    if isinstance(value, list | tuple):
+        return [_swap_word(word, swap) for word in value]
+    if not isinstance(value, str):
+        return value
+
+    def replace(found: re.Match[str]) -> str:
+        name, given = found[1], found[2]
+        if not is_secret_name(name):
+            return found[0]
+        return f"{name}={swap(('entrypoint', name), given)}"
+
+    return _ASSIGNMENT.sub(replace, value)
+
+
+def _swap_word(word: Any, swap: _Swap) -> Any:
+    if not isinstance(word, str):
+        return word
+    name, equals, value = word.partition("=")
+    if not (equals and value and name.isidentifier() and is_secret_name(name)):
+        return word
+    return f"{name}={swap(('entrypoint', name), value)}"
+
+
+def _swap_keys(value: Any, place: _Place, swap: _Swap) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _swap_keys(each, (*place, str(key)), swap) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_swap_keys(each, (*place, str(i)), swap) for i, each in enumerate(value)]
+    is_secret = isinstance(value, str) and value and is_secret_name(place[-1])
+    return swap(place, value) if is_secret else value

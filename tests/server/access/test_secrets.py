@@ -1,0 +1,244 @@
+"""Secrets of configurations: masked in every response and log, kept for runs and forks."""
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.helpers import Server, checkpoint, experiment_config, validation
+from zerolab.client.archive import pack
+from zerolab.contract.secrets import (
+    find_secrets,
+    is_secret_name,
+    mask_secrets,
+    restore_secrets,
+)
+
+S3 = {"type": "s3", "bucket": "b", "endpoint_url": "http://127.0.0.1:9"}
+KEYS = {"access_key": "AKIA-hush-1", "secret_key": "hush-hush-2"}
+SECRETS: dict[str, Any] = {
+    "environment": {"environment_variables": ["WANDB_API_KEY=hush-hush-3", "COLOUR=green"]},
+    "data": {"login": {"password": "hush-hush-4"}, "path": "/data"},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "MYSQL_PWD", "apiKey",
+        "GITHUB_PAT", "AZURE_STORAGE_CONNECTION_STRING", "SMTP_PASS", "NGC_API_KEY_2", "password",
+    ],
+)  # fmt: skip
+def test_secret_names_are_recognized(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATH", "AUTHOR", "KEYBOARD", "COMPASS", "LR"]
+)
+def test_other_names_are_not_secret(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        ["A_TOKEN=hush-1", "B=2", "C_KEY=", "URL=https://me:hush-2@host/x"],
+        {"cpu": ["A_TOKEN=hush-1"], "cuda": ["A_TOKEN=hush-2", "B=2"]},
+        {"gpu": ["A_TOKEN=hush-1"]},
+    ],
+)
+@pytest.mark.parametrize(
+    "entrypoint", ["env A_KEY='hush 5' python train.py --api_key=x", ["env", "A_KEY=hush-5", "x"]]
+)
+def test_restore_undoes_mask(variables: Any, entrypoint: Any) -> None:
+    config = experiment_config(
+        environment={"environment_variables": variables},
+        entrypoint=entrypoint,
+        checkpoint_storage=S3 | KEYS,
+        data=SECRETS["data"],
+    )
+    shown = mask_secrets(config)
+    assert "hush" not in json.dumps(shown)
+    assert restore_secrets(shown, config) == config
+    assert all(value not in json.dumps(shown) for value in find_secrets(config))
+    assert mask_secrets(shown) == shown
+
+
+def test_restore_fits_other_shapes_of_variables() -> None:
+    one = {"environment": {"environment_variables": ["A_KEY=hush"]}}
+    two = {"environment": {"environment_variables": {"cpu": ["A_KEY=********"], "cuda": []}}}
+    assert "A_KEY=hush" in json.dumps(restore_secrets(two, one))
+    back = restore_secrets(mask_secrets(one), {"environment": {
+        "environment_variables": {"cuda": ["A_KEY=hush"]}}})  # fmt: skip
+    assert back == one
+
+
+def _responses(server: Server) -> dict[str, str]:
+    """Every GET route's response about the first experiment, trial, run and checkpoint."""
+    uuid = server.get("/experiments/1/checkpoints")["checkpoints"][0]["uuid"]
+    ids = {"uuid": uuid, "name": "x"}
+    found = {}
+    for path, verbs in server.http.get("/api/v1/openapi.json").json()["paths"].items():
+        if "get" not in verbs or path.endswith(("events", "/work", "/directive", "/archive")):
+            continue
+        filled = path
+        for part in verbs["get"].get("parameters", []):
+            if part["in"] == "path":
+                value = ids.get(part["name"], "1")
+                filled = filled.replace("{" + part["name"] + "}", value)
+        found[filled] = server.http.get(filled, params={"name": "file.yaml"}).text
+    return found
+
+
+def _check_shown(server: Server) -> None:
+    responses = _responses(server)
+    assert len(responses) > 30
+    for path, text in responses.items():
+        assert "hush" not in text, path
+
+
+def test_no_route_shows_a_secret(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(**SECRETS)
+    server.add_agent()
+    run = server.begin()
+    server.report(run.run_id, checkpoint(1), validation(1, 0.5))
+    server.log(run.run_id, 0, "the key is hush-hush-3", "and hush-hush-4")
+    assert run.variables["cpu"]["WANDB_API_KEY"] == "hush-hush-3"
+    assert run.config["data"] == SECRETS["data"]
+    assert "hush-hush-3" not in json.dumps(run.config)
+    server.exit(run.run_id, 1, "login with hush-hush-3 failed", "ValueError: hush-hush-3")
+    _check_shown(server)
+    logged = [line["text"] for line in server.get("/trials/1/logs")["logs"]]
+    assert "the key is ********" in logged
+
+
+def test_forks_use_the_original_secrets(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(**SECRETS)
+    server.add_agent()
+    server.report(server.begin().run_id, checkpoint(1))
+    submitted = server.get("/experiments/1/submitted")["config"]
+    text = json.dumps(submitted | {"name": "changed"})
+    server.post("/experiments/1/fork", {"yaml": text})
+    server.post("/experiments/1/fork", {"config": {"environment": submitted["environment"]}})
+    server.post("/experiments/3/fork", {"config": {"name": "fork of a fork"}})
+    server.post("/trials/1/fork", {"config": {"data": submitted["data"]}})
+    for (raw,) in server.sql("SELECT raw_config FROM experiments"):
+        assert "********" not in raw
+        for secret in ("hush-hush-3", "hush-hush-4"):
+            assert secret in raw
+    for number in (2, 3, 4, 5):
+        assert "hush" not in json.dumps(server.experiment(number))
+
+
+def test_continue_keeps_and_hides_secrets(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(**SECRETS, checkpoint_storage={"type": "directory", "container_path": "/tmp/x"})
+    server.act("kill")
+    submitted = server.get("/experiments/1/submitted")["config"]
+    changes = {
+        "environment": submitted["environment"],
+        "searcher": {"max_length": {"batches": 200}},
+    }
+    server.post("/experiments/1/continue", {"config": changes})
+    assert "hush" not in json.dumps(server.experiment())
+    ((raw, stored),) = server.sql("SELECT raw_config, config FROM experiments")
+    assert "hush-hush-3" in raw
+    assert "hush" not in stored
+    assert "********" not in raw
+    server.act("kill")
+    storage = {**S3, "container_path": None, **KEYS}
+    answer = server.http.post(
+        "/api/v1/experiments/1/continue", json={"config": {"checkpoint_storage": storage}}
+    )
+    assert answer.status_code == 422
+    assert "must stay as it is" in answer.text
+    assert "hush" not in answer.text
+
+
+def test_mask_is_no_value(sqlite_server: Server) -> None:
+    server = sqlite_server
+    masked = mask_secrets(experiment_config(**SECRETS))
+    changes = {key: masked[key] for key in SECRETS}
+    answer = server.try_submit(**changes)
+    assert answer.status_code == 422
+    for place in ("environment.environment_variables.WANDB_API_KEY", "data.login.password"):
+        assert place in answer.text
+    server.submit()
+    fork = {"config": {"environment": {"environment_variables": ["NEW_KEY=********"]}}}
+    assert server.http.post("/api/v1/experiments/1/fork", json=fork).status_code == 422
+    config = experiment_config(**changes)
+    server.post("/experiments/preview", {"config": config, "seconds_per_batch": 1})
+
+
+def test_model_files_show_no_secret(sqlite_server: Server, tmp_path: Path) -> None:
+    server = sqlite_server
+    config = experiment_config(**SECRETS)
+    directory = tmp_path / "packed"
+    directory.mkdir()
+    (directory / "model_def.py").write_text(
+        "import zerotrial\n\n\nclass Trial(zerotrial.ZeroTrial): ...\n"
+    )
+    (directory / "ds_config.json").write_text('{"train_batch_size": 4}')
+    (directory / "file.yaml").write_text(json.dumps(config))
+    files = {"archive": ("model.tar.gz", pack(directory))}
+    answer = server.http.post(
+        "/api/v1/experiments", data={"config": json.dumps(config)}, files=files
+    )
+    assert answer.is_success, answer.text
+    shown = server.http.get("/api/v1/experiments/1/file", params={"name": "file.yaml"}).text
+    assert "********" in shown
+    assert "hush" not in shown
+
+
+def test_deleted_secrets_leave_the_database(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(**SECRETS)
+    server.submit(name="other")
+    server.act("kill")
+    path = server.services.world.home.database
+
+    def holds() -> bool:
+        files = (path, path.with_name(f"{path.name}-wal"))
+        return any(b"hush-hush-3" in file.read_bytes() for file in files)
+
+    assert holds()
+    server.request("DELETE", "/experiments/1")
+    server.services.database.empty_wal()
+    assert not holds()
+
+
+def test_reader_delays_emptying_of_the_wal(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(**SECRETS)
+    server.act("kill")
+    path = server.services.world.home.database
+    with closing(sqlite3.connect(path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM experiments").fetchall()
+        server.request("DELETE", "/experiments/1")
+        assert server.services.database.deleted
+    server.services.database.empty_wal()
+    assert not server.services.database.deleted
+
+
+@pytest.mark.slow
+def test_storage_credentials_are_masked_and_used(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(checkpoint_storage=S3 | KEYS, **SECRETS)
+    server.add_agent()
+    run = server.begin()
+    assert run.storage_options["secret_key"] == KEYS["secret_key"]
+    assert "hush-hush-2" not in json.dumps(run.config)
+    server.report(run.run_id, checkpoint(1), validation(1, 0.5))
+    _check_shown(server)
+    submitted = server.get("/experiments/1/submitted")["config"]
+    server.post("/experiments/1/fork", {"yaml": json.dumps(submitted)})
+    server.post("/trials/1/fork", {})
+    for (raw,) in server.sql("SELECT raw_config FROM experiments"):
+        assert "hush-hush-2" in raw
