@@ -103,6 +103,57 @@ def whole_values(stage: int) -> None:
     engine.close()
 
 
+def sharded_values(stage: int) -> None:
+    """Values made of the parameters, which are DTensors at stage 3, can be written."""
+    from deepspeed import utils
+
+    engine = begin(stage)
+    engine.backward(engine(ROWS[dist.get_rank()]))
+    for parameter in engine.module.parameters():
+        utils.safe_set_full_grad(parameter, torch.full_like(parameter, 0.25))
+        assert utils.safe_get_full_grad(parameter).eq(0.25).all()
+        utils.safe_set_full_fp32_param(parameter, parameter.detach() * 0 + 3)
+        assert utils.safe_get_full_fp32_param(parameter).eq(3).all()
+        utils.safe_set_full_optimizer_state(parameter, torch.ones_like(parameter), "exp_avg")
+        assert utils.safe_get_full_optimizer_state(parameter, "exp_avg").eq(1).all()
+    engine.close()
+
+
+class Inner(nn.Module):
+    """Has children, so that on the meta device parts of it are put into others."""
+
+    def __init__(self, size: int, device: Any = None) -> None:
+        super().__init__()
+        self.pair = nn.Sequential(nn.Linear(size, size, device=device), nn.Tanh())
+        self.last = nn.Linear(size, 2, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.pair(x)).square().mean()
+
+
+def built_with_skip_init(stage: int) -> None:
+    import deepspeed
+
+    file = {
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_clipping": 0,
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    }
+    torch.manual_seed(3)
+    plain = Inner(4)
+    with deepspeed.zero.Init():
+        inner = torch.nn.utils.skip_init(Inner, 4)
+        inner.load_state_dict(plain.state_dict())
+        model = nn.Sequential(inner)
+    engine = deepspeed.initialize(model=model, config=file)[0]
+    loss = engine(ROWS[dist.get_rank()])
+    torch.testing.assert_close(loss, plain(ROWS[dist.get_rank()]))
+    engine.backward(loss)
+    engine.step()
+    engine.close()
+
+
 def taken_before(stage: int) -> None:
     """Within GatheredParameters what was taken from the model before is whole, on every rank."""
     import deepspeed
@@ -305,6 +356,9 @@ def everything(path: str) -> bool:
     for stage in (0, 1, 2, 3):
         whole_values(stage)
         taken_before(stage)
+        sharded_values(stage)
+    for stage in (0, 3):
+        built_with_skip_init(stage)
     kept_and_saved()
     communicate()
     on_device()

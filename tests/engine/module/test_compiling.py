@@ -89,3 +89,54 @@ def test_losses_agree_when_kernels_are_generated(
 
     compiled = losses(small(), {"compile": {"enabled": True}})
     assert compiled == pytest.approx(losses(small(), {}), rel=1e-5)
+
+
+def part_compiled() -> nn.Module:
+    model: Any = language()
+    model.blocks[1] = torch.compile(model.blocks[1], backend="eager")
+    return model  # type: ignore[no-any-return]
+
+
+def model_compiled() -> nn.Module:
+    model: Any = part_compiled()
+    return torch.compile(model, backend="eager")  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("compiled", [model_compiled, part_compiled])
+def test_compiled_and_plain_models_exchange_checkpoints(
+    stage: int, compiled: Any, tmp_path: Path
+) -> None:
+    torch.compiler.reset()
+    config = {
+        "train_batch_size": 2,
+        "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": stage},
+    }
+
+    def begin(model: nn.Module) -> Any:
+        return initialize(model=model, config=config)[0]
+
+    def step(engine: Any, batch: Any) -> float:
+        loss = engine(*batch)
+        engine.backward(loss)
+        engine.step()
+        return float(loss.detach())
+
+    first, second, third = (batch for ((batch,),) in make_batches(3, 1, 1))
+    plain = begin(language())
+    wanted = [step(plain, batch) for batch in (first, second, third)]
+    names = plain.full_state_dict().keys()
+    plain.close()
+    found = []
+    for index, (make, batch) in enumerate(
+        [(compiled, first), (language, second), (compiled, third)]
+    ):
+        engine = begin(make())
+        if index:
+            engine.load_checkpoint(tmp_path)
+        found.append(step(engine, batch))
+        engine.save_checkpoint(tmp_path)
+        assert engine.full_state_dict().keys() == names
+        engine.close()
+    assert found == pytest.approx(wanted, rel=1e-6)

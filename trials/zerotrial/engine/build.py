@@ -42,7 +42,7 @@ from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
 from zerotrial.engine.memory.heap import uncollected
 from zerotrial.engine.module.activation import checkpoint_blocks, recomputed, recomputing
-from zerotrial.engine.module.compiling import compile_blocks
+from zerotrial.engine.module.compiling import compile_blocks, unwrap_compiled
 from zerotrial.engine.module.precision import register_input_cast
 from zerotrial.engine.module.taken import Taken, release
 from zerotrial.engine.seams import Observer, OptimizerFactory, Stage, StageInputs
@@ -168,6 +168,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     given = config if config is not None else config_params
     resolved = read_config(args, model, given, problems)
     assert model is not None
+    model = unwrap_compiled(model)
     planner = _planner.get()
     if planner is not None:
         return (

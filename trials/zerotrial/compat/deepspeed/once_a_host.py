@@ -80,6 +80,8 @@ class HostMemory:
         """
         on_gpu = dist.get_backend(self.world) == "nccl"
         for parameter in parameters:
+            if parameter.is_meta:  # of skip_init(), which replaces it
+                continue
             if self._lender is None or self._hosts > 1 or source > 0 or not _is_plain(parameter):
                 value = parameter.detach().to("cuda" if on_gpu else "cpu", copy=True)
                 dist.broadcast(value, src=source, group=self.world)

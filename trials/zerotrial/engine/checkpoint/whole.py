@@ -89,7 +89,7 @@ class WholeCalls:
         Args:
             name: Of a parameter, in ``module.named_parameters()`` of any pipeline stage; any of a
                 tied one's names.
-            value: Of the parameter's shape, any type and device.
+            value: Of the parameter's shape, any type and device. A DTensor is gathered.
             kind: See :meth:`full`. A gradient can be written between the last ``backward`` of an
                 accumulation window and its ``step``.
 
@@ -97,7 +97,8 @@ class WholeCalls:
             EngineError: If no parameter has the name, the shape is another, or there is nothing of
                 this kind to be written; on all ranks alike.
         """
-        self._where_it_is(name, lambda first: self._set_full(name, first, value, kind))
+        full = whole_of(value) if isinstance(value, Tensor) else value
+        self._where_it_is(name, lambda first: self._set_full(name, first, full, kind))
 
     def _set_full(self, name: str, first: str, value: Tensor, kind: str) -> None:
         shape = self._trained_shapes().get(first)

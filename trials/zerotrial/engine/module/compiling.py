@@ -6,7 +6,7 @@ send gradients, out of the compiled graphs, and blocks of one class share one co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -42,3 +42,36 @@ def compile_blocks(module: nn.Module, config: CompileConfig) -> list[str]:
             dynamic=config.dynamic,
         )
     return [name for name, _ in blocks]
+
+
+def unwrap_compiled(model: nn.Module) -> nn.Module:
+    """Replace the wrappers of ``torch.compile`` by the modules inside, whose forward is compiled.
+
+    A wrapper puts ``_orig_mod.`` into the names of parameters, which checkpoints must not have.
+
+    Args:
+        model: May be a wrapper, or contain some; they are replaced in place.
+
+    Returns:
+        The model, or what its wrapper contains.
+    """
+    while _is_wrapper(model):
+        model = _inner(model)
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():  # noqa: SLF001 - named_children() skips repeated ones
+            while child is not None and _is_wrapper(child):
+                child = parent._modules[name] = _inner(child)  # noqa: PLW2901, SLF001 - as above
+    return model
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    # By name: to import the class takes seconds.
+    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules  # noqa: SLF001
+
+
+def _inner(wrapper: Any) -> nn.Module:
+    module: nn.Module = wrapper._orig_mod  # noqa: SLF001 - no public name
+    if vars(module).get("_is_compiled_by") is not wrapper.dynamo_ctx:  # a layer in two places
+        module.forward = wrapper.dynamo_ctx(module.forward)
+        vars(module)["_is_compiled_by"] = wrapper.dynamo_ctx
+    return module
