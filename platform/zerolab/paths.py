@@ -100,6 +100,11 @@ class Home:
         return self.path / "runs"
 
     @property
+    def searchers(self) -> Path:
+        """Working directories of the processes of custom searcher classes."""
+        return self.path / "searchers"
+
+    @property
     def logs(self) -> Path:
         """``server.log`` and ``agent.log``."""
         return self.path / "logs"

@@ -117,7 +117,13 @@ def _serve(options: argparse.Namespace) -> int:
             synchronous=options.synchronous,
             allow_remote=options.allow_remote,
             host_names=tuple(options.host_name),
-            limits=Limits(metric_names=options.metric_names, log_bytes=options.log_megabytes << 20),
+            custom_searchers=not options.no_custom_searchers,
+            limits=Limits(
+                metric_names=options.metric_names,
+                log_bytes=options.log_megabytes << 20,
+                searcher_memory_bytes=options.searcher_memory_megabytes << 20,
+                searcher_cpu_s=options.searcher_cpu_seconds,
+            ),
             timings=replace(Timings(), grow_first_s=options.grow_after).with_agent_timeout(
                 options.agent_timeout
             ),
@@ -207,6 +213,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="size of the log of a run in the database; beyond it the oldest lines are dropped "
         f"(default: {Limits.log_bytes >> 20})",
+    )
+    parser.add_argument(
+        "--no-custom-searchers",
+        action="store_true",
+        help="refuse experiments whose searcher.entrypoint names a class, which this machine would "
+        "run",
+    )
+    parser.add_argument(
+        "--searcher-memory-megabytes",
+        type=_count,
+        default=Limits.searcher_memory_bytes >> 20,
+        metavar="N",
+        help="memory of the process of such a class "
+        f"(default: {Limits.searcher_memory_bytes >> 20})",
+    )
+    parser.add_argument(
+        "--searcher-cpu-seconds",
+        type=_count,
+        default=Limits.searcher_cpu_s,
+        metavar="N",
+        help="processor time of such a process; it has one core at most "
+        f"(default: {Limits.searcher_cpu_s})",
     )
     return parser
 

@@ -1,28 +1,35 @@
-"""Searchers of users' own in model directories: a process beside the server for each of them.
+"""Custom searcher classes of model directories: a process beside the server for each of them.
 
-A process dies with the server. One that ends by itself before its experiment has ended is started
-again, and told everything anew; after some failures, or at once when the class cannot work, the
-experiment ends with its last line.
+A process has a token for the search routes of its experiment, a clean environment, one core and
+limits on memory and processor time. It dies with the server. One that ends by itself before its
+experiment has ended is started again, and told everything anew. After some failures, or at once
+when the class cannot work, the experiment ends with its last line.
 """
 
 import contextlib
+import json
 import logging
 import os
+import resource
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.searching import DISABLED
 from zeroserver.orchestrator.trials import fail_experiment
 from zeroserver.services import Services
+from zeroserver.settings import Limits
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import archive_path, unpack_archive
 from zeroserver.store.database import Transaction
@@ -35,6 +42,18 @@ logger = logging.getLogger(__name__)
 _MOST_FAILURES = 5
 _PAUSE_S = 1.0
 _LINE_CHARACTERS = 500
+_FILE_BYTES = 256 * 1024**2
+"""Largest file that a searcher can write; its output is one."""
+_NICE = 10
+_INHERITED = frozenset(
+    {
+        "HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SSL_CERT_DIR", "SSL_CERT_FILE",
+        "TZ", "USER", "VIRTUAL_ENV",
+    }
+)  # fmt: skip
+"""Variables of the server that a searcher gets, besides those of the locale and of Python."""
+_INHERITED_PREFIXES = ("LC_", "PYTHON")
+_CONFIG_KEYS = ("searcher", "hyperparameters", "reproducibility")
 
 
 @dataclass
@@ -42,7 +61,7 @@ class _Process:
     """One searcher's process."""
 
     running: subprocess.Popen[bytes]
-    folder: tempfile.TemporaryDirectory[str]
+    folder: Path
     errors: IO[bytes]
 
 
@@ -62,6 +81,11 @@ class SearchProcesses:
     _running: dict[int, _Process] = field(default_factory=dict)
     _failures: dict[int, _Failures] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._folders = self.services.world.home.searchers
+        # A server that was killed leaves its directories behind.
+        shutil.rmtree(self._folders, ignore_errors=True)
+
     async def look_after(self) -> None:
         """Start the searchers that should run, and see which have ended."""
         if not self.services.url:
@@ -75,26 +99,37 @@ class SearchProcesses:
                 await self._start(experiment_id, entrypoint, archive)
 
     async def _start(self, experiment_id: int, entrypoint: str, archive: str) -> None:
-        folder = tempfile.TemporaryDirectory(prefix=f"zerolab-search-{experiment_id}-")
+        if not self.services.settings.custom_searchers:
+            await self._end(experiment_id, DISABLED)
+            return
+        config = await self.services.read(lambda found: _config_of(found, experiment_id))
+        self._folders.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{experiment_id}-", dir=self._folders))
         path = archive_path(self.services.world.home.archives, archive)
-        model = Path(folder.name) / "model"
-        model.mkdir()
+        model, temporary = folder / "model", folder / "tmp"
+        for directory in (model, temporary):
+            directory.mkdir()
         await run_in_threadpool(unpack_archive, path, model)
-        environment = os.environ | {
-            ENV_MASTER: self.services.url,
-            ENV_TOKEN: self.services.keys.token,
-        }
+        config_file = folder / "config.json"
+        config_file.write_text(json.dumps(config), encoding="utf-8")
         words = [
             sys.executable, "-P", "-m", "zerolab.client.search", str(experiment_id), entrypoint,
-            str(os.getpid()),
+            str(os.getpid()), str(config_file),
         ]  # fmt: skip
-        errors = (Path(folder.name) / "errors").open("w+b")
+        environment = _environment() | {
+            ENV_MASTER: self.services.url,
+            ENV_TOKEN: self.services.keys.search_token(experiment_id),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(temporary),
+        }
+        errors = (folder / "errors").open("w+b")
         # From this thread: the process is told to end when the thread that started it does.
         running = subprocess.Popen(
             words, cwd=model, env=environment, stdin=subprocess.DEVNULL, stdout=errors,
-            stderr=errors,
+            stderr=errors, start_new_session=True,
         )  # fmt: skip
         self._running[experiment_id] = _Process(running, folder, errors)
+        _limit(running.pid, experiment_id, self.services.settings.limits)
 
     async def _look_at(self, experiment_id: int, *, wanted: bool) -> None:
         process = self._running[experiment_id]
@@ -102,7 +137,7 @@ class SearchProcesses:
         if code is None and wanted:
             return
         if code is None:  # its experiment has ended: it sees that soon, but need not be waited for
-            process.running.terminate()
+            _signal_group(process, signal.SIGTERM)
             return
         process.errors.seek(max(0, process.errors.seek(0, 2) - 10_000))
         lines = process.errors.read().decode(errors="replace").strip().splitlines()
@@ -118,16 +153,26 @@ class SearchProcesses:
         failures.count += 1
         failures.next_at = time.monotonic() + _PAUSE_S * 2 ** (failures.count - 1)
         logger.warning("the searcher of experiment %d ended: %s", experiment_id, line)
-        if code == EXIT_USER_ERROR or failures.count >= _MOST_FAILURES:
-            error = f"searcher.entrypoint: its class failed: {line[:_LINE_CHARACTERS]}"
-            await self.services.write(
-                lambda world, transaction: fail_experiment(world, transaction, experiment_id, error)
+        if code == -signal.SIGXCPU:
+            seconds = self.services.settings.limits.searcher_cpu_s
+            line = (
+                f"it used more than {seconds} s of processor time; make it faster, or start the "
+                "server with a larger --searcher-cpu-seconds"
             )
+        final = {EXIT_USER_ERROR, -signal.SIGXCPU}
+        if code in final or failures.count >= _MOST_FAILURES:
+            line = line[:_LINE_CHARACTERS]
+            await self._end(experiment_id, f"searcher.entrypoint: its class failed: {line}")
+
+    async def _end(self, experiment_id: int, error: str) -> None:
+        await self.services.write(
+            lambda world, transaction: fail_experiment(world, transaction, experiment_id, error)
+        )
 
     def close(self) -> None:
         """End all processes; the next server starts them again."""
         for process in self._running.values():
-            process.running.kill()
+            _signal_group(process, signal.SIGKILL)
         for experiment_id in list(self._running):
             self._running[experiment_id].running.wait()
             self._forget(experiment_id)
@@ -135,8 +180,49 @@ class SearchProcesses:
     def _forget(self, experiment_id: int) -> None:
         process = self._running.pop(experiment_id)
         process.errors.close()
-        with contextlib.suppress(OSError):
-            process.folder.cleanup()
+        _signal_group(process, signal.SIGKILL)  # what the class has started itself
+        shutil.rmtree(process.folder, ignore_errors=True)
+
+
+def _signal_group(process: _Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.running.pid, number)
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of a searcher: those of the server may hold keys of a storage."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+
+
+def _limit(pid: int, experiment_id: int, limits: Limits) -> None:
+    """Limit a process that has just been started, and what it starts."""
+    wanted = {
+        resource.RLIMIT_DATA: limits.searcher_memory_bytes,
+        resource.RLIMIT_CPU: limits.searcher_cpu_s,
+        resource.RLIMIT_FSIZE: _FILE_BYTES,
+        resource.RLIMIT_CORE: 0,
+    }
+    with contextlib.suppress(ProcessLookupError):
+        for kind, most in wanted.items():
+            hard = resource.prlimit(pid, kind)[1]
+            value = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            # With equal limits the kernel sends SIGKILL: it would not say why.
+            spare = 1 if kind == resource.RLIMIT_CPU and value != hard else 0
+            resource.prlimit(pid, kind, (value, value + spare))
+        cores = sorted(os.sched_getaffinity(pid))
+        os.sched_setaffinity(pid, {cores[experiment_id % len(cores)]})
+        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+
+
+def _config_of(connection: Connection, experiment_id: int) -> dict[str, Any]:
+    """Return what a searcher is made from."""
+    query = select(experiments.c.config).where(experiments.c.id == experiment_id)
+    config = json.loads(connection.execute(query).scalar_one())
+    return {key: config[key] for key in _CONFIG_KEYS}
 
 
 def _wanted(world: World, transaction: Transaction) -> dict[int, tuple[str, str]]:

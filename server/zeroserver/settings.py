@@ -77,6 +77,12 @@ class Limits:
     archive_bytes: int = ARCHIVE_BYTES
     """Compressed model directory."""
 
+    searcher_memory_bytes: int = 4 * 1024**3
+    """Memory of the process of a custom searcher class."""
+
+    searcher_cpu_s: int = 3600
+    """Processor time of such a process, in seconds."""
+
     body_bytes: int = 100 * 1024**2
     """Any body: an archive and its form around it."""
 
@@ -107,6 +113,9 @@ class Settings:
 
     host_names: tuple[str, ...] = ()
     """Further names by which browsers and agents may call this server."""
+
+    custom_searchers: bool = True
+    """Run searcher classes of model directories on this machine."""
 
     timings: Timings = field(default_factory=Timings)
     limits: Limits = field(default_factory=Limits)

@@ -73,7 +73,7 @@ def searcher_of(installation: Installation, experiment_id: int) -> psutil.Proces
 
     def found() -> list[psutil.Process]:
         there = []
-        for process in installation.processes():
+        for process in psutil.Process(installation.server_pid).children():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
                 at = line.index(words[0]) if words[0] in line else len(line)

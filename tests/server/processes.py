@@ -55,6 +55,11 @@ class LiveServer:
         return (self.home / "token").read_text().strip()
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def agent_token(self) -> str:
         return (self.home / "agent.token").read_text().strip()
 

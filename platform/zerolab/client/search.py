@@ -22,6 +22,7 @@ from zerolab.client.http import Client
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zerolab.contract.wire import plain_number
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
+from zerolab.files import read_json
 from zerolab.linux import die_with_parent
 from zerolab.searcher import Continue, Create, Operation, Reopen, Searcher, Shutdown, Stop
 
@@ -39,7 +40,14 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 
 
-def serve(client: Client, experiment_id: int, make: MakeSearcher, *, wait_s: float = 30.0) -> None:
+def serve(
+    client: Client,
+    experiment_id: int,
+    make: MakeSearcher,
+    *,
+    wait_s: float = 30.0,
+    config: Mapping[str, Any] | None = None,
+) -> None:
     """Run a searcher until its experiment has ended.
 
     Once the server has answered, one that is away is waited for: it may be started again.
@@ -49,12 +57,14 @@ def serve(client: Client, experiment_id: int, make: MakeSearcher, *, wait_s: flo
         experiment_id: Whose ``searcher.name`` is ``custom``.
         make: Makes the searcher.
         wait_s: Longest wait of one question for events, in seconds.
+        config: Of the experiment; read from the server when None.
 
     Raises:
         ConflictError: If the experiment's searcher is another one, or somebody else serves it.
         UnreachableError: If no server answers at the first question.
     """
-    config = client.experiment(experiment_id)["config"]
+    if config is None:
+        config = client.experiment(experiment_id)["config"]
     seed = config["reproducibility"]["experiment_seed"]
     searcher = make(config["searcher"], config["hyperparameters"], seed)
     waiting = searcher.initial_operations()
@@ -151,16 +161,20 @@ def main() -> int:
     Returns:
         The exit code: 64 when the class cannot be loaded or fails.
     """
-    experiment_id, entrypoint, *parent = sys.argv[1:]
-    if parent:
-        die_with_parent(int(parent[0]))
+    experiment_id, entrypoint, *started_by_server = sys.argv[1:]
+    config = None
+    if started_by_server:
+        parent, config_file = started_by_server
+        die_with_parent(int(parent))
+        config = read_json(Path(config_file))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     sys.path.insert(0, str(Path.cwd()))
     module, _, name = entrypoint.partition(":")
     with Client(os.environ[ENV_MASTER], os.environ.get(ENV_TOKEN, "")) as client:
         try:
-            serve(client, int(experiment_id), getattr(importlib.import_module(module), name))
+            make = getattr(importlib.import_module(module), name)
+            serve(client, int(experiment_id), make, config=config)
         except (OSError, ConnectionError):
             raise  # the server: it is tried again
         except Exception as error:

@@ -307,6 +307,7 @@ def _store(
     world: World, transaction: Transaction, experiment: RowMapping, wish: Continuation
 ) -> None:
     check_pool_holds(transaction.connection, wish.config)
+    searching.check_custom_class(world, wish.config)
     resolved = wish.config.to_dict()
     resolved["reproducibility"]["experiment_seed"] = experiment["seed"]
     save(

@@ -101,6 +101,7 @@ def create(world: World, transaction: Transaction, submission: Submission) -> in
         msg = f"the archive {archive} was removed with the last experiment that had it"
         raise ArchiveGoneError(msg)
     check_pool_holds(transaction.connection, submission.config)
+    searching.check_custom_class(world, submission.config)
     row = _row(world, submission)
     row["source_checkpoint"] = source_of_experiment(transaction, submission.config.searcher)
     made = transaction.connection.execute(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 from sqlalchemy import Connection, RowMapping, func, select
 
-from zerolab.errors import ConflictError
+from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import (
     Create,
     Operation,
@@ -37,9 +37,11 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.searcher.section import SearcherConfig
 
 __all__ = [
+    "DISABLED",
     "Begun",
     "Event",
     "Seen",
+    "check_custom_class",
     "created",
     "first_operations",
     "forget_lost",
@@ -56,6 +58,11 @@ __all__ = [
     "tell_created",
     "unserved",
 ]
+
+DISABLED = (
+    "searcher.entrypoint: must be left out, since this server was started with "
+    "--no-custom-searchers; run the class with `python -m zerolab.client.search`"
+)
 
 
 _INSERT = searcher_events.insert()
@@ -207,6 +214,16 @@ def unserved(world: World, transaction: Transaction) -> dict[int, str]:
         if world.served[experiment_id] < silent
         and world.config(transaction, experiment_id).searcher.runs_beside is None
     }
+
+
+def check_custom_class(world: World, config: "ExperimentConfig") -> None:
+    """Refuse an experiment whose searcher class this server must not run.
+
+    Raises:
+        ConfigError: If the server was started with ``--no-custom-searchers``.
+    """
+    if config.searcher.runs_beside and not world.settings.custom_searchers:
+        raise ConfigError("experiment", [DISABLED])
 
 
 def created(transaction: Transaction, experiment_id: int) -> set[int]:

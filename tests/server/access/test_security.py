@@ -336,6 +336,8 @@ def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server)
         answer = server.http.request(method, path, headers=headers)
         assert answer.status_code == 403, (method, path)
     assert server.http.get(own, headers=headers).status_code == 200
+    server.http.headers["Authorization"] = f"Bearer {server.post('/token')['token']}"
+    assert server.http.get(own, headers=headers).status_code == 200  # searchers keep theirs
     other = server.http.get(own.replace("1/s", "2/s"), headers=headers)
     assert other.status_code == 403
 
