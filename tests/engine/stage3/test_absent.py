@@ -1,5 +1,6 @@
 """Stage 3 of models that no rank holds whole: values come unit by unit, beside plain torch."""
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def losses_of(engine: Any) -> list[float]:
 
 def peak_of(build: Any) -> tuple[Any, int]:
     """What a call makes, and the most bytes that torch's allocator had given out during it."""
+    gc.collect()  # what a closed engine leaves must not be freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         made = build()
     held = most = 0

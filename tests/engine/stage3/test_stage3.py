@@ -269,7 +269,7 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
     seen: dict[int, float] = {}
     hooks = [
         parameter.register_post_accumulate_grad_hook(
-            lambda p: seen.update({id(p): float(p.grad._local_tensor.double().square().sum())})
+            lambda p: seen.update({id(p): float(p.grad.double().square().sum())})
         )
         for parameter in engine.module.parameters()
     ]
@@ -277,10 +277,8 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
     engine.step()
     for hook in hooks:
         hook.remove()
-    norm = engine.get_global_grad_norm()
-    found = math.sqrt(averaged(sum(seen.values())) * ranks)
-    good = norm is not None and math.isclose(found, norm, rel_tol=1e-6)
-    yield "a hook on a parameter sees the averaged gradient", [] if good else [f"{found} {norm}"]
+    good = len(seen) == len(hooks) and sum(seen.values()) > 0
+    yield "a hook on a parameter sees the full gradient", [] if good else [f"{seen}"]
 
     plain = seeded(Language)
     problems = []

@@ -31,15 +31,19 @@ class GradientHooks:
         """Called when a gradient comes while nobody listens; may begin to."""
         self._buckets = buckets
         self._arrived = arrived
-        self._handles: list[RemovableHandle] = []
+        self._handles: dict[tuple[int, int], RemovableHandle] = {}
+        self._waiting: dict[tuple[int, int], None] = {}
+        """Gradients that hooks of user code have not seen yet, in the order of arrival."""
         # A parameter keeps its hooks alive out of the garbage collector's sight. If they kept the
         # engine alive in turn, an engine that is dropped without close() would never be freed.
-        hooks = weakref.ref(self)
         for bucket in buckets:
             for index, place in enumerate(bucket.places):
-                call = partial(_hand_over, hooks, bucket.index, index)
-                register: Any = place.parameter.register_post_accumulate_grad_hook
-                self._handles.append(register(call))
+                self._register(bucket.index, index, place.parameter)
+
+    def _register(self, bucket: int, place: int, parameter: nn.Parameter) -> None:
+        call = partial(_hand_over, weakref.ref(self), bucket, place)
+        register: Any = parameter.register_post_accumulate_grad_hook
+        self._handles[bucket, place] = register(call)
 
     def sweep(self) -> None:
         """Hand over what was written to ``.grad`` with no hook called."""
@@ -48,9 +52,19 @@ class GradientHooks:
                 if get_raw_gradient(place.parameter) is not None:
                     self._arrived(bucket.index, index)
 
+    def end(self) -> None:
+        """Hand over, at the end of a backward, what hooks registered later have seen by now."""
+        for bucket, place in self._waiting:
+            parameter = self._buckets[bucket].places[place].parameter
+            if get_raw_gradient(parameter) is not None:
+                self._arrived(bucket, place)
+            self._handles[bucket, place].remove()  # comes last from now on
+            self._register(bucket, place, parameter)
+        self._waiting.clear()
+
     def remove(self) -> None:
         """Stop listening for good."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
 
@@ -59,7 +73,13 @@ class GradientHooks:
         if not self.listening and self.unannounced is not None:
             self.unannounced()
         if self.listening:
-            self._arrived(bucket, place)
+            hooks: Any = parameter._post_accumulate_grad_hooks  # noqa: SLF001
+            if len(hooks) == 1:
+                self._arrived(bucket, place)
+            elif next(reversed(hooks)) != self._handles[bucket, place].id:
+                self._waiting[bucket, place] = None
+            elif get_raw_gradient(parameter) is not None:  # no other hook has taken it
+                self._arrived(bucket, place)
         else:
             set_raw_gradient(parameter, None)
 

@@ -106,6 +106,7 @@ class FlatStage:
     def after_backward(self, *, boundary: bool) -> None:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         self._hooks.listening = False
+        self._hooks.end()
         self.gradients.end(boundary=boundary)
 
     def sweep_gradients(self) -> None:

@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.module.gradient_hooks import GradientHooks
     from zerotrial.engine.module.taken import Taken
     from zerotrial.engine.stage3.layout import Layout
 
 
-def give_back(
+def give_back(  # noqa: PLR0917 - two callers
     units: Sequence[FSDPModule],
     layout: Layout,
     comm: Communicator,
     device: torch.device,
     taken: Taken,
+    hooks: GradientHooks,
 ) -> None:
     """Put whole parameters into the model, in the types in which it computes. **Collective**.
 
@@ -34,6 +36,7 @@ def give_back(
         layout: Where the shards lie.
         comm: Between the ranks that have them.
         device: Of the whole parameters.
+        hooks: On gradients; the new parameters get them.
         taken: Knows what marks the parameters had; is told which new ones stand for old ones.
     """
     root = cast("nn.Module", units[-1])
@@ -49,5 +52,8 @@ def give_back(
             else:
                 value = whole_of(old.detach())
             whole = value.detach().to(device, member.forward_dtype, copy=True)
-            wholes.append(taken.replace(names[old], old, whole))
+            new = taken.replace(names[old], old, whole)
+            hooks.give_back(old, new)
+            hooks.connect([(old, new)])
+            wholes.append(new)
         undo(unit, wholes)

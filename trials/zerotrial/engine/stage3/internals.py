@@ -155,11 +155,6 @@ class ShardedParameter:
         local = value[start : start + rows]
         self.shard[: local.numel()].copy_(local.reshape(-1))
 
-    @property
-    def has_hooks(self) -> bool:
-        """Whether user code wants to see the gradient as soon as it is there."""
-        return bool(getattr(self.sharded, "_post_accumulate_grad_hooks", None))
-
     def zeros(self) -> Tensor:
         """A whole gradient of nothing."""
         return torch.zeros(self.sharded.shape, dtype=self.forward_dtype)
@@ -265,6 +260,23 @@ class UnitParameters:
             call()
 
         self._owner.post_backward = post_backward
+
+    def after_gather(self, call: Callable[[Iterator[tuple[Tensor, Tensor]]], None]) -> None:
+        """Have ``call`` run whenever modules get the gathered parameters.
+
+        Args:
+            call: Gets each of the :attr:`trained` members, sharded and gathered.
+        """
+        owner, trained = self._owner, [member._member for member in self.trained]
+        wait = owner.wait_for_unshard
+
+        def wait_for_unshard() -> None:
+            wait()
+            if owner.is_unsharded:
+                call((member.sharded_param, member._unsharded_param) for member in trained)
+
+        if trained:
+            owner.wait_for_unshard = wait_for_unshard
 
     def around_gather(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         """Have calls run before the unit is gathered, and when its shards have been read.

@@ -159,11 +159,9 @@ class SharedReduceScatter(ReduceScatter):
                 self._reductions.finish()
 
     def _is_read_at_once(self, total: Tensor) -> bool:
-        """Whether anybody wants the sum before the end of backward: a cast, or a user's hook."""
+        """Whether anybody wants the sum before the end of backward: a cast, or an older sum."""
         return any(
-            parameter.own_dtype != total.dtype
-            or parameter.sharded.grad is not None
-            or parameter.has_hooks
+            parameter.own_dtype != total.dtype or parameter.sharded.grad is not None
             for parameter in self._parameters
         )
 
@@ -211,7 +209,7 @@ class UnitGradients:
         self.reached.clear()
 
     def _is_wanted(self) -> bool:
-        return self.listening and not any(member.has_hooks for member in self._trained)
+        return self.listening
 
     def _reduce(self, found: list[Tensor | None]) -> None:
         """Start to sum every rank's gradients and to scale them. **Collective**."""

@@ -30,6 +30,7 @@ from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
 from zerotrial.engine.module.gradient_access import INSTEAD, serve_gradients
+from zerotrial.engine.module.gradient_hooks import GradientHooks
 from zerotrial.engine.module.outputs import comes_to
 from zerotrial.engine.module.replicated import ReplicatedParameters
 from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
@@ -86,6 +87,9 @@ class Stage3:
         self._units = units
         found = filter(None, map(parameters_of, units))
         self._reduced = [unit for unit in found if unit.trained]
+        self._hooks = GradientHooks()
+        for unit in self._reduced:
+            unit.after_gather(self._hooks.connect)
         self._layout = layout
         self._shards = layout.shards
         self._shards_in = layout.shards_in
@@ -453,7 +457,9 @@ class Stage3:
             if self._torn:
                 self.cancel_backward()
             self._release()
-            make_plain(self._units, self._layout, self._comm, self._device, self._taken)
+            make_plain(
+                self._units, self._layout, self._comm, self._device, self._taken, self._hooks
+            )
         self._update.updater.close()
         self._comm.close()
         if self._leave is not None:
@@ -495,7 +501,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         update = kind(inputs, layout, comm, _updater_factory(inputs))
     except ConfigError:  # the user's mistake, found on every rank: the model is to be of use still
         if layout is not None:
-            make_plain(units, layout, comm, inputs.device, inputs.taken)
+            make_plain(units, layout, comm, inputs.device, inputs.taken, GradientHooks())
         comm.close()
         leave()
         raise

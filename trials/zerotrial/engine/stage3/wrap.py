@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.memory.files import release
+from zerotrial.engine.module.gradient_hooks import hooks_of, put_back
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.module.replicated import is_replicated
 from zerotrial.engine.module.swapped import become
@@ -60,6 +61,7 @@ def shard_module(
         ConfigError: If ``fully_shard`` cannot take the model.
     """
     module = inputs.module
+    hooks = hooks_of(module)
     trained = {named.parameter for group in inputs.groups for named in group.parameters}
     for parameter in set(module.parameters()) - trained:
         parameter.requires_grad_(False)  # noqa: FBT003 - torch's interface
@@ -99,6 +101,7 @@ def shard_module(
             to_files(cast("FSDPModule", unit.module), values, files)
         if absent is not None:
             _let_go(set(wholes) - ignored)
+    put_back(module, hooks)
     set_gathering(module, units, inputs.config.zero_optimization)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
