@@ -332,7 +332,7 @@ def _assemble(
             trains=bool(inputs.groups),
         )
     )
-    accept_full_tensors(inputs.module, stage.full_writers())
+    accept_full_tensors(inputs.module, stage.full_writers(), stage.originals)
     inputs.observer.attach(engine)
     return engine
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.comm.communicator import Traffic
     from zerotrial.engine.mesh import Mesh
+    from zerotrial.engine.module.frozen import FrozenOriginals
     from zerotrial.engine.module.precision import Precision
     from zerotrial.engine.module.taken import Taken
 
@@ -230,6 +231,9 @@ class Stage(Protocol):
 
     optimizer: torch.optim.Optimizer
     """The one whose ``param_groups`` schedules and users touch."""
+
+    originals: "FrozenOriginals"
+    """Frozen parameters in the precision in which they were given."""
 
     gathers: bool
     """Whether a forward pass is **Collective**: it gathers weights."""

@@ -201,7 +201,12 @@ class Checkpointer:
         found = [
             # Collectives where they are sharded or cut, so every rank makes them.
             (name, state.divided.whole(name, value))
-            for name, value in module_tensors(state.module, set(state.trainable), frozen=frozen)
+            for name, value in module_tensors(
+                state.module,
+                set(state.trainable),
+                frozen=frozen,
+                originals=state.stage.originals,
+            )
             if name not in names or name in state.counted
         ]
         first = mesh.data.rank == 0 and (mesh.whole is None or mesh.tensor.rank == 0)

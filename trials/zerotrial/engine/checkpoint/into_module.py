@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gathered import is_sharded
 
 __all__ = ["WriteFull", "accept_full_tensors"]
@@ -15,7 +16,9 @@ WriteFull = Callable[[Tensor], None]
 
 
 def accept_full_tensors(
-    module: nn.Module, shards: Mapping[nn.Module, Mapping[str, WriteFull]]
+    module: nn.Module,
+    shards: Mapping[nn.Module, Mapping[str, WriteFull]],
+    originals: FrozenOriginals,
 ) -> None:
     """Make ``load_state_dict`` of the model and of its parts write to the engine's memory.
 
@@ -24,15 +27,21 @@ def accept_full_tensors(
 
     Args:
         module: Of the engine; its hooks are removed when the engine is closed.
+        originals: Of frozen parameters that were rounded.
         shards: By module and by the parameter's name in it; empty below stage 3.
     """
+    frozen: dict[nn.Module, dict[str, WriteFull]] = {}
+    for name in originals.names:
+        path, _, own = name.rpartition(".")
+        frozen.setdefault(module.get_submodule(path), {})[own] = partial(originals.write, name)
     for part in module.modules():
         register: Any = part.register_load_state_dict_pre_hook
-        register(partial(_write_shards, shards.get(part, {})))
+        register(partial(_write, shards.get(part, {}), frozen.get(part, {})))
 
 
-def _write_shards(
+def _write(  # noqa: PLR0917 - torch gives them in this order
     shards: Mapping[str, WriteFull],
+    originals: Mapping[str, WriteFull],
     module: nn.Module,
     state: dict[str, Any],
     prefix: str,
@@ -42,6 +51,12 @@ def _write_shards(
     del others
     if metadata.get("assign_to_params_buffers"):
         metadata["assign_to_params_buffers"] = False
+    for name, write in originals.items():
+        value = state.get(prefix + name)
+        if not isinstance(value, Tensor) or is_sharded(value):
+            continue
+        if value.shape == getattr(module, name).shape:
+            write(value)
     for name, write in shards.items():
         value, current = state.get(prefix + name), getattr(module, name)
         if not isinstance(value, Tensor) or is_sharded(value):

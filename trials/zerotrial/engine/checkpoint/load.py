@@ -384,7 +384,9 @@ class Loader:
     def _set_module(self, whole: Mapping[str, Tensor]) -> None:
         for name, target in self._targets().items():
             if name in whole:
-                set_module_tensor(target, self._state.divided.part(name, whole[name]))
+                value = self._state.divided.part(name, whole[name])
+                set_module_tensor(target, value)
+                self._state.stage.originals.write(name, value)
 
     def _set_rest(self, engine_state: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         set_module_extra_state(self._state.module, engine_state["module"])

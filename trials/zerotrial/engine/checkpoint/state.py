@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.files import CheckpointError
+from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gathered import is_sharded, whole_of
 from zerotrial.engine.module.random_states import NAMED_STATES
 
@@ -190,11 +191,25 @@ def module_targets(
 
 
 def module_tensors(
-    module: nn.Module, trainable: set[str], *, frozen: bool = True
+    module: nn.Module,
+    trainable: set[str],
+    *,
+    frozen: bool = True,
+    originals: FrozenOriginals | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Copy what :func:`module_targets` finds to host memory. **Collective** at stage 3."""
+    """Copy what :func:`module_targets` finds to host memory. **Collective**.
+
+    Args:
+        module: See :func:`module_targets`.
+        trainable: See :func:`module_targets`.
+        frozen: See :func:`module_targets`.
+        originals: Values of frozen parameters before they were rounded.
+    """
     for name, tensor in module_targets(module, trainable, frozen=frozen).items():
-        yield name, whole_of(tensor.detach()).to("cpu", copy=True).contiguous()
+        value = whole_of(tensor.detach())
+        if originals is not None:
+            value = originals.whole(name, value)
+        yield name, value.to("cpu", copy=True).contiguous()
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:

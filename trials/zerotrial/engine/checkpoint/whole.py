@@ -74,7 +74,8 @@ class WholeCalls:
         if kind == _GRADIENT:
             return self._full_gradient(first)
         if kind == _WEIGHT and first not in self._trained_shapes():
-            return _whole_of_module(self.module, first).to(self.device)
+            value = self.stage.originals.whole(first, _whole_of_module(self.module, first))
+            return value.to(self.device)
         if kind != _WEIGHT:
             self.stage.prepare_states()
         label = "master" if kind == _WEIGHT else kind
@@ -335,7 +336,9 @@ class WholeCalls:
             raise EngineError(f"{msg}written")
         target = self.module.get_parameter(name)
         _check_shape(name, value, self.divided.shape(name, target.shape))
-        set_module_tensor(target, self.divided.part(name, value))
+        part = self.divided.part(name, value)
+        set_module_tensor(target, part)
+        self.stage.originals.write(name, part)
 
 
 def whole_tensors(
@@ -352,18 +355,22 @@ def whole_tensors(
         module: Whose weights and buffers.
         stage: That has the trained ones.
         divided: Puts those together that are cut over tensor-parallel ranks.
-        dtype: Of floating-point parameters; None keeps the master weights. Buffers keep theirs.
+        dtype: Of floating-point parameters; None gives the master weights, and frozen ones at least
+            in the type of the masters. Buffers keep theirs.
         frozen: Whether parameters that are not trained are wanted too.
     """
-    trained = set()
+    trained, wide = set(), None
     for name, tensor in stage.full_weights(dtype):
         trained.add(name)
+        wide = tensor.dtype if wide is None else torch.promote_types(wide, tensor.dtype)
         yield name, divided.whole(name, tensor)
     parameters = names_by_first(module)
-    for name, tensor in module_tensors(module, trained, frozen=frozen):
-        is_weight = name in parameters and tensor.is_floating_point()
+    for name, tensor in module_tensors(module, trained, frozen=frozen, originals=stage.originals):
         value = divided.whole(name, tensor)
-        yield name, value.to(dtype) if is_weight and dtype is not None else value
+        if name in parameters and tensor.is_floating_point():
+            widened = value.dtype if wide is None else torch.promote_types(value.dtype, wide)
+            value = value.to(dtype or widened)
+        yield name, value
 
 
 def gather_whole(

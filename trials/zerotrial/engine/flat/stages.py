@@ -25,6 +25,7 @@ from zerotrial.engine.flat.ties import Ties
 from zerotrial.engine.flat.weights import flatten_parameters
 from zerotrial.engine.flat.whole import WholeGradients
 from zerotrial.engine.flat.written import WrittenWeights
+from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.seams import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
@@ -69,7 +70,8 @@ class FlatStage:
             whole_parameters=whole,
         )
         self._trained = frozenset(place.parameter for b in self.buckets for place in b.places)
-        flat = flatten_parameters(inputs, self.buckets, comm, self._owned)
+        self.originals = FrozenOriginals(comm, inputs.device)
+        flat = flatten_parameters(inputs, self.buckets, comm, self._owned, self.originals)
         self._weights = flat.buffers
         self._updater = (updater_factory or build_updater)(self._updater_inputs(flat.masters))
         del flat  # masters that the updater keeps elsewhere take no memory here
@@ -380,7 +382,8 @@ class FlatStage:
         """See :class:`~zerotrial.engine.seams.Stage`."""
         weights = [buffer.tensor for buffer in self._weights]
         frozen = [p for p in self._inputs.module.parameters() if p not in self._trained]
-        kinds = {"parameters": [*weights, *frozen], **self.gradients.held()}
+        parameters = [*weights, *frozen, *self.originals.tensors]
+        kinds = {"parameters": parameters, **self.gradients.held()}
         known = {tensor.untyped_storage().data_ptr() for tensor in weights}
         for kind, tensors in self._updater.held().items():
             own = [t for t in tensors if t.untyped_storage().data_ptr() not in known]

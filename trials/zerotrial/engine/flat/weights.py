@@ -8,6 +8,7 @@ from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.flat.layout import Bucket, allocate_for
+from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.seams import StageInputs
 
@@ -30,6 +31,7 @@ def flatten_parameters(
     buckets: Sequence[Bucket],
     comm: Communicator,
     owned: Callable[[Bucket], slice],
+    originals: FrozenOriginals,
 ) -> FlatWeights:
     """Lay the parameters into buffers, from rank 0's values. **Collective**.
 
@@ -39,6 +41,7 @@ def flatten_parameters(
         inputs: Of the stage.
         buckets: Which parameter lies where.
         comm: Between the data-parallel ranks.
+        originals: Get the frozen parameters that are rounded.
         owned: Says which elements of a bucket this rank updates.
     """
     dtypes = [bucket.dtype for bucket in buckets]
@@ -56,7 +59,7 @@ def flatten_parameters(
         own = owned(bucket)
         mine = flat if own == slice(0, bucket.numel) else flat[own].clone()
         weights.masters.append(buffer.tensor[own] if wide == bucket.dtype else mine)
-    _spread_the_rest(inputs, buckets, comm)
+    _spread_the_rest(inputs, buckets, comm, originals)
     return weights
 
 
@@ -66,16 +69,23 @@ def _master_type(inputs: StageInputs, bucket: Bucket) -> torch.dtype:
     return torch.promote_types(bucket.dtype, bucket.places[0].parameter.dtype)
 
 
-def _spread_the_rest(inputs: StageInputs, buckets: Sequence[Bucket], comm: Communicator) -> None:
+def _spread_the_rest(
+    inputs: StageInputs,
+    buckets: Sequence[Bucket],
+    comm: Communicator,
+    originals: FrozenOriginals,
+) -> None:
     """Give every rank rank 0's frozen parameters and buffers; cast the former."""
     trained = {place.parameter for bucket in buckets for place in bucket.places}
     compute = inputs.precision.compute
     kept = kept_in_full(inputs.module)
-    for parameter in inputs.module.parameters():
+    for name, parameter in inputs.module.named_parameters():
         if parameter in trained:
             continue
         comm.broadcast(parameter.data)
         if compute is not None and parameter.is_floating_point() and parameter not in kept:
+            if torch.promote_types(parameter.dtype, compute) != compute:
+                originals.keep(name, parameter)
             parameter.data = parameter.data.to(compute)
     for value in inputs.module.buffers():
         comm.broadcast(value)

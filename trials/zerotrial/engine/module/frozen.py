@@ -1,16 +1,92 @@
-"""Parameters that are unfrozen too late: an engine trains what it found to require a gradient."""
+"""Frozen parameters: their original precision, and those that are unfrozen too late."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-__all__ = ["FrozenParameters", "some_of"]
+if TYPE_CHECKING:
+    from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.memory.files import FileMemory
+
+__all__ = ["FrozenOriginals", "FrozenParameters", "some_of"]
 
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 64
 """Parameters that one look takes, so that it costs a few microseconds whatever the model."""
+
+
+class FrozenOriginals:
+    """Values of frozen parameters in the precision in which the model was given.
+
+    The model computes with rounded values. Each rank keeps its part of the original ones in host
+    memory, 4 / N bytes for an element in fp32 on N ranks, for checkpoints and exports.
+
+    Args:
+        comm: Between the ranks that share the parts.
+        device: Where collectives run.
+        files: Where the parts are; None: in memory.
+    """
+
+    def __init__(
+        self, comm: "Communicator", device: torch.device, files: "FileMemory | None" = None
+    ) -> None:
+        self._comm, self._device, self._files = comm, device, files
+        self._parts: dict[str, Tensor] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the parameters that have an original."""
+        return self._parts.keys()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """This rank's parts."""
+        return list(self._parts.values())
+
+    def keep(self, name: str, value: Tensor) -> None:
+        """Keep this rank's part of a value that is going to be rounded.
+
+        Args:
+            name: In ``module.named_parameters()``.
+            value: Full.
+        """
+        part = self._part_of(value)
+        self._parts[name] = part if self._files is None else self._files.copy(part)
+
+    def write(self, name: str, value: Tensor) -> None:
+        """Replace an original, where there is one, by another full value."""
+        if name in self._parts:
+            self._parts[name].copy_(self._part_of(value))
+
+    def whole(self, name: str, current: Tensor) -> Tensor:
+        """Return a full parameter in its original precision. **Collective** if there is one.
+
+        Args:
+            name: Of the parameter.
+            current: Its full value now; what differs from the rounded original counts.
+        """
+        part = self._parts.get(name)
+        if part is None:
+            return current
+        buffer = self._comm.allocate(part.numel() * self._comm.size, part.dtype, self._device)
+        begin = self._comm.rank * part.numel()
+        buffer.tensor[begin : begin + part.numel()].copy_(part)
+        self._comm.all_gather(buffer).wait()
+        original = buffer.tensor[: current.numel()].view(current.shape).to(current.device)
+        same = original.to(current.dtype) == current
+        return torch.where(same, original, current.to(original.dtype))
+
+    def _part_of(self, value: Tensor) -> Tensor:
+        flat = value.detach().reshape(-1)
+        numel = -(-flat.numel() // self._comm.size)
+        own = flat[self._comm.rank * numel : (self._comm.rank + 1) * numel]
+        part = torch.zeros(numel, dtype=flat.dtype)
+        part[: own.numel()].copy_(own)
+        return part
 
 
 class FrozenParameters:

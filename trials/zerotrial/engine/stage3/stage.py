@@ -29,6 +29,7 @@ from zerotrial.engine.comm.observed import COMMUNICATION, observed
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
+from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gradient_access import INSTEAD, serve_gradients
 from zerotrial.engine.module.gradient_hooks import GradientHooks
 from zerotrial.engine.module.outputs import comes_to
@@ -65,6 +66,7 @@ class Stage3:
         update: Turns gradients into new weights.
         comm: Between the ranks that states are sharded over.
         plugged: Our collectives, where ``fully_shard`` uses them.
+        originals: Of the frozen parameters.
         leave: Called when the stage is closed.
         files: Where shards and gradients lie, if they are in files.
     """
@@ -80,6 +82,7 @@ class Stage3:
         comm: Communicator,
         plugged: Plugged | None,
         leave: Callable[[], None],
+        originals: FrozenOriginals,
         files: FileMemory | None = None,
     ) -> None:
         self.optimizer = update.updater.optimizer
@@ -87,6 +90,7 @@ class Stage3:
         self._units = units
         found = filter(None, map(parameters_of, units))
         self._reduced = [unit for unit in found if unit.trained]
+        self.originals = originals
         self._hooks = GradientHooks()
         for unit in self._reduced:
             unit.after_gather(self._hooks.connect)
@@ -416,7 +420,7 @@ class Stage3:
         states = self._update.updater.held()
         masters = [*(bucket.master for bucket in self._buckets), *states.get("master", [])]
         found = {
-            "parameters": list[Tensor](self._frozen),
+            "parameters": [*self._frozen, *self.originals.tensors],
             "master": masters,
             "gradients": [gradient for gradient in self._gradients if gradient is not None],
             "optimizer": states.get("optimizer", []),
@@ -492,7 +496,8 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     units: list[FSDPModule] = []
     layout: Layout | None = None
     try:
-        units = shard_module(inputs, comm, mesh, files)
+        originals = FrozenOriginals(comm, inputs.device, files)
+        units = shard_module(inputs, comm, mesh, files, originals)
         layout = lay_out(inputs, units, comm, files, factor=_averaging_factor(inputs))
         start(inputs.module)
         plugged = _plug_in(inputs, units, comm)
@@ -505,7 +510,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         comm.close()
         leave()
         raise
-    return Stage3(inputs, units, layout, update, comm, plugged, leave, files)
+    return Stage3(inputs, units, layout, update, comm, plugged, leave, originals, files)
 
 
 def _plug_in(

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.memory.files import release
+from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gradient_hooks import hooks_of, put_back
 from zerotrial.engine.module.precision import kept_in_full
 from zerotrial.engine.module.replicated import is_replicated
@@ -44,7 +45,11 @@ _REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
 
 
 def shard_module(
-    inputs: StageInputs, comm: Communicator, mesh: DeviceMesh, files: FileMemory | None
+    inputs: StageInputs,
+    comm: Communicator,
+    mesh: DeviceMesh,
+    files: FileMemory | None,
+    originals: FrozenOriginals,
 ) -> list[FSDPModule]:
     """Shard the model in place, from rank 0's values. **Collective**.
 
@@ -52,6 +57,7 @@ def shard_module(
         inputs: The stage's; what the model has no values of is filled unit by unit.
         comm: Between the data-parallel ranks.
         mesh: The same ranks, in one dimension.
+        originals: Get the frozen parameters that are rounded.
         files: Where each unit's shards go as soon as it is cut; None: they stay.
 
     Returns:
@@ -74,7 +80,7 @@ def shard_module(
         for value in (*module.parameters(), *module.buffers()):
             comm.broadcast(value.data)
             release(value.data)
-        _prepare_types(inputs, trained, kept, module)
+        _prepare_types(inputs, trained, kept, module, originals)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     in_full = _in_full(inputs)
     units = plan_units(
@@ -90,7 +96,7 @@ def shard_module(
         order = (of[part] for part in absent.in_order(list(of)))
     for unit in order:
         if absent is not None:
-            _prepare_types(inputs, trained, kept, unit.module)
+            _prepare_types(inputs, trained, kept, unit.module, originals)
         compute = None if unit.module in in_full else inputs.precision.compute
         wholes = [p for p in unit.module.parameters() if not isinstance(p, DTensor)]
         if files is None:
@@ -193,11 +199,16 @@ def _check_shardable(module: nn.Module) -> None:
 
 
 def _prepare_types(
-    inputs: StageInputs, trained: set[nn.Parameter], kept: set[nn.Parameter], module: nn.Module
+    inputs: StageInputs,
+    trained: set[nn.Parameter],
+    kept: set[nn.Parameter],
+    module: nn.Module,
+    originals: FrozenOriginals,
 ) -> None:
     """Make trained parameters fp32 masters, and the rest what forward computes in."""
     compute = inputs.precision.compute
     offloaded = inputs.config.zero_optimization.offload_param.device != "none"
+    names = {parameter: name for name, parameter in inputs.module.named_parameters()}
     for parameter in module.parameters():
         if not parameter.is_floating_point() or isinstance(parameter, DTensor):
             continue
@@ -206,6 +217,9 @@ def _prepare_types(
             kind = inputs.precision.master if parameter in trained else compute
         on_host = offloaded and not is_replicated(parameter)
         where = torch.device("cpu") if on_host else parameter.device
+        rounds = torch.promote_types(parameter.dtype, kind) != kind
+        if parameter not in trained and rounds:
+            originals.keep(names[parameter], parameter)
         parameter.data = parameter.data.to(where, kind).contiguous()
 
 

@@ -36,7 +36,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
         lazy_mode: Not used; tensors are whole.
 
     Returns:
-        By the module's names.
+        By the module's names; what is in floating point in fp32.
 
     Raises:
         ConfigError: For ``exclude_frozen_parameters=True``.
@@ -47,7 +47,8 @@ def get_fp32_state_dict_from_zero_checkpoint(
         problem = "exclude_frozen_parameters: must be False here, got True; give it to "
         call = "get_fp32_state_dict_from_zero_checkpoint()"
         raise ConfigError(call, [f"{problem}save_checkpoint(), which leaves them out"])
-    return read_weights(checkpoint_dir, tag)
+    found = read_weights(checkpoint_dir, tag)
+    return {name: v.float() if v.is_floating_point() else v for name, v in found.items()}
 
 
 def load_state_dict_from_zero_checkpoint(
