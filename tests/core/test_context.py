@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +15,8 @@ from zerolab.contract.spec import (
     EXIT_INVALID_HP,
     EXIT_PREEMPTED,
     EXIT_STALE,
+    FitSpec,
+    LengthSpec,
     write_run_spec,
 )
 from zerolab.errors import ConfigError, NotFoundError
@@ -134,6 +136,70 @@ def test_under_the_platform_the_exit_code_says_how_it_ended(
     if reason.exists():
         assert json.loads(reason.read_text())["exit_code"] == code
     assert not list((tmp_path / "checkpoints").glob("*-*")) or how != "stale"
+
+
+IGNORING = """
+import sys, zerolab.core
+with zerolab.core.init() as context:
+    for step in range(1, 11):
+        if "loss" in sys.argv:
+            context.train.report_training_metrics(step, {"loss": 1.0})
+        context.train.report_validation_metrics(step, {"loss": 1.0, "epochs": step / 2})
+        if "asks" in sys.argv:
+            context.preempt.should_preempt()
+        if "obeys" in sys.argv and step == context.train.until:
+            break
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "unit", "searcher", "bound"),
+    [
+        (["loss"], "batches", "async_halving", "5 batches"),
+        ([], "epochs", "tpe_asha", "4 epochs"),
+        (["asks"], "batches", "async_halving", ""),
+        (["obeys"], "batches", "async_halving", ""),
+        ([], "batches", "single", ""),
+    ],
+)
+def test_script_that_trains_beyond_until_is_warned(
+    words: list[str], unit: Literal["batches", "epochs"], searcher: str, bound: str, tmp_path: Path
+) -> None:
+    until = 4 if unit == "epochs" else 5
+    fit = FitSpec(max_length=LengthSpec(unit, 20), until=until, metric="loss")
+    spec = make_spec(tmp_path, config={"searcher": {"name": searcher}}, fit=fit)
+    write_run_spec(spec, tmp_path / "run.json")
+    environment = os.environ | {ENV_RUN_SPEC: str(tmp_path / "run.json")}
+    command = [sys.executable, "-c", IGNORING, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    text = f"the script trains beyond {bound}"
+    assert done.stderr.count(text) == (1 if bound else 0)
+    if bound or "obeys" in words:
+        reason = json.loads((tmp_path / "reason.json").read_text())["reason"]
+        assert (text if bound else "trained as far as the searcher let it") in reason
+
+
+def test_standalone_run_prints_where_its_results_are(tmp_path: Path) -> None:
+    script = """
+import zerolab.core
+with zerolab.core.init() as context:
+    context.train.report_training_metrics(1, {"loss": 1.0})
+    with context.checkpoint.store_path({"steps_completed": 1}) as (path, uuid):
+        (path / "weights").write_text("w")
+print("output of the script")
+"""
+    environment = {key: value for key, value in os.environ.items() if key != ENV_RUN_SPEC}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    (run,) = (tmp_path / ".zerolab" / "runs").iterdir()
+    (checkpoint,) = (run / "checkpoints").glob("*-*")
+    assert done.stdout == "output of the script\n"
+    assert f"metrics and checkpoints go to {run}" in done.stderr
+    assert f"metrics     {run}/metrics.jsonl" in done.stderr
+    assert f"checkpoint  {checkpoint}" in done.stderr
+    assert f"zerolab up && zerolab import {run}/metrics.jsonl" in done.stderr
 
 
 def test_a_run_spec_that_cannot_be_read_is_named(

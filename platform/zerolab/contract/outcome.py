@@ -22,8 +22,10 @@ from zerolab.contract.spec import (
 from zerolab.files import create_private, read_json, write_json
 
 __all__ = [
+    "BEYOND_BOUND",
     "DELIBERATE",
     "LEAVING",
+    "REACHED_BOUND",
     "Outcome",
     "failure",
     "is_failure",
@@ -45,6 +47,12 @@ DELIBERATE = frozenset(
 
 LEAVING = frozenset({EXIT_PREEMPTED, EXIT_REACHED})
 """Exit codes of runs that have saved a checkpoint: every rank ends by itself."""
+
+REACHED_BOUND = "trained as far as the searcher let it"
+"""Reason of a run that paused where its searcher said."""
+
+BEYOND_BOUND = "the script trains beyond"
+"""How the reason begins of a run that did not stop there."""
 
 _NO_FAILURE = LEAVING | {0, EXIT_INVALID_HP, EXIT_STALE, EXIT_INFRASTRUCTURE}
 

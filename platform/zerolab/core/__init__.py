@@ -121,7 +121,9 @@ def init(
         checkpoint_cache=cache,
         latest_checkpoint=CheckpointRef(*found) if found else None,
     )
-    return Context(info, distributed, store, platform=False)
+    context = Context(info, distributed, store, platform=False)
+    context.show_results_in(Path(chosen))
+    return context
 
 
 def _argument(name: str) -> str:

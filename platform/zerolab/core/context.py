@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from zerolab.config.experiment.of_run import determined_by_run
 from zerolab.contract.hparam_reads import hand_out, tracked, warn_of_unread
-from zerolab.contract.outcome import write_reason
+from zerolab.contract.outcome import BEYOND_BOUND, REACHED_BOUND, write_reason
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -33,7 +33,7 @@ from zerolab.errors import (
     is_storage_failure,
 )
 from zerolab.ranks import OneRank, Ranks
-from zerolab.reports.reporter import Reporter, plain_metadata
+from zerolab.reports.reporter import METRICS_FILE, Reporter, plain_metadata
 from zerolab.storage.store import CheckpointStore, Selector, list_files
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
@@ -60,6 +60,11 @@ class TrainContext:
         self._reporter = reporter
         self._machines = machines
         self._steps: int | None = None
+        self.asks_to_leave = False
+        """Whether the script has asked whether to leave."""
+        self.overrun: str | None = None
+        """Set when the script has trained beyond :attr:`until`: what it should do."""
+        self._bound = self.until if _is_searched(info) else None
         self.has_reached = False
         """Whether a validation at :attr:`until` has been reported, and more is to come later."""
 
@@ -125,7 +130,26 @@ class TrainContext:
             return
         self._reporter.report_metrics(group, steps_completed, metrics)
         self._steps = steps_completed
+        if self._bound is not None and self.overrun is None:
+            self._check_bound(steps_completed, metrics)
         self.report_machine()
+
+    def _check_bound(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Warn, once, of a script that trains on where its searcher wants it to stop."""
+        fit = self.info.fit
+        assert fit is not None
+        assert fit.max_length is not None
+        unit = fit.max_length.unit
+        length = metrics.get("epochs") if unit == "epochs" else steps_completed
+        if not isinstance(length, int | float) or self._bound is None or length <= self._bound:
+            return
+        self.overrun = (
+            f"{BEYOND_BOUND} {self._bound} {unit}, where the searcher compares its "
+            "trials: read context.train.until, report a validation there, store a checkpoint and "
+            "leave"
+        )
+        if not self.asks_to_leave:
+            logger.warning("%s", self.overrun)
 
     def report_machine(self, *, last: bool = False) -> None:
         """Report what the chief's machine has done, if it is time to.
@@ -341,6 +365,7 @@ class PreemptContext:
         less often; it costs the ranks a round trip, which also brings the chief what the other
         machines measure.
         """
+        self._train.asks_to_leave = True
         mine = self.wanted_here, self._train.take_machine()
         wanted, samples = zip(*self._distributed.allgather(mine), strict=True)
         self._train.report_machines(samples)
@@ -383,6 +408,7 @@ class Context:
         self.distributed = distributed
         """Rank, size, and small collectives."""
         self._platform = platform
+        self._results: Path | None = None
         self._known = contextlib.ExitStack()
         self._known.enter_context(determined_by_run(info))
         self._sigterm = SigtermFlag()
@@ -433,7 +459,8 @@ class Context:
         if self._reporter is not None:
             warn_of_unread(self.info)
         if self.train.has_reached:  # no failure of a rank: each of them ends by itself
-            write_reason(self.info.run_dir, EXIT_REACHED, "trained as far as the searcher let it")
+            ignored = None if self.preempt.acknowledged else self.train.overrun
+            write_reason(self.info.run_dir, EXIT_REACHED, ignored or REACHED_BOUND)
         elif self.preempt.acknowledged:
             self._leave(EXIT_PREEMPTED, "preempted")
 
@@ -454,6 +481,9 @@ class Context:
             self._machines.close()
         if self._reporter is not None:
             self._reporter.close(timeout_s)
+            if self._results is not None:
+                self._show_results(self._results)
+                self._results = None
         self._sigterm.restore()
         self.distributed.close()
 
@@ -463,10 +493,34 @@ class Context:
             """Say what takes the place of what Determined has here."""
             raise missing("the context", self, name, CONTEXT)
 
+    def show_results_in(self, directory: Path) -> None:
+        """Print where the results of a run without a server go, and at its end where they are."""
+        if self._reporter is not None:
+            self._results = directory
+            _print(f"zerolab: run without a server; metrics and checkpoints go to {directory}")
+
+    def _show_results(self, directory: Path) -> None:
+        file = directory / METRICS_FILE
+        found = self.checkpoint.store.latest()
+        saved = "none" if found is None else self.checkpoint.store.address.at(found.uuid)
+        _print(f"zerolab: metrics     {file}")
+        _print(f"zerolab: checkpoint  {saved}")
+        _print(f"zerolab: to browse   zerolab up && zerolab import {file}")
+
     def _leave(self, exit_code: int, reason: str) -> None:
         write_reason(self.info.run_dir, exit_code, reason)
         logger.info("leaving: %s", reason)
         sys.exit(exit_code)
+
+
+def _print(line: str) -> None:
+    """Print to standard error: what the script prints itself may be read by a program."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - for the user of a script
+
+
+def _is_searched(info: RunSpec) -> bool:
+    searcher = info.config.get("searcher")
+    return isinstance(searcher, Mapping) and searcher.get("name") != "single"
 
 
 def _uuid(which: Which) -> str:

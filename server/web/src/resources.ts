@@ -728,7 +728,7 @@ export interface Trial {
   progress: number;
   /** What its run is doing: `starting`, `training`, `validating`, `checkpointing`. */
   activity: string | null;
-  /** Why it has no slots, while it is `QUEUED`; else null. */
+  /** Why it has no slots, while it is `QUEUED`; while it is `PAUSED`, what its script did wrong where its searcher compares trials; else null. */
   waiting_reason: string | null;
   /** Names of the log policies that have matched its log. */
   labels: Array<string>;

@@ -244,13 +244,19 @@ def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World)
         Trial.of(
             row,
             slot_seconds=costs.get(row["id"], 0.0),
-            waiting_reason=world.waiting.of_trial(
-                row["id"], row["experiment_id"], row["state"], row["run_id"]
-            ),
+            waiting_reason=_paused_by(row)
+            or world.waiting.of_trial(row["id"], row["experiment_id"], row["state"], row["run_id"]),
+            error=None if _paused_by(row) else row["error"],
             result_problem=trial_problem(row, metrics.get(row["experiment_id"], "")),
         )
         for row in rows
     ]
+
+
+def _paused_by(row: RowMapping) -> str | None:
+    """Return what the script of a trial did wrong that waits for its searcher."""
+    error: str | None = row["error"]
+    return error if row["state"] == TrialState.PAUSED else None
 
 
 def runs_of(connection: Connection, trial_id: int) -> list[Run]:

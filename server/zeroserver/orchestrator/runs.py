@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, func, select
 
-from zerolab.contract.outcome import is_failure
+from zerolab.contract.outcome import BEYOND_BOUND, is_failure
 from zerolab.contract.secrets import mask_secrets, mask_values
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -144,7 +144,7 @@ def assign(
     save(transaction, runs, run_id, spec=msgspec.json.encode(spec).decode())
     save(
         transaction, trials, trial["id"], run_id=run_id, restart_at=None, activity=None,
-        steps_completed=steps,
+        steps_completed=steps, error=None,
         started_at=trial["started_at"] or now,
     )  # fmt: skip
     touch(transaction, "trial", experiment["id"], trial["id"])
@@ -274,7 +274,7 @@ def _decide(world: World, transaction: Transaction, run: RowMapping, end: RunExi
     elif code == EXIT_PREEMPTED or forced:
         _wait_again(transaction, trial)
     elif code == EXIT_REACHED:
-        _reached(world, transaction, run, trial)
+        _reached(world, transaction, run, trial, end)
     elif code == EXIT_USER_ERROR:
         error = end.reason or "the trial cannot work as it is written or configured"
         log_line(world, transaction, run, f"run {run['id']}: {error}; no restart", "ERROR")
@@ -297,11 +297,15 @@ def _wait_again(transaction: Transaction, trial: RowMapping) -> None:
     move_trial(transaction, trial, resting_state(experiment["state"], trial))
 
 
-def _reached(world: World, transaction: Transaction, run: RowMapping, trial: RowMapping) -> None:
+def _reached(
+    world: World, transaction: Transaction, run: RowMapping, trial: RowMapping, end: RunExit
+) -> None:
     """Pause a trial at its rung, or queue it if the searcher has let it go on meanwhile."""
     bound = msgspec.json.decode(run["spec"], type=RunSpec).fit
     went_on = bound is not None and bound.until is not None and trial["until"] != bound.until
     if trial["waits"] or went_on:
+        if end.reason and BEYOND_BOUND in end.reason:  # shown while it waits
+            save(transaction, trials, trial["id"], error=end.reason)
         _wait_again(transaction, trial)
         return
     metric = experiment_of(transaction, trial)["metric"]

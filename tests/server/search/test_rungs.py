@@ -148,6 +148,21 @@ def test_run_failing_after_its_validation_fails_its_trial(
     assert [run["failed"] for run in server.get("/trials/1/runs")["runs"]] == [True]
 
 
+def test_trial_shows_that_its_script_ignores_until(search: Server) -> None:
+    reason = "the script trains beyond 5 batches, where the searcher compares its trials: read"
+    spec = search.begin(1)
+    search.report(spec.run_id, validation(5, 0.5), validation(8, 0.4))
+    search.exit(spec.run_id, EXIT_REACHED, reason)
+    trial = search.trial(1)
+    assert (trial["state"], trial["waiting_reason"], trial["error"]) == ("PAUSED", reason, None)
+    reach(search, 2, 0.6)
+    assert search.trial(1)["state"] == "QUEUED"
+    spec = search.begin(1)
+    search.report(spec.run_id, validation(20, 0.4), checkpoint(20, "1"))
+    search.exit(spec.run_id, 0)
+    assert (search.trial(1)["state"], search.trial(1)["error"]) == ("COMPLETED", None)
+
+
 def test_trial_waiting_at_rung_after_failed_run_ends_as_error(server: Server) -> None:
     """A failed run with restarts left; the search ends before the trial is promoted."""
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 2})

@@ -42,6 +42,7 @@ from torch.multiprocessing.spawn import ProcessContext
 from zerolab.contract.outcome import (
     DELIBERATE,
     LEAVING,
+    REACHED_BOUND,
     Outcome,
     failure,
     read_reason,
@@ -54,6 +55,7 @@ from zerolab.contract.spec import (
     ENV_SCRIPT,
     EXIT_INFRASTRUCTURE,
     EXIT_PREEMPTED,
+    EXIT_REACHED,
     Command,
     RunSpec,
     TrialClass,
@@ -330,7 +332,9 @@ def run_rank(parent: str, *, forked: bool = True) -> None:
         sys.stderr.flush()
     run_dir = folder.path
     if code in DELIBERATE and read_reason(run_dir) is None:
-        write_reason(run_dir, code, f"rank {os.environ['RANK']} exited with code {code}")
+        known = {EXIT_REACHED: REACHED_BOUND, EXIT_PREEMPTED: "preempted"}
+        text = known.get(code, f"rank {os.environ['RANK']} exited with code {code}")
+        write_reason(run_dir, code, text)
     if code != 0 and code not in LEAVING:
         sys.exit(code)
     os._exit(0)  # returning would wait for an agent that, after SIGTERM, no longer listens

@@ -30,7 +30,8 @@ class Trial(Resource, frozen=True):
     activity: str | None
     """What its run is doing: `starting`, `training`, `validating`, `checkpointing`."""
     waiting_reason: str | None
-    """Why it has no slots, while it is `QUEUED`; else null."""
+    """Why it has no slots, while it is `QUEUED`; while it is `PAUSED`, what its script did wrong
+    where its searcher compares trials; else null."""
     labels: list[str]
     """Names of the log policies that have matched its log."""
     archived: bool
