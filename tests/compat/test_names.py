@@ -164,6 +164,7 @@ def use(_: str) -> dict[str, str]:
     names: dict[str, Any] = {}
     exec(SCRIPT, names)
     assert names["train"]() is False
+    assert (names["groups"].__module__, names["groups"].__name__) == ("deepspeed.utils", "groups")
     assert not issubclass(nn.Linear, names["BF16_Optimizer"])
     found = {}
     for code in (

@@ -25,6 +25,8 @@ class MissingName:
     def __init__(self, fullname: str, remedy: str) -> None:
         self._fullname = fullname
         self._remedy = remedy
+        self.__module__, _, self.__name__ = fullname.rpartition(".")
+        self.__qualname__ = self.__name__
 
     def _message(self) -> str:
         text = "Zerolab stands in for deepspeed, and has no counterpart"
@@ -43,7 +45,7 @@ class MissingName:
         def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
             raise EngineError(self._message())
 
-        return (type(self._fullname.rpartition(".")[2], (), {"__new__": refuse}),)
+        return (type(self.__name__, (), {"__new__": refuse}),)
 
     def __instancecheck__(self, instance: object) -> bool:
         return False
