@@ -1,5 +1,6 @@
 """Full tensors through ``load_state_dict`` of a model that an engine trains."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,17 @@ def test_load_state_dict_takes_full_tensors(ranks: int, tmp_path: Path) -> None:
         every_case(str(tmp_path))
     else:
         run_on_ranks(every_case, ranks, str(tmp_path))
+
+
+@pytest.mark.parametrize(("stage", "bf16"), [(0, False), (2, True)])
+def test_copies_of_a_trained_model_load_for_themselves(stage: int, bf16: bool) -> None:
+    state = values()
+    engine = make_engine(stage, bf16={"enabled": bf16})
+    before = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
+    copied = copy.deepcopy(engine.module)
+    copied.load_state_dict(state, assign=True)
+    assert copied.scale.data_ptr() == state["scale"].data_ptr()
+    check(engine, before, "copied", 0.0)
+    engine.close()
+    engine.module.load_state_dict(state, assign=True)
+    assert engine.module.scale.data_ptr() == state["scale"].data_ptr()

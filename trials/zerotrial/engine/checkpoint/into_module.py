@@ -36,32 +36,52 @@ def accept_full_tensors(
         frozen.setdefault(module.get_submodule(path), {})[own] = partial(originals.write, name)
     for part in module.modules():
         register: Any = part.register_load_state_dict_pre_hook
-        register(partial(_write, shards.get(part, {}), frozen.get(part, {})))
+        register(_Writer(shards.get(part, {}), frozen.get(part, {})))
 
 
-def _write(  # noqa: PLR0917 - torch gives them in this order
-    shards: Mapping[str, WriteFull],
-    originals: Mapping[str, WriteFull],
-    module: nn.Module,
-    state: dict[str, Any],
-    prefix: str,
-    metadata: dict[str, Any],
-    *others: Any,
-) -> None:
-    del others
-    if metadata.get("assign_to_params_buffers"):
-        metadata["assign_to_params_buffers"] = False
-    for name, write in originals.items():
-        value = state.get(prefix + name)
-        if not isinstance(value, Tensor) or is_sharded(value):
-            continue
-        if value.shape == getattr(module, name).shape:
-            write(value)
-    for name, write in shards.items():
-        value, current = state.get(prefix + name), getattr(module, name)
-        if not isinstance(value, Tensor) or is_sharded(value):
-            continue
-        if value.shape == current.shape:
-            write(value.detach())
-            if is_sharded(current):  # not gathered; what follows in torch copies it to itself
-                state[prefix + name] = current.detach()
+class _Writer:
+    """The hook of one module; that of a copy of the module, or in a file, does nothing.
+
+    Args:
+        shards: Write the parameters that are sharded, by name.
+        originals: Write the frozen parameters that were rounded, by name.
+    """
+
+    def __init__(
+        self,
+        shards: Mapping[str, WriteFull] | None = None,
+        originals: Mapping[str, WriteFull] | None = None,
+    ) -> None:
+        self._shards, self._originals = shards, originals or {}
+
+    def __deepcopy__(self, memo: Any) -> "_Writer":
+        return _Writer()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Writer, ())
+
+    def __call__(
+        self,
+        module: nn.Module,
+        state: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        *others: Any,
+    ) -> None:
+        """Write what the state has in full; torch then copies what is not sharded."""
+        del others
+        if self._shards is None:
+            return
+        if metadata.get("assign_to_params_buffers"):
+            metadata["assign_to_params_buffers"] = False
+        for name, write in (*self._originals.items(), *self._shards.items()):
+            value, current = state.get(prefix + name), getattr(module, name)
+            if not isinstance(value, Tensor) or is_sharded(value):
+                continue
+            if value.shape == current.shape:
+                write(value.detach())
+        for name in self._shards:
+            current = getattr(module, name)
+            full = state.get(prefix + name)
+            if is_sharded(current) and isinstance(full, Tensor) and full.shape == current.shape:
+                state[prefix + name] = current.detach()  # torch copies it to itself

@@ -84,7 +84,7 @@ def _spread_the_rest(
             continue
         comm.broadcast(parameter.data)
         if compute is not None and parameter.is_floating_point() and parameter not in kept:
-            if torch.promote_types(parameter.dtype, compute) != compute:
+            if buckets and torch.promote_types(parameter.dtype, compute) != compute:
                 originals.keep(name, parameter)
             parameter.data = parameter.data.to(compute)
     for value in inputs.module.buffers():

@@ -218,7 +218,7 @@ def _prepare_types(
         on_host = offloaded and not is_replicated(parameter)
         where = torch.device("cpu") if on_host else parameter.device
         rounds = torch.promote_types(parameter.dtype, kind) != kind
-        if parameter not in trained and rounds:
+        if rounds and trained and parameter not in trained:
             originals.keep(names[parameter], parameter)
         parameter.data = parameter.data.to(where, kind).contiguous()
 
