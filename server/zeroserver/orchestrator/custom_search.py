@@ -83,8 +83,11 @@ def take_operations(
     if told.after > searcher.handled:
         msg = f"after: must be {searcher.handled}, the event answered last, got {told.after}"
         raise ConflictError(msg)
-    done = _done_before(transaction, experiment_id, told) if experiment["creating"] else set()
-    _check(world, transaction, experiment_id, told, done)
+    done: set[int] = set()
+    if experiment["creating"]:
+        done = _done_before(transaction, experiment_id, told.operations[start:])
+    if start == 0:  # else they have been checked
+        _check(world, transaction, experiment_id, told, done)
     places = [
         place
         for place, each in enumerate(told.operations)
@@ -112,9 +115,13 @@ def take_operations(
     return told.handled, None
 
 
-def _done_before(transaction: Transaction, experiment_id: int, told: Answered) -> set[int]:
+def _done_before(
+    transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
+) -> set[int]:
     """Return the trials that an interrupted change has created as these operations want them."""
-    wanted = {each.trial_id: each for each in told.operations if isinstance(each, Create)}
+    wanted = {each.trial_id: each for each in operations if isinstance(each, Create)}
+    if not wanted:
+        return set()
     rows = transaction.raw(_CREATED_SINCE, (experiment_id, experiment_id))
     return {
         number

@@ -8,10 +8,12 @@ the other metrics of the report are stored. The searcher's metric is always acce
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 
 from sqlalchemy import Connection
 
 from zerolab.contract.names import metric_name_problem
+from zerolab.contract.wire import MetricsRecord
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World, experiment_of, find, log_line
 from zeroserver.store.database import Transaction, raw_rows
@@ -38,8 +40,40 @@ def reported_keys(world: World, transaction: Transaction, trial_id: int) -> set[
     return found
 
 
+def shorten_record(
+    world: World, transaction: Transaction, trial_id: int, record: MetricsRecord, most: int
+) -> dict[str, float | str]:
+    """Return the values of a huge record that may be stored at all.
+
+    These are the first ones, those with names that are known in the group, and the searcher's
+    metric. To look at each of a million names would hold up everybody else.
+    """
+    values = record.values
+    kept = dict(islice(values.items(), most))
+    kept |= {name: values[name] for name in world.keys.known(record.group) if name in values}
+    always = _searcher_metric(world, transaction, trial_id, record.group)
+    if always is not None and always in values:
+        kept[always] = values[always]
+    return kept
+
+
+def _searcher_metric(
+    world: World, transaction: Transaction, trial_id: int, group: str
+) -> str | None:
+    """Return the name of the searcher's metric, if it is in the group."""
+    if group != "validation" or trial_id in world.importing:
+        return None
+    return experiment_of(transaction, find(transaction, trials, trial_id))["metric"] or None
+
+
 def admit_names(
-    world: World, transaction: Transaction, trial_id: int, group: str, names: Sequence[str]
+    world: World,
+    transaction: Transaction,
+    trial_id: int,
+    group: str,
+    names: Sequence[str],
+    *,
+    omitted: int = 0,
 ) -> list[str]:
     """Accept new metric names of a trial up to its limit; warn in its log about the others.
 
@@ -50,6 +84,7 @@ def admit_names(
             names than the limit are an error.
         group: The metrics' group.
         names: Names that the trial has not reported before.
+        omitted: How many further ones are in the report.
 
     Returns:
         The names to store; they have ids.
@@ -60,9 +95,7 @@ def admit_names(
     importing = trial_id in world.importing
     reported = reported_keys(world, transaction, trial_id)
     limit = world.settings.limits.metric_names
-    always = None  # the name of the searcher's metric
-    if not importing and group == "validation":
-        always = experiment_of(transaction, find(transaction, trials, trial_id))["metric"] or None
+    always = _searcher_metric(world, transaction, trial_id, group)
     accepted, over, problems = [], [], []
     room = limit - len(reported)
     for name in names:
@@ -85,10 +118,11 @@ def admit_names(
             "report were discarded, the others are stored"
         )
     if over:
+        count = len(over) + omitted
         told.append(
-            f"metric names: must be at most {limit:,} in a trial, got {len(over)} more in one "
-            f"report ({_shown(over)}); these metrics are discarded, the others are stored: use the "
-            "same names at every step, or start the server with --metric-names"
+            f"metric names: must be at most {limit:,} in a trial, got {count} more in one report "
+            f"({_shown(over)}); these metrics are discarded, the others are stored: use the same "
+            "names at every step, or start the server with --metric-names"
         )
     if importing:  # without a log; what is left of a bad name's report is stored
         if over:

@@ -36,7 +36,7 @@ __all__ = ["parts_of", "store_reports"]
 
 _VALUES = 4000
 """Values that one change stores: some 100 ms of the writer."""
-_HEAVY = 100
+_HEAVY = 200
 """Values that a validation or a checkpoint counts for, which the searcher is told of."""
 
 

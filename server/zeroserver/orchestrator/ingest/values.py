@@ -6,12 +6,18 @@ from collections.abc import Iterable
 from zerolab.contract.wire import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World
-from zeroserver.orchestrator.ingest.names import admit_names, reported_keys
+from zeroserver.orchestrator.ingest.names import (
+    admit_names,
+    reported_keys,
+    shorten_record,
+)
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point
 
 __all__ = ["check_times", "read_points", "stored_number"]
 
+_NAMES_LOOKED_AT = 10_000
+"""Names of a record that are looked at, besides those that are known already."""
 _YEAR_10000 = 253_402_300_800
 
 
@@ -25,12 +31,16 @@ def read_points(
     """
     if not 0 <= record.steps < MAX_STEP:
         raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
-    steps, when, values = record.steps, record.time, record.values
+    steps, when = record.steps, record.time
     ids = world.keys.known(record.group)
+    values = record.values
+    if len(values) > _NAMES_LOOKED_AT:
+        values = shorten_record(world, transaction, trial_id, record, _NAMES_LOOKED_AT)
     reported = reported_keys(world, transaction, trial_id)
     new = [name for name in values if ids.get(name) not in reported]
     if new:
-        accepted = admit_names(world, transaction, trial_id, record.group, new)
+        omitted = len(record.values) - len(values)
+        accepted = admit_names(world, transaction, trial_id, record.group, new, omitted=omitted)
         refused = set(new).difference(accepted)
         values = {name: value for name, value in values.items() if name not in refused}
     return [
