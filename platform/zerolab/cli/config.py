@@ -37,6 +37,14 @@ def check(
             'file\'s "auto"; of an experiment file its block `hyperparameters`.'
         ),
     ] = None,
+    torch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            help="Version of torch on the machine that trains, e.g. 2.7.1: report keys that need a "
+            "newer one.",
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -53,7 +61,7 @@ def check(
     from zerolab.config import check_file
 
     given = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
-    result(check_file(file, world_size, given, strict=strict).rstrip("\n"))
+    result(check_file(file, world_size, given, strict=strict, torch=torch).rstrip("\n"))
 
 
 def _read_hyperparameters(file: Path) -> dict[str, Any]:

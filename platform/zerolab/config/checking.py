@@ -28,6 +28,7 @@ from zerolab.config.experiment.model_source import (
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_with, launcher_problem
 from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
+from zerolab.config.torch_versions import torch_problems
 from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
@@ -304,6 +305,7 @@ def check_file(
     hyperparameters: Mapping[str, Any] | None = None,
     *,
     strict: bool = False,
+    torch: str | None = None,
 ) -> str:
     """Check an experiment file or an engine file, and say what it comes to.
 
@@ -313,6 +315,7 @@ def check_file(
             model is cut over.
         hyperparameters: Where an engine file's ``"auto"`` is looked up; an experiment has its own.
         strict: Read the engine file without the tolerant step.
+        torch: Version of torch that will train; keys that need a newer one are problems.
 
     Returns:
         What the tolerant step changes, and the resolved engine configuration, line by line, with
@@ -328,7 +331,7 @@ def check_file(
                 "hyperparameters: go with an engine file, got an experiment, which has its own"
             )
             raise ConfigError(str(path), [problem])
-        return _check_experiment_file(path, world_size, strict=strict)
+        return _check_experiment_file(path, world_size, strict=strict, torch=torch)
     content, changes = read_source(path, strict=strict)
     given = {} if hyperparameters is None else hyperparameters
     found = parse_engine_config(content, str(path), hyperparameters=given, strict=strict)
@@ -338,12 +341,16 @@ def check_file(
     problems = found.problems + _batch_problems(found, ranks)
     if world_size is not None:
         problems += _schedule_problems(found, ranks)
+    if found.config is not None and torch is not None:
+        problems += torch_problems(found.config, torch)
     if problems or found.config is None:
         raise ConfigError(str(path), problems)
     return _report(str(path), found.config, [*changes, *found.changes], ranks)
 
 
-def _check_experiment_file(path: Path, world_size: int | None, *, strict: bool) -> str:
+def _check_experiment_file(
+    path: Path, world_size: int | None, *, strict: bool, torch: str | None
+) -> str:
     content = dict(read_yaml(path))
     model = FolderFiles(path.parent)
     if world_size is not None:
@@ -366,6 +373,8 @@ def _check_experiment_file(path: Path, world_size: int | None, *, strict: bool) 
         elif found.left_open:
             parts.append(f"{label}: ok; each 'auto' that nothing here says is left to the script")
         elif found.config is not None:
+            if torch is not None and (too_old := torch_problems(found.config, torch)):
+                raise ConfigError(str(path), [f"{label}: {problem}" for problem in too_old])
             parts.append(_report(label, found.config, found.changes, slots))
     return "\n\n".join(parts)
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.torch_versions import torch_problems
 from zerolab.errors import ConfigError
 from zerotrial.engine.building.arguments import (
     check_values,
@@ -179,6 +180,10 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         )
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
+    stages = model.num_stages if is_pipeline(model) else None
+    too_old = torch_problems(resolved, torch.__version__, stages)
+    if too_old:
+        raise ConfigError(resolved.source, too_old)
     check_values(model, resolved, weights, device)
     alone = resolved.zero_optimization.stage == 3
     tell = int(os.environ.get("RANK", "0")) == 0
@@ -377,9 +382,6 @@ def _build_stage(inputs: StageInputs) -> Stage:
 
         updater = build_updater
     if zero.stage == 3:
-        from zerotrial.engine.stage3.needs import check_torch
-
-        check_torch()
         from zerotrial.engine.stage3.stage import build_stage3
 
         return build_stage3(inputs)

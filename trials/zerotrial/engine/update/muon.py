@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from zerolab.errors import ConfigError
 from zerotrial.engine.update.each import loss_of
 
 __all__ = ["MuonWithAdamW"]
@@ -53,9 +52,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        if not hasattr(torch.optim, "Muon"):
-            msg = f"optimizer.type: Muon needs torch 2.9 or newer, this is {torch.__version__}"
-            raise ConfigError("engine config", [msg])
         options = {
             "lr": lr,
             "weight_decay": weight_decay,
