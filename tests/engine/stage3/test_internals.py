@@ -12,7 +12,19 @@ import zerotrial
 from zerotrial.engine.stage3 import internals
 
 ENGINE = Path(internals.__file__).parents[1]
-OURS = {"_member", "_owner", "_remove_hooks"}
+OURS = {"_member", "_owner", "_remove_hooks", "_within"}
+OF_OLDER_TORCH = {
+    "_comm_ctx",
+    "_device_handle",
+    "_get_gradient_divide_factors",
+    "_init_mp_dtypes",
+    "_modules_to_run_forward",
+    "_partial_reduce_output",
+    "_sharding_spec",
+    "_state_ctx",
+    "_to_sharded",
+}
+"""Used only where ``fully_shard`` lacks a method of torch 2.13."""
 OF_MODULES = {
     "torch.distributed._composable_state": {"_module_state_mapping"},
     "torch.distributed._composable.contract": {"STATE_KEY", "REGISTRY_KEY"},
@@ -123,7 +135,7 @@ def test_the_table_of_names_is_complete() -> None:
     pinned |= OF_BINDINGS | {name for names in OF_MODULES.values() for name in names}
     used = private_names(Path(internals.__file__))
     used = {name for name in used if not name.startswith("__")}
-    assert used - OURS <= pinned
+    assert used - OURS - OF_OLDER_TORCH <= pinned
 
 
 def test_no_other_file_touches_them() -> None:

@@ -21,6 +21,7 @@ from zerotrial.engine.stage3.internals import (
     leave_forward,
     outside_of_passes,
     parameters_of,
+    reset_iteration,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class _Gathering:
             return None
         self._opened = False
         if output is None and sys.exc_info()[0] is not None:  # the next call finds nothing begun
-            self._root.reset_iter_state()
+            reset_iteration(self._root)
             return None
         output = leave_forward(self._root, output)
         if not torch.is_grad_enabled():

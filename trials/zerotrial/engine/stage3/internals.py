@@ -12,21 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import _composable_state
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_api, _fsdp_collectives
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import AllGatherResult
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+else:  # before torch 2.9 there is no such interface
+    AllGather = getattr(_fsdp_api, "AllGather", object)
+    ReduceScatter = getattr(_fsdp_api, "ReduceScatter", object)
 
 __all__ = [
     "AllGather",
@@ -42,6 +49,12 @@ __all__ = [
     "make_root",
     "outside_of_passes",
     "parameters_of",
+    "reduce_unused_parameters",
+    "reset_iteration",
+    "set_all_gather",
+    "set_divide_factor",
+    "set_reduce_scatter",
+    "sum_only",
     "undo",
 ]
 
@@ -67,6 +80,255 @@ def make_root(module: nn.Module) -> None:
         AssertionError: As ``fully_shard`` words it, if the units do not go together.
     """
     _state_of(module)._lazy_init()
+
+
+def reset_iteration(root: FSDPModule) -> None:
+    """Return all units to their state between steps after a forward or backward that raised.
+
+    Waits for collectives under way and discards their gradients.
+
+    Args:
+        root: The whole model.
+    """
+    if hasattr(root, "reset_iter_state"):  # torch 2.13
+        root.reset_iter_state()
+        return
+    state = _state_of(cast("nn.Module", root))
+    stream = state._device_handle.current_stream()
+    shared = state._comm_ctx
+    for name in ("all_gather_state", "reduce_scatter_state"):
+        pending = getattr(shared, name)
+        if pending is not None and pending.event is not None:
+            stream.wait_event(pending.event)
+        setattr(shared, name, None)
+    shared.post_forward_order.clear()
+    for unit in state._state_ctx.all_states:
+        if hasattr(unit, "_modules_to_run_forward"):
+            unit._modules_to_run_forward.clear()
+        unit._training_state = TrainingState.IDLE
+        if unit._fsdp_param_group is not None:
+            _reset_group(unit._fsdp_param_group)
+    state._state_ctx.iter_forward_root = None
+    state._state_ctx.post_backward_final_callback_queued = False
+
+
+def _reset_group(owner: Any) -> None:
+    """Return one unit's parameters to their state between steps."""
+    owner.finalize_backward()  # waits for its gathering and its reductions
+    owner._partial_reduce_output = None
+    owner._training_state = TrainingState.IDLE
+    owner._to_sharded()
+
+
+def reduce_unused_parameters(unit: FSDPModule, *, enable: bool) -> None:
+    """Choose whether trained parameters without a gradient take part in the reduction, as zeros.
+
+    Without it, ranks that used different parameters of a unit would mix up their gradients.
+
+    Args:
+        unit: Before its first forward.
+        enable: Whether they do.
+    """
+    if hasattr(unit, "set_reduce_scatter_unused_params"):  # torch 2.13
+        unit.set_reduce_scatter_unused_params(enable)
+        return
+    parameters = parameters_of(unit)
+    if enable and parameters is not None:
+        parameters.before_reduction(parameters.fill_missing_gradients)
+
+
+def set_all_gather(unit: FSDPModule, gather: AllGather) -> None:
+    """Gather a unit's parameters by ``gather``."""
+    if hasattr(unit, "set_custom_all_gather"):  # torch 2.9
+        unit.set_custom_all_gather(gather)
+        return
+    _Collectives.of(unit).gather = gather
+
+
+def set_reduce_scatter(unit: FSDPModule, reduce_scatter: ReduceScatter) -> None:
+    """Reduce a unit's gradients by ``reduce_scatter``, which also divides them."""
+    if hasattr(unit, "set_custom_reduce_scatter"):  # torch 2.9
+        unit.set_custom_reduce_scatter(reduce_scatter)
+        sum_only(unit)
+        set_divide_factor(unit, 1.0)
+        return
+    _Collectives.of(unit).reduce_scatter = reduce_scatter
+
+
+def sum_only(unit: FSDPModule) -> None:
+    """Reduce by sums: only NCCL can compute a mean."""
+    if hasattr(unit, "set_force_sum_reduction_for_comms"):  # torch 2.9
+        unit.set_force_sum_reduction_for_comms(True)
+
+
+def set_divide_factor(unit: FSDPModule, factor: float) -> None:
+    """Divide the sum of the ranks' gradients by ``factor`` instead of the number of ranks."""
+    if hasattr(unit, "set_gradient_divide_factor"):  # torch 2.8
+        unit.set_gradient_divide_factor(factor)
+        return
+    _Collectives.of(unit).factor = factor
+
+
+class _Collectives:
+    """Collectives of one unit under a torch whose ``fully_shard`` cannot be given any.
+
+    That ``fully_shard`` calls ``torch.distributed`` by the name ``dist`` of one of its modules. The
+    name is replaced by :class:`_Dispatcher`, which calls the collectives of the unit that gathers
+    or reduces at the moment.
+    """
+
+    current: _Collectives | None = None
+
+    def __init__(self, owner: Any) -> None:
+        self.gather: AllGather | None = None
+        self.reduce_scatter: ReduceScatter | None = None
+        self.factor: float | None = None
+        for name in ("unshard", "post_backward"):
+            setattr(owner, name, self._within(getattr(owner, name)))
+
+    @staticmethod
+    def of(unit: FSDPModule) -> _Collectives:
+        """Return those of a unit; made by the first call."""
+        owner = _state_of(cast("nn.Module", unit))._fsdp_param_group
+        if owner is None:  # it has no parameters, and calls none
+            return _Collectives(SimpleNamespace(unshard=None, post_backward=None))
+        if not hasattr(owner, "zerolab_collectives"):
+            owner.zerolab_collectives = _Collectives(owner)
+        return cast("_Collectives", owner.zerolab_collectives)
+
+    def _within(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            before, _Collectives.current = _Collectives.current, self
+            try:
+                return call(*args, **kwargs)
+            finally:
+                _Collectives.current = before
+
+        return wrapped
+
+    @property
+    def sums(self) -> bool:
+        """Whether the ranks' gradients are summed, and divided by a factor of ours."""
+        return self.reduce_scatter is not None or self.factor is not None
+
+
+class _Dispatcher:
+    """``torch.distributed``, with the collectives of :class:`_Collectives` and a mean for gloo."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    @staticmethod
+    def all_gather_into_tensor(
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
+    ) -> Any:
+        """Gather by the unit's collective, else by the group's backend."""
+        current = _Collectives.current
+        if current is not None and current.gather is not None:
+            return current.gather(output_tensor, input_tensor, group, async_op)
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+    @staticmethod
+    def reduce_scatter_tensor(output: Tensor, input: Tensor, group: Any, op: Any) -> None:  # noqa: A002 - torch's interface
+        """Reduce by the unit's collective, else by the group's backend."""
+        current, size = _Collectives.current, dist.get_world_size(group)
+        factor = None if current is None else current.factor
+        if current is not None and current.reduce_scatter is not None:
+            lent = current.reduce_scatter.allocate(
+                (input.numel(),), dtype=input.dtype, device=input.device
+            )
+            lent.copy_(input)
+            current.reduce_scatter(output, lent, group, op)
+        elif size == 1:
+            output.copy_(input).div_(factor or 1.0)
+        elif factor is not None or (op == dist.ReduceOp.AVG and _lacks_mean(group)):
+            dist.reduce_scatter_tensor(output, input, dist.ReduceOp.SUM, group)
+            output.div_(factor or size)
+        else:
+            dist.reduce_scatter_tensor(output, input, op, group)
+
+    @staticmethod
+    def all_reduce(tensor: Tensor, group: Any, op: Any) -> None:
+        """Reduce over replicas."""
+        current = _Collectives.current
+        if current is not None and current.sums:
+            dist.all_reduce(tensor, dist.ReduceOp.SUM, group)
+        elif op == dist.ReduceOp.AVG and _lacks_mean(group):
+            dist.all_reduce(tensor, dist.ReduceOp.SUM, group)
+            tensor.div_(dist.get_world_size(group))
+        else:
+            dist.all_reduce(tensor, op, group)
+
+
+def _lacks_mean(group: Any) -> bool:
+    """Whether a group's backend has sums only."""
+    return "gloo" in dist.get_backend_config(group) and "nccl" not in dist.get_backend_config(group)
+
+
+def _divide_factors(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    """Have gradients that a unit's collective divides not divided before and after it as well."""
+
+    def factors(*args: Any, **kwargs: Any) -> Any:
+        current = _Collectives.current
+        return (None, None) if current is not None and current.sums else shipped(*args, **kwargs)
+
+    return factors
+
+
+def _keep_moved_shard(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a shard stay where :meth:`ShardedParameter.move_shard` put it, as from torch 2.9 on."""
+
+    def reset_sharded_param(member: Any) -> None:
+        place, shard = member._module_info, member._sharded_param_data
+        sharded = member.sharded_param
+        memory = shard.untyped_storage().data_ptr()
+        if (
+            getattr(place.module, place.param_name) is sharded
+            and memory > 0
+            and memory == sharded._local_tensor.untyped_storage().data_ptr()
+            and (shard.is_pinned() or not member.pin_memory)
+        ):
+            member._sharding_spec = sharded._spec
+            return
+        shipped(member)
+
+    return reset_sharded_param
+
+
+def _ignore_frozen_dtypes(shipped: Callable[..., Any]) -> Callable[..., Any]:
+    """Have frozen parameters not count as a second type of a unit's gradients, as from 2.9 on."""
+
+    def init_dtypes(owner: Any) -> None:
+        members = owner.fsdp_params
+        for member in members:
+            member.init_dtype_attrs(owner.mp_policy)
+        owner.fsdp_params = [m for m in members if m.sharded_param.requires_grad] or members[:1]
+        try:
+            shipped(owner)
+        finally:
+            owner.fsdp_params = members
+
+    return init_dtypes
+
+
+def _patch_older_torch() -> None:
+    """Give a ``fully_shard`` from before torch 2.9 what stage 3 needs."""
+    collectives: Any = _fsdp_collectives
+    collectives.dist = _Dispatcher()
+    collectives._get_gradient_divide_factors = _divide_factors(
+        collectives._get_gradient_divide_factors
+    )
+    parameter: Any = FSDPParam
+    parameter.reset_sharded_param = _keep_moved_shard(parameter.reset_sharded_param)
+    group: Any = FSDPParamGroup
+    group._init_mp_dtypes = _ignore_frozen_dtypes(group._init_mp_dtypes)
+
+
+if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+    _patch_older_torch()
 
 
 def outside_of_passes(unit: FSDPModule) -> bool:
@@ -230,6 +492,18 @@ class UnitParameters:
         """Whether backward has made any that is not reduced."""
         wholes = (getattr(member, "_unsharded_param", None) for member in self._owner.fsdp_params)
         return any(whole is not None and whole.grad is not None for whole in wholes)
+
+    def fill_missing_gradients(self) -> None:
+        """Give gathered parameters that backward has not reached a gradient of zeros."""
+        for member in self._owner.fsdp_params if self._owner.reduce_grads else ():
+            whole = getattr(member, "_unsharded_param", None)
+            if (
+                whole is not None
+                and whole.requires_grad
+                and whole.grad is None
+                and member.unsharded_accumulated_grad is None
+            ):
+                whole.grad = torch.zeros_like(whole)
 
     def reduce_rest(self) -> None:
         """Reduce what backward has made after it had passed the unit. **Collective**, if any."""

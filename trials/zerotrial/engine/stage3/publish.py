@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Communicator
 from zerotrial.engine.comm.observed import COMMUNICATION
-from zerotrial.engine.stage3.internals import AllGather, UnitParameters
+from zerotrial.engine.stage3.internals import AllGather, UnitParameters, set_all_gather
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -65,7 +65,7 @@ def publish_shards(
             published.wholes, meanwhile, lambda: comm.traffic.add("all_gather", numel)
         )
     else:
-        unit.set_custom_all_gather(GroupAllGather(comm, observer))
+        set_all_gather(unit, GroupAllGather(comm, observer))
     return published
 
 

@@ -35,6 +35,8 @@ from zerotrial.engine.stage3.internals import (
     UnitParameters,
     cut_into_shards,
     parameters_of,
+    set_all_gather,
+    set_reduce_scatter,
 )
 from zerotrial.engine.stage3.publish import GroupAllGather, PublishedShards, publish_shards
 
@@ -330,16 +332,14 @@ def plug_in(
     published = []
     for unit, parameters in owners:
         if apart:
-            unit.set_custom_all_gather(GroupAllGather(comm, observer))
+            set_all_gather(unit, GroupAllGather(comm, observer))
         else:
             published.append(publish_shards(unit, parameters, comm, reductions.advance, observer))
     for unit, parameters in owners:
-        unit.set_custom_reduce_scatter(
-            SharedReduceScatter(reductions, parameters.members, factor, observer)
+        # The factor is applied by it, once.
+        set_reduce_scatter(
+            unit, SharedReduceScatter(reductions, parameters.members, factor, observer)
         )
-        # The factor is applied here, once; these two keep fully_shard from dividing as well.
-        unit.set_force_sum_reduction_for_comms(True)
-        unit.set_gradient_divide_factor(1.0)
     summed: list[UnitGradients] = []
     if not apart and all(_sums_as_kept(p, dtype) for _, p in owners):
         summed = [

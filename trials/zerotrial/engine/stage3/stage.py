@@ -38,7 +38,13 @@ from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.alone import gather_when_alone
 from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
-from zerotrial.engine.stage3.internals import UnitParameters, local_part, parameters_of
+from zerotrial.engine.stage3.internals import (
+    UnitParameters,
+    local_part,
+    parameters_of,
+    set_divide_factor,
+    sum_only,
+)
 from zerotrial.engine.stage3.layout import FlatBucket, Layout, Shard, lay_out, whole_parameter
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.order import ReductionOrder
@@ -532,10 +538,10 @@ def _plug_in(
     group = inputs.mesh.shard.group
     if group is not None and not uses_nccl(group, inputs.device):
         for unit in units:  # only NCCL takes the mean
-            unit.set_force_sum_reduction_for_comms(True)
+            sum_only(unit)
     if config.gradient_allreduce_op == "sum":
         for unit in units:
-            unit.set_gradient_divide_factor(1.0 / replicas)
+            set_divide_factor(unit, 1.0 / replicas)
     return None
 
 

@@ -33,7 +33,13 @@ from zerotrial.engine.module.swapped import become
 from zerotrial.engine.module.units import Unit, asked_units, plan_units
 from zerotrial.engine.stage3.absent import Absent, WeightFiles
 from zerotrial.engine.stage3.gather import set_gathering
-from zerotrial.engine.stage3.internals import keep_class_name, make_root, parameters_of
+from zerotrial.engine.stage3.internals import (
+    keep_class_name,
+    make_root,
+    parameters_of,
+    reduce_unused_parameters,
+    reset_iteration,
+)
 from zerotrial.engine.stage3.paged import to_files
 
 if TYPE_CHECKING:
@@ -163,8 +169,8 @@ def _shard_unit(
     sharded = cast("FSDPModule", unit.module)
     keep_class_name(unit.module)
     # A parameter that only some ranks used must still take part on all, or the sums would mix.
-    sharded.set_reduce_scatter_unused_params(
-        inputs.config.zero_optimization.ignore_unused_parameters
+    reduce_unused_parameters(
+        sharded, enable=inputs.config.zero_optimization.ignore_unused_parameters
     )
 
 
@@ -248,7 +254,7 @@ def start(module: nn.Module) -> None:
 
 def start_over(units: Sequence[FSDPModule]) -> None:
     """Bring units back to where a step begins, after a backward that raised; forgets gradients."""
-    units[-1].reset_iter_state()
+    reset_iteration(units[-1])
     for unit in units:
         parameters = parameters_of(unit)
         for member in parameters.members if parameters is not None else ():
@@ -265,7 +271,7 @@ def _guard_forward(module: nn.Module) -> None:
             return forward(*args, **kwargs)
         except Exception as error:
             # The next forward must find nothing half gathered.
-            cast("FSDPModule", module).reset_iter_state()
+            reset_iteration(cast("FSDPModule", module))
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             raise EngineError(
