@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-quick check lint types imports bench web install install-dev clean
+.PHONY: help demo test test-quick test-torch check lint types imports bench web install install-dev clean
 
 help: ## show this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -17,6 +17,15 @@ test: .venv/.installed-dev ## install the test extra when it is missing, then ru
 
 test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser, or take long
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not processes and not browser and not slow" $(ARGS)
+
+# Another torch and Python in an environment of their own. CUDA builds run on a CPU, too.
+TORCH ?= 2.13.0
+TORCH_ENV = .torch-envs/$(TORCH)-$(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
+
+test-torch: ## run the engine and trial suites on another torch: make test-torch TORCH=2.11.0 [PYTHON=python3.12]
+	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
+	$(TORCH_ENV)/bin/pip install torch==$(TORCH) -e '.[examples,test]'
+	$(TORCH_ENV)/bin/python -m pytest -n auto --dist worksteal tests/engine tests/trial $(ARGS)
 
 check: lint types imports ## lint, types and the rules of who may import whom
 

@@ -14,6 +14,8 @@ ASKS = re.compile(r"""torch\.cuda\.|type == "cuda"|"nccl"|pynvml|\["CUDA_VISIBLE
 """Code that asks for CUDA."""
 
 ELSEWHERE = {
+    "platform/zerolab/cli/local/doctor.py": "shows what it finds",
+    "platform/zerolab/contract/diagnosis.py": "names the call in a message",
     "trials/zerotrial/compat/deepspeed/names/comm.py": "asks whether to take gloo instead",
     "trials/zerotrial/process/harness.py": "hands the answer to zerotrial.ranks",
     "trials/zerotrial/trainer.py": "hands the answer to zerotrial.ranks",

@@ -29,6 +29,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from zerotrial.engine.comm.communicator import uses_nccl
+
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 else:  # before torch 2.9 there is no such interface
@@ -244,7 +246,7 @@ class _Dispatcher:
             current.reduce_scatter(output, lent, group, op)
         elif size == 1:
             output.copy_(input).div_(factor or 1.0)
-        elif factor is not None or (op == dist.ReduceOp.AVG and _lacks_mean(group)):
+        elif factor is not None or (op == dist.ReduceOp.AVG and not uses_nccl(group, input.device)):
             dist.reduce_scatter_tensor(output, input, dist.ReduceOp.SUM, group)
             output.div_(factor or size)
         else:
@@ -256,16 +258,11 @@ class _Dispatcher:
         current = _Collectives.current
         if current is not None and current.sums:
             dist.all_reduce(tensor, dist.ReduceOp.SUM, group)
-        elif op == dist.ReduceOp.AVG and _lacks_mean(group):
+        elif op == dist.ReduceOp.AVG and not uses_nccl(group, tensor.device):
             dist.all_reduce(tensor, dist.ReduceOp.SUM, group)
             tensor.div_(dist.get_world_size(group))
         else:
             dist.all_reduce(tensor, op, group)
-
-
-def _lacks_mean(group: Any) -> bool:
-    """Whether a group's backend has sums only."""
-    return "gloo" in dist.get_backend_config(group) and "nccl" not in dist.get_backend_config(group)
 
 
 def _divide_factors(shipped: Callable[..., Any]) -> Callable[..., Any]:
@@ -279,7 +276,7 @@ def _divide_factors(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep_moved_shard(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a shard stay where :meth:`ShardedParameter.move_shard` put it, as from torch 2.9 on."""
+    """Have a shard stay where :meth:`ShardedParameter.move_shard` put it, as newer versions do."""
 
     def reset_sharded_param(member: Any) -> None:
         place, shard = member._module_info, member._sharded_param_data
@@ -299,7 +296,7 @@ def _keep_moved_shard(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ignore_frozen_dtypes(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Have frozen parameters not count as a second type of a unit's gradients, as from 2.9 on."""
+    """Compare the types of a unit's trained parameters only, as newer versions do."""
 
     def init_dtypes(owner: Any) -> None:
         members = owner.fsdp_params
@@ -315,20 +312,23 @@ def _ignore_frozen_dtypes(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_older_torch() -> None:
-    """Give a ``fully_shard`` from before torch 2.9 what stage 3 needs."""
+    """Give an older ``fully_shard`` what stage 3 needs; what it has already is left alone."""
     collectives: Any = _fsdp_collectives
-    collectives.dist = _Dispatcher()
-    collectives._get_gradient_divide_factors = _divide_factors(
-        collectives._get_gradient_divide_factors
-    )
     parameter: Any = FSDPParam
-    parameter.reset_sharded_param = _keep_moved_shard(parameter.reset_sharded_param)
     group: Any = FSDPParamGroup
-    group._init_mp_dtypes = _ignore_frozen_dtypes(group._init_mp_dtypes)
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):  # before torch 2.9
+        collectives.dist = _Dispatcher()
+        collectives._get_gradient_divide_factors = _divide_factors(
+            collectives._get_gradient_divide_factors
+        )
+    # The names of local variables tell what a function does, better than a version would.
+    if "same_local_tensor" not in parameter.reset_sharded_param.__code__.co_varnames:
+        parameter.reset_sharded_param = _keep_moved_shard(parameter.reset_sharded_param)
+    if "trainable_params" not in group._init_mp_dtypes.__code__.co_varnames:
+        group._init_mp_dtypes = _ignore_frozen_dtypes(group._init_mp_dtypes)
 
 
-if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-    _patch_older_torch()
+_patch_older_torch()
 
 
 def outside_of_passes(unit: FSDPModule) -> bool:
