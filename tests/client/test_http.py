@@ -2,9 +2,11 @@ import io
 import math
 import tarfile
 import threading
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.client.helpers import closed_port
@@ -198,3 +200,16 @@ def test_what_json_cannot_say_is_told_all_at_once_with_its_places(client: Client
         "b.c: must be a finite number, got -inf",
         "d: must be text of whole characters (UTF-8), got 'x\\udcff'",
     ]
+
+
+def test_config_may_hold_python_values(client: Client, packed: bytes) -> None:
+    values = {"lr": np.float32(0.5), "sizes": np.array([1, 2]), "data": Path("/data"), "n": (3,)}
+    given = UserDict(config(labels=("a",), hyperparameters=values))
+    client.preview(given)
+    number = client.create_experiment(given, packed, activate=False)["id"]
+    found = client.experiment(number)
+    assert found["labels"] == ["a"]
+    wanted = {"lr": 0.5, "sizes": [1, 2], "data": "/data", "n": [3]}
+    assert found["config"]["hyperparameters"] == wanted
+    with pytest.raises(ConfigError, match=r"config: must hold text, numbers, .* got object"):
+        client.create_experiment(config(hyperparameters={"x": object()}), packed)

@@ -155,7 +155,8 @@ class Client(Transport):
         """Submit an experiment.
 
         Args:
-            config: What the experiment file holds, as it is written there.
+            config: What the experiment file holds, as it is written there. Tuples, paths, numbers
+                and arrays of numpy, and OmegaConf nodes are converted.
             archive: The model directory: its path, the path of an archive, or what
                 :func:`zerolab.client.archive.pack` returned.
             activate: Start it; else it waits, paused.
@@ -167,7 +168,7 @@ class Client(Transport):
         """
         content = archive if isinstance(archive, bytes) else _read_archive(Path(archive))
         try:
-            text = msgspec.json.encode(config).decode()
+            text = msgspec.json.encode(config, enc_hook=_plain).decode()
         except UnicodeEncodeError:
             from zerolab.schema.plain import plain_problems  # takes long, and is rarely asked
 
@@ -191,7 +192,7 @@ class Client(Transport):
         Returns:
             Trials by length, and their cost; see ``SearchPreview`` in the REST API.
         """
-        body = {"config": dict(config), **known}
+        body = {"config": _plain(dict(config)), **known}
         return resource(self.post("/experiments/preview", body), "preview")
 
     def search_events(self, experiment_id: int, after: int, wait_s: float) -> Json:
@@ -476,6 +477,21 @@ def _path(*words: str) -> str:
             problem = f"must be neither empty nor a path, got {word!r}"
             raise ConfigError("name", [problem])
     return "".join(f"/{quote(word, safe='')}" for word in words)
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value that JSON does not have.
+
+    Raises:
+        ConfigError: If it cannot be converted.
+    """
+    from zerolab.schema.plain import to_plain  # takes long, and is rarely needed
+
+    plain = to_plain(value)
+    if plain is value:
+        problem = f"must hold text, numbers, lists and mappings, got {type(value).__name__}"
+        raise ConfigError("experiment", [f"config: {problem}"])
+    return plain
 
 
 def _read_archive(path: Path) -> bytes:
