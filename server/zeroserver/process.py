@@ -7,8 +7,10 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -82,10 +84,25 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def serving(app: FastAPI, patience: Patience) -> uvicorn.Config:
-    """How the application is served."""
+@dataclass(frozen=True)
+class Connections:
+    """How clients reach the server."""
+
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses whose ``X-Forwarded-Proto`` and ``X-Forwarded-For`` are used, besides loopback."""
+
+
+def serving(
+    app: FastAPI, patience: Patience, connections: Connections = Connections()
+) -> uvicorn.Config:
+    """Configure how the application is served."""
     return uvicorn.Config(
         app,
+        ssl_certfile=connections.tls_cert,
+        ssl_keyfile=connections.tls_key,
+        forwarded_allow_ips=["127.0.0.1", "::1", *connections.trusted_proxies],
         loop="uvloop",
         http=protocol_of(patience),
         access_log=False,
@@ -98,7 +115,9 @@ def serving(app: FastAPI, patience: Patience) -> uvicorn.Config:
 
 def _serve(options: argparse.Namespace) -> int:
     home = Home(Path(options.home).absolute() if options.home else Home.default().path).create()
-    _check_host(options.host, allow_remote=options.allow_remote)
+    connections = _connections(options)
+    tls = connections.tls_cert is not None
+    _check_host(options.host, allow_remote=options.allow_remote or tls)
     lock = filelock.FileLock(home.path / "server.lock")
     try:
         lock.acquire(timeout=0)
@@ -115,7 +134,7 @@ def _serve(options: argparse.Namespace) -> int:
             port=port,
             database_url=options.database,
             synchronous=options.synchronous,
-            allow_remote=options.allow_remote,
+            allow_remote=options.allow_remote or tls,
             host_names=tuple(options.host_name),
             custom_searchers=not options.no_custom_searchers,
             limits=Limits(
@@ -134,9 +153,9 @@ def _serve(options: argparse.Namespace) -> int:
             prepare(services)
         except OSError as error:
             raise home.unwritable(error) from error
-        services.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        services.url = _url(host, port, options.host_name if tls else (), tls=tls)
         patience = Patience(most_of_peer=max(64, raise_file_limit() // 2))
-        server = _Server(serving(app, patience), services, home)
+        server = _Server(serving(app, patience, connections), services, home)
         try:
             server.run(sockets=[listening])
         except OSError as error:  # it could not write down where it listens
@@ -181,6 +200,21 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="a further name under which this server is called; may be repeated",
+    )
+    parser.add_argument(
+        "--tls-cert",
+        metavar="FILE",
+        help="serve HTTPS with this certificate (PEM, with its chain); needs --tls-key",
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="private key of the certificate (PEM)")
+    parser.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        type=_address,
+        metavar="ADDRESS",
+        help="IP address of a reverse proxy whose X-Forwarded-Proto header is used, besides this "
+        "machine's own; may be repeated",
     )
     parser.add_argument(
         "--agent-timeout",
@@ -239,6 +273,60 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _connections(options: argparse.Namespace) -> Connections:
+    """Read the options of TLS and proxies.
+
+    Raises:
+        ConfigError: If certificate and key cannot be used together.
+    """
+    files = {"--tls-cert": options.tls_cert, "--tls-key": options.tls_key}
+    if not any(files.values()):
+        return Connections(trusted_proxies=tuple(options.trusted_proxy))
+    problems = [f"{name}: missing; give both files" for name, file in files.items() if not file]
+    for name, file in files.items():
+        if file and not Path(file).is_file():
+            problems.append(f"{name}: must be a file, got {file}")
+    if not problems:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            # Without a password: OpenSSL would ask the terminal for it.
+            context.load_cert_chain(options.tls_cert, options.tls_key, password="")
+        except (OSError, ValueError) as error:
+            told = f"must be a certificate and its key without a passphrase, both PEM ({error})"
+            problems.append(f"--tls-cert, --tls-key: {told}")
+    if problems:
+        raise ConfigError("server", problems)
+    cert, key = Path(options.tls_cert), Path(options.tls_key)
+    return Connections(cert, key, tuple(options.trusted_proxy))
+
+
+def _url(host: str, port: int, names: Sequence[str], *, tls: bool) -> str:
+    """Return the address at which programs on this machine reach the server.
+
+    Args:
+        host: Address on which it listens.
+        port: Port on which it listens.
+        names: Names for which its certificate may be.
+        tls: Whether it speaks HTTPS.
+    """
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared
+    host = names[0] if names else f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{host}:{port}"
+
+
+def _address(text: str) -> str:
+    """Read an IP address.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        msg = f"must be an IP address, got {text!r}"
+        raise argparse.ArgumentTypeError(msg) from None
+
+
 def _count(text: str) -> int:
     """Read a number of things.
 
@@ -288,7 +376,8 @@ def _check_host(host: str, *, allow_remote: bool) -> None:
     if not loopback and not allow_remote:
         problem = (
             f"--host: must be a loopback address, got {host!r}; whoever reaches this port with "
-            "the token can run code here: add --allow-remote if that is what you want"
+            "the token can run code here: use --tls-cert and --tls-key, or add --allow-remote if "
+            "a proxy adds TLS or you trust the network"
         )
         raise ConfigError("server", [problem])
 

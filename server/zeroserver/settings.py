@@ -109,7 +109,7 @@ class Settings:
     faster where reports come one by one."""
 
     allow_remote: bool = False
-    """Listen beyond loopback although there is no TLS."""
+    """Listen beyond loopback: there is TLS, or the user wants it without."""
 
     host_names: tuple[str, ...] = ()
     """Further names by which browsers and agents may call this server."""

@@ -36,6 +36,8 @@ OPEN_PATHS = frozenset(
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
 _PORT = re.compile(r":\d+$")
 
 _FOREVER = "private, max-age=31536000, immutable"
@@ -124,7 +126,7 @@ class Guard:
             msg = "a valid token is needed: send it as `Authorization: Bearer TOKEN`"
             raise UnauthorizedError(msg)
         if principal.must_show_origin() and method not in _SAFE:
-            self._check_origin(headers)
+            self._check_origin(scope["scheme"], headers)
         if principal.kind != "owner":
             self._check_route(scope, principal)
         return principal
@@ -164,11 +166,20 @@ class Guard:
             raise ForbiddenError(msg)
 
     @staticmethod
-    def _check_origin(headers: Headers) -> None:
+    def _check_origin(scheme: str, headers: Headers) -> None:
+        expected = f"{scheme}://{headers.get('host', '')}"
         origin = headers.get("origin", "")
-        if origin.partition("://")[2].lower() != headers.get("host", "").lower():
-            msg = "a change from the page must come from the page: the Origin header is another"
+        if _without_default_port(origin) != _without_default_port(expected):
+            msg = (
+                f"Origin: must be {expected[:200]}, the address of the page, got {origin[:200]!r}; "
+                "a proxy in front of the server must pass Host on and set X-Forwarded-Proto"
+            )
             raise ForbiddenError(msg)
+
+
+def _without_default_port(origin: str) -> str:
+    scheme, _, host = origin.lower().partition("://")
+    return f"{scheme}://{host.removesuffix(_DEFAULT_PORTS.get(scheme, ''))}"
 
 
 def _bearer(headers: Headers) -> str | None:

@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 from zeroserver.access.routes import Caller, Callers
 from zeroserver.errors import UnauthorizedError
 
-__all__ = ["NOBODY", "OWNER", "Principal", "PrincipalDep", "principal_of"]
+__all__ = ["NOBODY", "OWNER", "HttpsDep", "Principal", "PrincipalDep", "principal_of"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,13 @@ def principal_of(request: Request) -> Principal:
 async def _ask(request: Request) -> Principal:
     return principal_of(request)
 
+
+async def _is_https(request: Request) -> bool:
+    return request.url.scheme == "https"
+
+
+HttpsDep = Annotated[bool, Depends(_is_https)]
+"""Parameter of a route: the client uses HTTPS, to the server or to a proxy before it."""
 
 PrincipalDep = Annotated[Principal, Depends(_ask)]
 """Parameter of a route: who asks."""

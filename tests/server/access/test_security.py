@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -151,6 +152,67 @@ def test_a_browser_may_change_things_from_our_own_page_only(sqlite_server: Serve
     for origin in ({}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
         assert server.http.post(path, headers=origin).status_code == 403
     assert server.http.post(path, headers={"Origin": "http://127.0.0.1"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "code"),
+    [
+        ("http://127.0.0.1", 403),
+        ("https://127.0.0.1:8443", 403),
+        ("https://127.0.0.1", 200),
+        ("https://127.0.0.1:443", 200),
+        ("", 403),
+    ],
+)
+def test_origin_is_compared_with_its_scheme(sqlite_server: Server, origin: str, code: int) -> None:
+    server = sqlite_server
+    server.submit()
+    cookie = signed_in(server)
+    del server.http.headers["Authorization"]
+    server.http.base_url = "https://127.0.0.1"
+    headers = {"Cookie": cookie, "Origin": origin}
+    answer = server.http.post("/api/v1/experiments/1/pause", headers=headers)
+    assert answer.status_code == code, answer.text
+
+
+def test_session_cookie_is_secure_behind_tls(sqlite_server: Server) -> None:
+    server = sqlite_server
+    for scheme in ("http", "https"):
+        server.http.base_url = f"{scheme}://127.0.0.1"
+        link = server.post("/login-links")["url"]
+        cookie = server.http.get(link, follow_redirects=False).headers["Set-Cookie"]
+        gone = server.http.post("/api/v1/logout").headers["Set-Cookie"]
+        assert [("Secure" in one) for one in (cookie, gone)] == [scheme == "https"] * 2
+
+
+def test_browser_session_cannot_pass_on_its_rights(sqlite_server: Server) -> None:
+    server = sqlite_server
+    first = signed_in(server)
+    token = server.http.headers.pop("Authorization")
+
+    def ask(cookie: str, path: str) -> Any:
+        headers = {"Cookie": cookie, "Origin": "http://127.0.0.1"}
+        return server.http.post(f"/api/v1{path}", headers=headers)
+
+    def enter(link: str) -> str:
+        answer = server.http.get(link, follow_redirects=False)
+        server.http.cookies.clear()
+        return str(answer.headers["Set-Cookie"]).partition(";")[0]
+
+    second = enter(ask(first, "/login-links").json()["url"])
+    unused = ask(first, "/login-links").json()["url"]
+    refused = ask(second, "/login-links")
+    assert refused.status_code == 403
+    assert "use `zerolab open`" in refused.json()["error"]["message"]
+    for path in ("/token", "/agent-token"):
+        assert ask(first, path).status_code == 403
+    server.http.headers["Authorization"] = token
+    assert [status(server, Cookie=each) for each in (first, second)] == [200, 200]
+    server.http.headers.pop("Authorization")
+    assert ask(first, "/logout").status_code == 204
+    server.http.headers["Authorization"] = token
+    assert [status(server, Cookie=each) for each in (first, second)] == [401, 401]
+    assert server.http.get(unused).status_code == 403
 
 
 def test_a_session_ends(sqlite_server: Server) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from zerolab import __version__
 from zerolab.errors import ForbiddenError
-from zeroserver.access.principal import PrincipalDep
+from zeroserver.access.principal import HttpsDep, PrincipalDep
 from zeroserver.api.cluster.reading import pool_list
 from zeroserver.api.common import answer
 from zeroserver.api.reading import ReadingRoute
@@ -64,7 +64,7 @@ def create_login_link(services: ServicesDep, principal: PrincipalDep) -> Respons
 
 
 @router.post("/api/v1/logout", status_code=204)
-def log_out(services: ServicesDep, principal: PrincipalDep) -> Response:
+def log_out(services: ServicesDep, principal: PrincipalDep, https: HttpsDep) -> Response:
     """Sign out: a browser ends its own session; with the token, every browser's ends.
 
     The sessions that were opened by links of a browser session end with it.
@@ -74,7 +74,13 @@ def log_out(services: ServicesDep, principal: PrincipalDep) -> Response:
     else:
         services.keys.end_all_sessions()
     gone = Response(status_code=204)
-    gone.delete_cookie(services.keys.cookie, httponly=True, samesite="strict", path="/")
+    gone.delete_cookie(
+        services.keys.cookie,
+        secure=https,
+        httponly=True,
+        samesite="strict",
+        path="/",
+    )
     return gone
 
 
@@ -163,7 +169,9 @@ _LOGIN: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/login", response_class=HTMLResponse, responses=_LOGIN)
-def log_in(services: ServicesDep, code: Annotated[str, Query(max_length=200)]) -> Response:
+def log_in(
+    services: ServicesDep, https: HttpsDep, code: Annotated[str, Query(max_length=200)]
+) -> Response:
     """Open the page through a one-time link: sets the cookie and goes on to the page."""
     session = services.keys.redeem(code)
     if session is None:
@@ -173,6 +181,7 @@ def log_in(services: ServicesDep, code: Annotated[str, Query(max_length=200)]) -
         services.keys.cookie,
         session,
         max_age=int(services.keys.session_s),
+        secure=https,
         httponly=True,
         samesite="strict",
         path="/",
