@@ -109,7 +109,10 @@ def _patch_peft_function(module: ModuleType) -> None:
         return _from_rank_0(lambda: original(model, state, *args, **kwargs))
 
     for name, part in list(sys.modules.items()):  # which have imported it before
-        if name.partition(".")[0] == "peft" and vars(part).get("get_peft_model_state_dict") is original:
+        if (
+            name.partition(".")[0] == "peft"
+            and vars(part).get("get_peft_model_state_dict") is original
+        ):
             part.get_peft_model_state_dict = get_peft_model_state_dict  # type: ignore[attr-defined]
 
 
