@@ -112,13 +112,15 @@ def settle_sources(transaction: Transaction, source_trial_id: int) -> bool:
         return False
     query = select(trials).where(trials.c.id == source_trial_id)
     source = transaction.connection.execute(query).mappings().one()
+    choices = {wanted: _choose(transaction, source, wanted) for wanted in {row[2] for row in found}}
+    rows = []
     for trial_id, experiment_id, wanted in found:
-        chosen = _choose(transaction, source, wanted)
+        chosen = choices[wanted]
         if chosen is not None:
-            known = update(trials).where(trials.c.id == trial_id)
-            transaction.connection.execute(known.values(source_checkpoint=chosen))
+            rows.append((chosen, trial_id))
             touch(transaction, "trial", experiment_id, trial_id)
             settled = True
+    transaction.many("UPDATE trials SET source_checkpoint = ? WHERE id = ?", rows)
     return settled
 
 
