@@ -116,7 +116,8 @@ def test_the_rank_that_fails_is_named_with_its_agent_and_ends_the_others(farm: F
         lambda found: found["state"] == "ERROR",
     )
     (trial,) = farm.client.trials(one)
-    assert "agent small: rank 2 exited with code 1: ValueError: no such layer" in trial["error"]
+    assert trial["error"].startswith("agent small: rank 2 exited with code 1: script.py:")
+    assert "ValueError: no such layer" in trial["error"]
     assert ended["state"] == "ERROR"
     free = [slot["run_id"] for a in farm.client.agents() for slot in a["slots"]]
     assert free == [None, None, None]
