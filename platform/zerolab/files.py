@@ -7,11 +7,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-__all__ = ["append_private", "create_private", "read_json", "write_atomic", "write_json"]
+__all__ = ["append_private", "create_private", "read_json", "sync", "write_atomic", "write_json"]
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace a file in one step: a reader sees the old content or the new, never a part.
+
+    The new content is on the disk before it takes the place of the old, and so is its name when
+    this returns: a loss of power leaves one of the two.
 
     Args:
         path: File to write; its directory must exist.
@@ -22,11 +25,25 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        Path(name).chmod(mode)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
         Path(name).replace(path)
+        sync(path.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file's content, or a directory's names."""
+    if not (path.is_file() or path.is_dir()):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def create_private(path: Path, content: bytes) -> bool:
@@ -39,7 +56,10 @@ def create_private(path: Path, content: bytes) -> bool:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.link(name, path)
+        sync(path.parent)
     except FileExistsError:
         return False
     finally:

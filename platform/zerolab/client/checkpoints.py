@@ -2,15 +2,16 @@
 
 import fnmatch
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
 from zerolab.client.http import Client
+from zerolab.contract.names import resources_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.files import write_atomic
 from zerolab.storage.objects import FileRecord, file_hash
-from zerolab.storage.shelves import DESCRIPTION_FILE, StoredCheckpoint
+from zerolab.storage.shelves import DESCRIPTION_FILE, StoredCheckpoint, path_inside
 
 __all__ = ["download_checkpoint"]
 
@@ -39,6 +40,8 @@ def download_checkpoint(
     content = b"".join(client.checkpoint_file(uuid, DESCRIPTION_FILE))
     _check_directory(directory, uuid)
     described = msgspec.json.decode(content, type=StoredCheckpoint)
+    if problem := resources_problem(described.resources):
+        raise NotFoundError(f"checkpoint {uuid} is damaged: {problem}; take an earlier checkpoint")
     wanted = [
         name
         for name in described.resources
@@ -51,10 +54,9 @@ def download_checkpoint(
     directory.mkdir(parents=True, exist_ok=True)
     write_atomic(directory / DESCRIPTION_FILE, content, mode=0o644)
     for name in wanted:
-        if ".." in PurePosixPath(name).parts or name.startswith("/"):
-            raise ConflictError(f"checkpoint {uuid}: {name!r} is no path inside it")
         record = FileRecord(described.resources[name], described.hashes.get(name, ""))
-        _copy(client, (uuid, name), directory / name, record)
+        target = path_inside(directory.resolve().parent, directory.resolve().name, name)
+        _copy(client, (uuid, name), target, record)
     return sum(described.resources[name] for name in wanted)
 
 

@@ -1,8 +1,19 @@
-"""Names of pools, agents, tasks and metrics, and what they must look like."""
+"""Names of pools, agents, tasks, metrics and files, and what they must look like."""
 
 import re
+from collections.abc import Mapping
 
-__all__ = ["DEFAULT_POOL", "MAX_METRIC_NAME", "TASK_LABEL", "check_pool", "metric_name_problem"]
+__all__ = [
+    "DEFAULT_POOL",
+    "MAX_CHECKPOINT_FILES",
+    "MAX_METRIC_NAME",
+    "TASK_LABEL",
+    "check_pool",
+    "file_name_problem",
+    "metric_name_problem",
+    "resources_problem",
+    "text_problem",
+]
 
 DEFAULT_POOL = "default"
 """The pool of agents and experiments that name none."""
@@ -13,6 +24,11 @@ TASK_LABEL = "task"
 MAX_METRIC_NAME = 200
 """Most characters of the name of a metric or of a metric group."""
 
+MAX_CHECKPOINT_FILES = 50_000
+"""Most files of one checkpoint."""
+
+_MAX_FILE_NAME = 1024
+_MAX_BYTES = 2**53
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -33,13 +49,68 @@ def check_pool(name: str) -> str:
     return name
 
 
+def text_problem(text: str, *, lines: bool = False) -> str | None:
+    """Return what is wrong with a name or a text for people; None if nothing is.
+
+    Args:
+        text: The name or the text.
+        lines: Allow newlines and tabs, as in a description.
+    """
+    shown = text.replace("\n", " ").replace("\r", " ").replace("\t", " ") if lines else text
+    if _CONTROL.search(shown):
+        return f"must have no control characters, got {text[:50]!r}"
+    if _SURROGATE.search(shown):
+        return f"must be text in UTF-8, got {text[:50]!r} with a lone surrogate"
+    return None
+
+
 def metric_name_problem(name: str) -> str | None:
     """Return what is wrong with the name of a metric or of a group; None if nothing is."""
     if not 0 < len(name) <= MAX_METRIC_NAME:
         shown = f"{name[:50]!r}... ({len(name)} characters)" if name else "''"
         return f"must have 1 to {MAX_METRIC_NAME} characters, got {shown}"
-    if _CONTROL.search(name):
-        return f"must have no control characters, got {name[:50]!r}"
-    if _SURROGATE.search(name):
-        return f"must be text in UTF-8, got {name[:50]!r} with a lone surrogate"
+    return text_problem(name)
+
+
+def file_name_problem(name: str) -> str | None:
+    """Return what is wrong with the path of a file inside a directory; None if nothing is.
+
+    It is the one rule for files of checkpoints, archives and staged data, wherever such a name is
+    stored or used.
+
+    Example:
+        >>> file_name_problem("model0/rank-0.pt")
+        >>> file_name_problem("model0/../../x")
+        "must be a path inside its directory, without '..', got 'model0/../../x'"
+    """
+    if not 0 < len(name) <= _MAX_FILE_NAME:
+        shown = f"{name[:50]!r}... ({len(name)} characters)" if name else "''"
+        return f"must have 1 to {_MAX_FILE_NAME} characters, got {shown}"
+    if "\\" in name:
+        return f"must have no backslash, got {name[:100]!r}"
+    if problem := text_problem(name):
+        return problem
+    parts = name.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        return f"must be a path inside its directory, without '..', got {name[:100]!r}"
+    if any(len(part.encode()) > 255 for part in parts):
+        return f"must have at most 255 bytes between slashes, got {name[:100]!r}"
+    return None
+
+
+def resources_problem(resources: Mapping[str, int]) -> str | None:
+    """Return what is wrong with the files of a checkpoint; None if nothing is.
+
+    Args:
+        resources: Path inside the checkpoint to size in bytes.
+    """
+    if len(resources) > MAX_CHECKPOINT_FILES:
+        return f"must be at most {MAX_CHECKPOINT_FILES:,} files, got {len(resources):,}"
+    for name, size in resources.items():
+        if problem := file_name_problem(name):
+            return problem
+        if not 0 <= size < _MAX_BYTES:
+            return f"{name[:100]!r} must have 0 bytes or more, and less than 2**53, got {size}"
+    if sum(resources.values()) >= _MAX_BYTES:
+        return "must have less than 2**53 bytes in all"
     return None

@@ -26,6 +26,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from zerolab.contract.names import file_name_problem
 from zerolab.errors import StorageError, is_storage_failure
 from zerolab.files import write_json
 from zerolab.linux import sync_file_system
@@ -271,8 +272,8 @@ class Copy:
 
 def _check_names(files: Mapping[str, SourceFile]) -> None:
     for name in files:
-        if not name or name.startswith("/") or ".." in name.split("/"):
-            raise DataRefusedError(f"data.stage.from: {name!r} is no name of a file")
+        if problem := file_name_problem(name):
+            raise DataRefusedError(f"data.stage.from: the name of a file {problem}")
 
 
 def _is_there(path: Path, file: _Copied) -> bool:

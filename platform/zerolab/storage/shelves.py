@@ -2,14 +2,17 @@
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from zerolab.contract.names import file_name_problem
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
@@ -22,8 +25,10 @@ __all__ = [
     "DirectoryShelf",
     "Shelf",
     "StoredCheckpoint",
-    "sync",
+    "path_inside",
 ]
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION_FILE = "checkpoint.json"
 PARTIAL = ".partial"
@@ -107,7 +112,7 @@ class DirectoryShelf:
     def check(self, stored: StoredCheckpoint) -> None:
         """Raise NotFoundError if a file is missing or has another size."""
         for resource, size in stored.resources.items():
-            path = self._root / stored.uuid / resource
+            path = path_inside(self._root, stored.uuid, resource)
             found = path.stat().st_size if path.is_file() else None
             if found != size:
                 state = "is missing" if found is None else f"has {found} bytes instead of {size}"
@@ -126,10 +131,13 @@ class DirectoryShelf:
     def remove_files(self, stored: StoredCheckpoint, names: Sequence[str]) -> None:
         """Remove files of a checkpoint, which ``stored`` names no more."""
         directory = self._root / stored.uuid
-        write_atomic(directory / DESCRIPTION_FILE, stored.to_json())
-        sync(directory)
+        write_atomic(path_inside(self._root, stored.uuid, DESCRIPTION_FILE), stored.to_json())
         for name in names:
-            path = directory / name
+            try:
+                path = path_inside(self._root, stored.uuid, name, follow=False)
+            except NotFoundError as error:  # it is no file of the checkpoint
+                logger.warning("%s; it is left alone", error)
+                continue
             path.unlink(missing_ok=True)
             for parent in path.parents:
                 if parent == directory or not parent.is_relative_to(directory):
@@ -139,9 +147,13 @@ class DirectoryShelf:
 
     def pieces(self, name: str, file: str, first: int, end: int) -> Iterator[bytes]:
         """Read bytes ``first`` to ``end`` of a file, piece by piece."""
-        path = self._root / name / file
+        path = path_inside(self._root, name, file)
         try:
-            with path.open("rb") as opened:
+            # A pipe would block; what was swapped for a link meanwhile is refused.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as opened:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 opened.seek(first)
                 while first < end and (piece := opened.read(min(_PIECE, end - first))):
                     first += len(piece)
@@ -224,16 +236,27 @@ class BucketShelf:
         self.objects.remove([_marker(owner, name)])
 
 
+def path_inside(root: Path, name: str, file: str, *, follow: bool = True) -> Path:
+    """Return the path of a file of a checkpoint, which no name and no link leads out of it.
+
+    Args:
+        root: Holds the checkpoint's directory.
+        name: The checkpoint's uuid, or the name of another directory directly below ``root``.
+        file: Path inside the checkpoint.
+        follow: Resolve a link in the place of the file itself; else only those of its folders.
+
+    Raises:
+        NotFoundError: If the name is invalid, or the path leads elsewhere.
+    """
+    if problem := file_name_problem(file):
+        raise NotFoundError(f"checkpoint {name}: a file's name {problem}")
+    directory = root.resolve() / name
+    path = directory / file
+    found = path.resolve() if follow else path.parent.resolve() / path.name
+    if not found.is_relative_to(directory):
+        raise NotFoundError(f"checkpoint {name}: {file} is a link that leads out of the checkpoint")
+    return found
+
+
 def _marker(owner: str, name: str) -> str:
     return f"{PARTIAL}.{owner}.{name}"
-
-
-def sync(path: Path) -> None:
-    """Have the disk hold a file's content, or a directory's names."""
-    if not (path.is_file() or path.is_dir()):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

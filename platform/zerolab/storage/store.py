@@ -21,9 +21,11 @@ from typing import Any, Self
 
 import msgspec
 
+from zerolab.contract.names import file_name_problem, resources_problem
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, NotFoundError, StorageError
+from zerolab.files import sync
 from zerolab.storage.cache import Cache
 from zerolab.storage.faults import storage_error
 from zerolab.storage.objects import FileRecord
@@ -35,7 +37,7 @@ from zerolab.storage.shelves import (
     DirectoryShelf,
     Shelf,
     StoredCheckpoint,
-    sync,
+    path_inside,
 )
 
 __all__ = [
@@ -179,7 +181,7 @@ class CheckpointStore:
         source, target = self.begin(name, part=part), self._partial(name)
         with self._guarded():
             for file in list_files(source):
-                place = target / file
+                place = path_inside(target.parent, target.name, file)
                 place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 (source / file).replace(place)
             shutil.rmtree(source)
@@ -239,6 +241,8 @@ class CheckpointStore:
             records: What all ranks have uploaded; everything is uploaded now when left out.
 
         Raises:
+            ConfigError: If a file has a name that no checkpoint may hold, or is a link that leads
+                out of the checkpoint.
             StorageError: If the storage cannot take it.
         """
         now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
@@ -250,6 +254,8 @@ class CheckpointStore:
             sizes = {file: record.size for file, record in sorted(records.items())}
         else:
             sizes = self.written(name)
+        if problem := resources_problem(sizes):
+            raise ConfigError(f"checkpoint {name}", [f"files: {problem}"])
         stored = StoredCheckpoint(
             uuid=name,
             steps_completed=steps_completed,
@@ -350,9 +356,9 @@ class CheckpointStore:
             self._fetch(stored, wanted, directory)
             return wanted
         for file in wanted:
-            target = directory / file
+            target = path_inside(directory.parent, directory.name, file)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self._root / name / file, target)
+            shutil.copyfile(path_inside(self._root, name, file), target)
         return wanted
 
     def _fetch(self, stored: StoredCheckpoint, wanted: Sequence[str], directory: Path) -> None:
@@ -367,7 +373,8 @@ class CheckpointStore:
         for file in missing:
             record = FileRecord(stored.resources[file], stored.hashes.get(file, ""))
             source = f"{stored.uuid}/{file}"
-            self._bucket.objects.download(source, directory / file, record, progress)
+            target = path_inside(directory.parent, directory.name, file)
+            self._bucket.objects.download(source, target, record, progress)
         progress.end()
 
     def pieces(self, name: str, file: str, first: int, end: int) -> Iterator[bytes]:
@@ -390,11 +397,19 @@ class CheckpointStore:
     def _described(self, name: str) -> StoredCheckpoint:
         _check_uuid(name)
         try:
-            return msgspec.json.decode(self._shelf.description(name), type=StoredCheckpoint)
+            stored = msgspec.json.decode(self._shelf.description(name), type=StoredCheckpoint)
         except msgspec.DecodeError as error:
-            place = self.address.root
-            msg = f"checkpoint {name}: {DESCRIPTION_FILE} in {place} is damaged: {error}"
-            raise NotFoundError(msg) from error
+            raise self._damaged(name, str(error)) from error
+        if stored.uuid != name:
+            raise self._damaged(name, f"uuid: must be {name}, got {stored.uuid[:50]!r}")
+        if problem := resources_problem(stored.resources):
+            raise self._damaged(name, f"resources: {problem}")
+        return stored
+
+    def _damaged(self, name: str, problem: str) -> NotFoundError:
+        place = self.address.root
+        msg = f"checkpoint {name}: {DESCRIPTION_FILE} in {place} is damaged: {problem}"
+        return NotFoundError(msg)
 
     def list(self) -> list[StoredCheckpoint]:
         """Return the complete checkpoints, oldest first."""
@@ -433,6 +448,7 @@ class CheckpointStore:
             stored = self._described(name)
         except NotFoundError:
             return
+        files = [file for file in files if not file_name_problem(file)]
         gone = set(files)
         rest = {file: size for file, size in stored.resources.items() if file not in gone}
         hashes = {file: digest for file, digest in stored.hashes.items() if file not in gone}
@@ -467,8 +483,18 @@ def _check_uuid(name: str) -> None:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """Return path and size of every file below ``directory``."""
-    return {name: (directory / name).stat().st_size for name in list_files(directory)}
+    """Return path and size of every file below ``directory``.
+
+    Raises:
+        ConfigError: If one is a link that leads out of it.
+    """
+    names = list_files(directory)
+    top = directory.resolve()
+    outside = [name for name in names if not (directory / name).resolve().is_relative_to(top)]
+    if outside:
+        problem = "is a link that leads out of the checkpoint; save a copy of the file"
+        raise ConfigError("checkpoint", [f"{name}: {problem}" for name in outside[:10]])
+    return {name: (directory / name).stat().st_size for name in names}
 
 
 def list_files(directory: Path) -> list[str]:

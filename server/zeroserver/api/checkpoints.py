@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, Connection, RowMapping, Table, func, select
 from starlette.concurrency import run_in_threadpool
 
+from zerolab.contract.names import file_name_problem
 from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from zeroserver.analysis.results import missing_checkpoint
@@ -192,7 +193,7 @@ def _read_file(
     store = CheckpointStore(stored_address(services.world.home, experiment), owner="server")
     if name == "checkpoint.json":
         return iter([store.describe(row["uuid"]).to_json()[first:]])
-    if name not in sizes:
+    if name not in sizes or file_name_problem(name):
         raise NotFoundError(f"checkpoint {row['uuid']} has no file {name[:200]!r}")
     pieces = store.pieces(row["uuid"], name, first, sizes[name])
     # What is wrong shows with the first piece: then it can still be answered.

@@ -5,8 +5,9 @@ import uuid
 import msgspec
 from sqlalchemy import RowMapping, select
 
+from zerolab.contract.names import resources_problem
 from zerolab.contract.wire import CheckpointRecord
-from zerolab.errors import ConfigError
+from zerolab.errors import ConfigError, ConflictError
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.cluster.growing import grow
 from zeroserver.orchestrator.desk import World, save, storage_of, touch
@@ -20,10 +21,11 @@ __all__ = ["check_checkpoint", "choose_best_checkpoint", "note_checkpoint"]
 
 
 def check_checkpoint(record: CheckpointRecord) -> None:
-    """Refuse a checkpoint whose name or place cannot be.
+    """Refuse a checkpoint that cannot be.
 
     Raises:
-        ConfigError: If its uuid is none, or its steps are not 0 to 2^53.
+        ConfigError: If its uuid is none, its steps are not 0 to 2^53, or a file of it has an
+            invalid name or size.
     """
     try:
         canonical = str(uuid.UUID(record.uuid)) == record.uuid
@@ -33,14 +35,24 @@ def check_checkpoint(record: CheckpointRecord) -> None:
         got = f"{record.uuid[:50]!r} and {record.steps_completed}"
         problem = f"uuid, steps_completed: must be a lower-case uuid and at least 0, got {got}"
         raise ConfigError("checkpoint", [problem])
+    if wrong := resources_problem(record.resources):
+        raise ConfigError("checkpoint", [f"resources: {wrong}"])
 
 
 def note_checkpoint(
     world: World, transaction: Transaction, run: Reporting, record: CheckpointRecord
 ) -> bool:
-    """Note a checkpoint; return whether a trial has waited for it."""
-    known = select(checkpoints.c.id).where(checkpoints.c.uuid == record.uuid)
-    if transaction.connection.scalar(known) is not None:
+    """Note a checkpoint; return whether a trial has waited for it.
+
+    Raises:
+        ConflictError: If the checkpoint is another trial's.
+    """
+    known = select(checkpoints.c.trial_id).where(checkpoints.c.uuid == record.uuid)
+    owner = transaction.connection.scalar(known)
+    if owner is not None and owner != run["trial_id"]:
+        msg = f"checkpoint {record.uuid}: is another trial's; report each under a new uuid"
+        raise ConflictError(msg)
+    if owner is not None:
         return False
     address = storage_of(world, transaction, run["experiment_id"])
     row = {
