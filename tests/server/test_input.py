@@ -5,6 +5,7 @@ import io
 import json
 import math
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -213,3 +214,73 @@ def test_a_parameter_that_a_route_does_not_have_is_refused_and_nothing_is_done(
     assert answer.status_code == 422
     assert answer.json()["error"]["problems"][0].startswith(problem)
     assert sqlite_server.get("/experiments/1")["experiment"]["state"] == "ACTIVE"
+
+
+@pytest.mark.parametrize("bad", ["a\nb", "a\x1b[2Jb", "a\rb", "a\x7f", "\x9b1m"])
+def test_control_characters_in_names_are_refused(sqlite_server: Server, bad: str) -> None:
+    server = sqlite_server
+    server.submit()
+    answers = [send(server, name=bad), send(server, labels=[bad])]
+    answers += [
+        server.http.patch("/api/v1/experiments/1", json=change)
+        for change in ({"name": bad}, {"labels": [bad]})
+    ]
+    answers += [
+        server.http.post("/api/v1/experiments/1/fork", json={"config": {"name": bad}}),
+        server.http.post("/api/v1/models", json={"name": bad}),
+    ]
+    agent = {"name": "a", "host": "h", "slots": [{"id": 0, "device": "cpu"}]}
+    for change in (
+        {"name": bad},
+        {"host": bad},
+        {"pool": bad},
+        {"identity": bad},
+        {"slots": [{"id": 0, "device": bad}]},
+    ):
+        answers.append(server.http.post("/api/v1/agents", json=agent | change))
+    for answer in answers:
+        problems(answer)
+    for path, body in (("quotas/label", {"max_slots": 1}), ("pools", {"policy": "fifo"})):
+        answer = server.http.put(f"/api/v1/{path}/{quote(bad)}", json=body)
+        assert answer.status_code in {404, 422}, answer.text
+    assert server.experiment()["name"] == "digits"
+    assert server.get("/agents")["agents"] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slots": [{"id": n, "device": "cpu"} for n in range(100_000)]},
+        {"slots": [{"id": 0, "device": "cpu", "node": -1}]},
+        {"slots": [{"id": 0, "device": "x" * 300}]},
+        {"host": "x" * 300},
+    ],
+)
+def test_absurd_agents_are_refused(sqlite_server: Server, change: dict[str, Any]) -> None:
+    agent = {"name": "a", "host": "h", "slots": [{"id": 0, "device": "cpu"}]}
+    problems(sqlite_server.http.post("/api/v1/agents", json=agent | change))
+    problems(send(sqlite_server, resources={"slots_per_trial": 100_000}))
+
+
+def test_unknown_nodes_are_refused(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    run_id = server.begin().run_id
+    for node in (1, -1, 10**9):
+        answer = server.http.post(
+            f"/api/v1/runs/{run_id}/exited", json={"exit_code": 0, "node": node}
+        )
+        assert answer.status_code == 404, answer.text
+        lines = {"first": 0, "entries": [], "node": node}
+        assert server.http.post(f"/api/v1/runs/{run_id}/logs", json=lines).status_code == 404
+    assert server.trial()["state"] == "RUNNING"
+
+
+def test_names_of_earlier_versions_still_run(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    server.execute("UPDATE experiments SET config = replace(config, '\"digits\"', '\"di\\ngits\"')")
+    server.services.world.forget_config(1)
+    server.add_agent()
+    assert server.begin().run_id

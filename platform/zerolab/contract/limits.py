@@ -1,6 +1,13 @@
 """Sizes of what describes an experiment, the same in its file and in every request."""
 
-__all__ = ["ARCHIVE_BYTES", "LABELS", "LABEL_CHARACTERS", "LOG_POLICIES", "NAME_CHARACTERS"]
+__all__ = [
+    "ARCHIVE_BYTES",
+    "LABELS",
+    "LABEL_CHARACTERS",
+    "LOG_POLICIES",
+    "NAME_CHARACTERS",
+    "SLOTS",
+]
 
 NAME_CHARACTERS = 255
 """Longest name of an experiment."""
@@ -10,6 +17,9 @@ LABELS = 100
 
 LABEL_CHARACTERS = 255
 """Longest label."""
+
+SLOTS = 16_384
+"""Most slots of an agent, and of a trial."""
 
 LOG_POLICIES = 100
 """Most log policies of an experiment: each is searched in every line of its trials' logs."""

@@ -8,9 +8,11 @@ __all__ = [
     "MAX_CHECKPOINT_FILES",
     "MAX_METRIC_NAME",
     "TASK_LABEL",
+    "check_name",
     "check_pool",
     "file_name_problem",
     "metric_name_problem",
+    "printable",
     "resources_problem",
     "text_problem",
 ]
@@ -62,6 +64,22 @@ def text_problem(text: str, *, lines: bool = False) -> str | None:
     if _SURROGATE.search(shown):
         return f"must be text in UTF-8, got {text[:50]!r} with a lone surrogate"
     return None
+
+
+def printable(text: str) -> str:
+    """Return a text without the characters that no name may have."""
+    return _SURROGATE.sub("", _CONTROL.sub("", text))
+
+
+def check_name(name: str) -> str:
+    """Return a name of an experiment, an agent, a label, ... that a terminal can show.
+
+    Raises:
+        ValueError: If it has control characters, or is no text.
+    """
+    if problem := text_problem(name):
+        raise ValueError(problem)
+    return name
 
 
 def metric_name_problem(name: str) -> str | None:

@@ -30,7 +30,7 @@ from zeroserver.api.resources import (
     RemovedCheckpoint,
 )
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import PlainText, StrictRoute
+from zeroserver.api.strict import Name, StrictRoute
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.checkpoints.removing import Going, collect, remove_checkpoints
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
@@ -205,9 +205,9 @@ class Removing(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    uuids: Annotated[list[PlainText], Field(min_length=1, max_length=10_000)]
+    uuids: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
     """Of the checkpoints: all of them, or none, if one is still needed."""
-    globs: Annotated[list[PlainText], Field(max_length=100)] = Field(default_factory=list)
+    globs: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
     """Patterns of paths, such as `model0/*.pt`; `*` matches slashes too. All files when empty."""
     dry_run: bool = False
     """Only say what would go."""

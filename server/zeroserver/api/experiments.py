@@ -22,7 +22,7 @@ from zeroserver.api.common import After, IdPath, Limit, answer
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import PlainText, StrictRoute
+from zeroserver.api.strict import Name, PlainText, StrictRoute
 from zeroserver.errors import StoreError
 from zeroserver.orchestrator import continuing, control
 from zeroserver.orchestrator.continuing import Continuation
@@ -183,11 +183,11 @@ class ExperimentPatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[PlainText, Field(min_length=1, max_length=NAME_CHARACTERS)] | None = None
+    name: Annotated[Name, Field(min_length=1, max_length=NAME_CHARACTERS)] | None = None
     description: Annotated[PlainText, Field(max_length=10_000)] | None = None
     labels: (
         Annotated[
-            list[Annotated[PlainText, Field(max_length=LABEL_CHARACTERS)]],
+            list[Annotated[Name, Field(max_length=LABEL_CHARACTERS)]],
             Field(max_length=LABELS),
         ]
         | None

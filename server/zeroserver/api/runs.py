@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from zerolab.contract.names import text_problem
 from zerolab.contract.spec import Nodes, RunSpec
 from zerolab.contract.wire import (
     KILL_GRACE_S,
@@ -56,6 +57,9 @@ from zeroserver.store.schema import agents, run_nodes, runs, trials
 __all__ = ["WIRE_ROUTES", "WireRoute", "describe"]
 
 T = TypeVar("T")
+
+_ADDRESS = 255
+"""Most characters of an address."""
 
 MAX_WAIT_S = 30.0
 """Longest wait of a poll."""
@@ -300,8 +304,9 @@ async def meeting(request: Request) -> Response:
     """Say where the ranks of a run on several agents meet; the first agent does."""
     run_id = _id(request, "run_id")
     place = await _body(request, Meeting)
-    if not place.address or not 0 < place.port < 2**16:
-        where = f"{place.address}:{place.port}"
+    wrong = not place.address or len(place.address) > _ADDRESS or text_problem(place.address)
+    if wrong or not 0 < place.port < 2**16:
+        where = f"{place.address[:100]!r} and {place.port}"
         raise ConfigError("request", [f"address, port: must be those of a machine, got {where}"])
     address = f"{place.address}:{place.port}"
     await services_of(request).write(lambda _, tx: keep_address(tx, run_id, address))

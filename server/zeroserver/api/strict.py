@@ -7,9 +7,10 @@ import msgspec
 from fastapi import HTTPException, Request, Response
 from pydantic import AfterValidator
 
+from zerolab.contract.names import check_name
 from zeroserver.api.reading import ReadingRoute
 
-__all__ = ["PlainText", "StrictRoute"]
+__all__ = ["Name", "PlainText", "StrictRoute"]
 
 
 class _StrictRequest(Request):
@@ -48,6 +49,9 @@ def _plain(value: str) -> str:
         raise ValueError(msg)
     return value
 
+
+Name = Annotated[str, AfterValidator(check_name)]
+"""Name, label or pattern without control characters."""
 
 PlainText = Annotated[str, AfterValidator(_plain)]
 """Text that every database can store."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from sqlalchemy import RowMapping, Table, update
 
+from zerolab.contract.names import printable
 from zerolab.contract.secrets import find_secrets, restore_secrets
 from zerolab.contract.storage import StorageAddress
 from zerolab.paths import Home
@@ -182,6 +183,9 @@ def config_of(row: RowMapping) -> "ExperimentConfig":
     from zerolab.config import load_experiment
 
     stored = resolved_config(row)
+    if "labels" in stored:  # an earlier version took any characters
+        stored["name"] = printable(stored["name"])
+        stored["labels"] = [printable(label) for label in stored["labels"]]
     stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
     return load_experiment(stored)
 

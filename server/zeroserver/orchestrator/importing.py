@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import delete
 
+from zerolab.contract.names import printable
 from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
@@ -172,12 +173,12 @@ def _rows(log: MetricsLog) -> _Rows:
     times = {"created_at": log.header.time, "started_at": log.header.time, "ended_at": last}
     text = msgspec.json.encode(mask_secrets(config)).decode()
     experiment = {
-        "name": str(config.get("name") or "imported").replace("\0", "")[:255],
+        "name": printable(str(config.get("name") or "imported"))[:255],
         "state": ExperimentState.COMPLETED,
         "config": text,
         "raw_config": text,
         "searcher_name": "single",
-        "metric": str(searcher.get("metric") or _usual_metric(told)).replace("\0", ""),
+        "metric": printable(str(searcher.get("metric") or _usual_metric(told))),
         "smaller_is_better": int(bool(searcher.get("smaller_is_better", True))),
         "seed": log.header.trial_seed,
         "slots": 1,

@@ -115,10 +115,13 @@ def all_ended(
         ended with it.
     """
     rows = nodes_of(transaction.connection, run["id"])
-    if not rows:
-        return end
     mine = next((row for row in rows if row["node_rank"] == end.node), None)
-    if mine is None or mine["ended_at"] is not None:
+    if mine is None and (rows or end.node):
+        msg = f"run {run['id']} has no node {end.node}"
+        raise NotFoundError(msg)
+    if mine is None:
+        return end
+    if mine["ended_at"] is not None:
         return None
     this = (run_nodes.c.run_id == run["id"]) & (run_nodes.c.node_rank == end.node)
     values = {

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, func, select
 
+from zerolab.contract.names import printable
 from zerolab.contract.outcome import BEYOND_BOUND, is_failure
 from zerolab.contract.secrets import mask_secrets, mask_values
 from zerolab.contract.spec import (
@@ -194,7 +195,7 @@ def show_activity(transaction: Transaction, run_id: int, text: str) -> None:
 
 def shown_activity(text: str) -> str:
     """What is kept of what a run says it does."""
-    return text[:100].replace("\0", "")
+    return printable(text[:100])
 
 
 def exited(

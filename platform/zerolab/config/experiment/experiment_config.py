@@ -22,6 +22,7 @@ from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_p
 from zerolab.config.files import read_yaml
 from zerolab.config.refusing import take_refused
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
+from zerolab.contract.names import check_name
 from zerolab.contract.secrets import masked_places
 from zerolab.contract.spec import Backend, TrialClass
 from zerolab.errors import ConfigError
@@ -66,14 +67,17 @@ def _entrypoint(value: Any) -> Any:
 class ExperimentConfig(Section):
     """An experiment file; attributes are named as its fields."""
 
-    name: Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS)] = "experiment"
+    name: Annotated[
+        str, Field(min_length=1, max_length=NAME_CHARACTERS), AfterValidator(check_name)
+    ] = "experiment"
     """What the experiment is called."""
 
     description: str | None = None
     """A line about it."""
 
     labels: Annotated[
-        list[Annotated[str, Field(max_length=LABEL_CHARACTERS)]], Field(max_length=LABELS)
+        list[Annotated[str, Field(max_length=LABEL_CHARACTERS), AfterValidator(check_name)]],
+        Field(max_length=LABELS),
     ] = Field(default_factory=list)
     """Words to find it by."""
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.entrypoint import Launcher
+from zerolab.contract.limits import SLOTS
 from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.schema.hints import hint
 from zerolab.schema.section import Count, NonNegativeInt, PositiveFloat, Section
@@ -19,10 +20,6 @@ __all__ = [
     "launcher_problem",
     "resource_problems",
 ]
-
-
-_MAX_SLOTS = 100_000
-"""Of one trial: each is a process, and an elastic trial's numbers of slots are gone through."""
 
 
 def _pool(value: Any) -> Any:
@@ -43,7 +40,7 @@ class ElasticConfig(Section):
 class ResourcesConfig(Section):
     """What each trial runs on."""
 
-    slots_per_trial: Annotated[Count, Field(le=_MAX_SLOTS)] = 1
+    slots_per_trial: Annotated[Count, Field(le=SLOTS)] = 1
     """Ranks of a trial, one for each slot: a GPU, or a CPU slot where there is none."""
 
     max_slots: Count | None = None

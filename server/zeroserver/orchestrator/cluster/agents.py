@@ -6,7 +6,8 @@ from collections.abc import Collection
 import msgspec
 from sqlalchemy import RowMapping, delete, select, update
 
-from zerolab.contract.names import check_pool
+from zerolab.contract.limits import SLOTS
+from zerolab.contract.names import check_pool, text_problem
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.contract.wire import AgentRegistration, RunExit
 from zerolab.errors import ConfigError, ConflictError
@@ -30,18 +31,35 @@ def check(agent: AgentRegistration) -> None:
     Raises:
         ConfigError: With all that does not hold.
     """
-    problems = []
-    if not 0 < len(agent.name) <= _NAME_CHARACTERS or "\0" in agent.name + agent.host:
-        problems.append(f"name: must have 1 to 255 characters, got {agent.name!r}")
+    problems = [
+        f"{key}: {problem}"
+        for key, text in (
+            ("name", agent.name), ("host", agent.host), ("identity", agent.identity),
+            *(("slots: device", slot.device) for slot in agent.slots[:SLOTS]),
+        )
+        if (problem := _name_problem(text, required=key == "name"))
+    ][:10]  # fmt: skip
     ids = [slot.id for slot in agent.slots]
-    if len(set(ids)) != len(ids) or not all(0 <= each < 2**31 for each in ids):
-        problems.append(f"slots: ids must be different and at least 0, got {ids}")
+    if len(ids) > SLOTS:
+        problems.append(f"slots: must be at most {SLOTS:,}, got {len(ids):,}")
+    elif len(set(ids)) != len(ids) or not all(0 <= each < 2**31 for each in ids):
+        problems.append(f"slots: ids must be different and at least 0, got {ids[:20]}")
+    nodes = [slot.node for slot in agent.slots if slot.node is not None]
+    if not all(0 <= node < 2**31 for node in nodes):
+        problems.append(f"slots: node must be at least 0, got {min(nodes)}")
     try:
         check_pool(agent.pool)
     except ValueError as error:
         problems.append(f"pool: {error}")
     if problems:
         raise ConfigError("agent", problems)
+
+
+def _name_problem(text: str, *, required: bool) -> str | None:
+    if not required <= len(text) <= _NAME_CHARACTERS:
+        shown = f"{text[:50]!r}... ({len(text)} characters)" if text else "''"
+        return f"must have {int(required)} to {_NAME_CHARACTERS} characters, got {shown}"
+    return text_problem(text)
 
 
 def join(world: World, transaction: Transaction, agent: AgentRegistration) -> int:

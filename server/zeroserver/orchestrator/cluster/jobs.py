@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from sqlalchemy import RowMapping, delete, func, select, update
 
-from zerolab.contract.names import check_pool
+from zerolab.contract.names import check_pool, text_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.scheduler import Policy
 from zeroserver.orchestrator.desk import World, find, save, touch
@@ -168,6 +168,8 @@ def set_quota(transaction: Transaction, kind: str, name: str, max_slots: int) ->
     Raises:
         ConfigError: If nothing can be called so.
     """
+    if problem := text_problem(name):
+        raise ConfigError("quota", [f"{kind}: {problem}"])
     group = _group(kind, name)
     transaction.connection.execute(delete(quotas).where(quotas.c.group_name == group))
     made = quotas.insert().values(group_name=group, max_slots=max_slots)
