@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.cli.connection import id_of
-from zerolab.cli.output import AsJson, print_json, print_table, result
+from zerolab.cli.output import AsJson, print_json, print_table, result, say_warnings
 
 if TYPE_CHECKING:
     from zerolab.searcher.preview import Preview
@@ -50,6 +50,7 @@ def preview(
 
     file = experiment_file(config)
     found = _asked(file, like) if like is not None else _computed(file, given)
+    say_warnings(found)
     if as_json:
         print_json(found)
         return
@@ -108,6 +109,7 @@ def _plain(found: "Preview") -> dict[str, Any]:
         "slot_hours": found.slot_hours,
         "most_slot_hours": found.most_slot_hours,
         "premise": found.premise,
+        "warnings": list(found.warnings),
     }
 
 

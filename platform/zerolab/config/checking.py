@@ -32,7 +32,7 @@ from zerolab.config.torch_versions import torch_problems
 from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
-from zerolab.schema.hyperparameters import extremes, space_problems
+from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
 from zerolab.schema.plain import plain_problems
 from zerolab.schema.section import keys_of
 from zerolab.schema.space import misplaced_specs
@@ -388,6 +388,7 @@ def _experiment_report(source: str, content: Mapping[str, Any], config: Experime
         f"  {config.name}: {searcher.outline(config.hyperparameters)}{until}, "
         f"{config.resources.slots_per_trial} slot(s) a trial",
     ]
+    lines += [f"  warning: {line}" for line in space_warnings(config.hyperparameters)]
     for key, reason in hints_of(ExperimentConfig).items():
         value: Any = content
         for part in key.split("."):

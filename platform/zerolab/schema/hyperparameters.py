@@ -9,7 +9,13 @@ from random import Random
 from typing import Any
 
 from zerolab.errors import ConfigError
-from zerolab.schema.space import MAX_TRIALS, Space, needs_search, space_problems
+from zerolab.schema.space import (
+    MAX_TRIALS,
+    Space,
+    needs_search,
+    space_problems,
+    space_warnings,
+)
 from zerolab.schema.specs import SPECS, is_spec
 
 __all__ = [
@@ -22,6 +28,7 @@ __all__ = [
     "needs_search",
     "sample_hyperparameters",
     "space_problems",
+    "space_warnings",
 ]
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "misplaced_specs",
     "needs_search",
     "space_problems",
+    "space_warnings",
 ]
 
 Point = tuple[float | None, ...]
@@ -293,6 +294,21 @@ def space_problems(hyperparameters: Mapping[str, Any], *, grid: bool = False) ->
     if not problems:
         problems += _size_problems(hyperparameters, leaves)
     return problems
+
+
+def space_warnings(hyperparameters: Mapping[str, Any]) -> list[str]:
+    """List what is probably a mistake in a space, one line each.
+
+    Args:
+        hyperparameters: As a file has them.
+    """
+    found = ((path, read_spec(value)) for path, value in _specs(hyperparameters, ()))
+    return [
+        f"hyperparameters.{dotted(path)}: {warning}"
+        for path, spec in found
+        if isinstance(spec, Spec)
+        for warning in spec.warnings()
+    ]
 
 
 def misplaced_specs(hyperparameters: Mapping[str, Any]) -> list[str]:

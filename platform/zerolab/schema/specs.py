@@ -6,6 +6,7 @@ coordinates: powers are taken in decimal arithmetic, for the C library's differ 
 """
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from decimal import Context, Decimal
@@ -62,6 +63,10 @@ class Spec(Section):
 
     def problems(self) -> list[str]:
         """What is wrong beyond the type of single fields, each with its key."""
+        return []
+
+    def warnings(self) -> list[str]:
+        """What is probably a mistake."""
         return []
 
 
@@ -231,6 +236,17 @@ class LogSpec(RangeSpec):
         """Both bounds."""
         return [self._power(self.minval), self._power(self.maxval)]
 
+    def warnings(self) -> list[str]:
+        """Bounds that are powers, and were probably meant as values."""
+        if not (0 < self.minval <= 1 and 0 < self.maxval <= 1):
+            return []
+        low, high = self.ends()
+        return [
+            f"minval and maxval are powers of base {self.base:g}: the values are {low:.6g} to "
+            f"{high:.6g}; for values from {self.minval:g} to {self.maxval:g} write "
+            f"{{type: log, min: {self.minval:g}, max: {self.maxval:g}}}"
+        ]
+
     def problems(self) -> list[str]:
         """Both ends must be numbers that differ."""
         found = super().problems()
@@ -251,6 +267,47 @@ class LogSpec(RangeSpec):
             return float(_DECIMAL.power(base, exponent))
         except ArithmeticError:
             return math.inf
+
+
+class LogValuesSpec(RangeSpec):
+    """A number between two bounds above 0, whose logarithm is drawn evenly."""
+
+    type: Literal["log"]
+    minval: PositiveFloat
+    """Smallest value."""
+    maxval: PositiveFloat
+    """Largest value."""
+
+    def value(self, coordinate: float) -> float:
+        """Its logarithm lies evenly."""
+        low, high = _DECIMAL.create_decimal(self.minval), _DECIMAL.create_decimal(self.maxval)
+        ratio = _DECIMAL.divide(high, low)
+        power = _DECIMAL.power(ratio, _DECIMAL.create_decimal(coordinate))
+        number = float(_DECIMAL.multiply(low, power))
+        return min(max(number, float(self.minval)), float(self.maxval))
+
+    def coordinate(self, value: Any) -> float:
+        """Where its logarithm lies.
+
+        Raises:
+            ValueError: If it is no number above 0.
+        """
+        number = _number(value)
+        if number <= 0:
+            raise ValueError(f"must be above 0, got {value!r}")
+        low, width = _ln(self.minval), _ln(self.maxval) - _ln(self.minval)
+        return _inside(float(_DECIMAL.divide(_ln(number) - low, width)))
+
+    def points(self) -> list[float]:
+        """Logarithms evenly from bound to bound."""
+        count = self.grid_size
+        if count == 1:
+            return [self.value(0.5)]
+        return [self.value(i / (count - 1)) for i in range(count)]
+
+    def ends(self) -> list[float]:
+        """Both bounds."""
+        return [float(self.minval), float(self.maxval)]
 
 
 class CategoricalSpec(Spec):
@@ -332,10 +389,39 @@ def read_spec(value: Mapping[str, Any]) -> Spec | list[str]:
     kind = value["type"]
     if not isinstance(kind, str) or kind not in SPECS:
         return [f"type: must be one of {', '.join(SPECS)}, got {kind!r}"]
+    if kind in _RANGES and not {"min", "max"}.isdisjoint(value):
+        return _read_values(kind, value)
     spec, problems, _ = validate(SPECS[kind], value)
     if spec is None or problems:
         return problems
     return spec.problems() or spec
+
+
+_RANGES: dict[str, type[RangeSpec]] = {"int": IntSpec, "double": DoubleSpec, "log": LogValuesSpec}
+"""Specs whose bounds may be given as ``min`` and ``max``, which are values in all of them."""
+
+_BOUNDS = {"minval": "min", "maxval": "max"}
+
+
+def _read_values(kind: str, value: Mapping[str, Any]) -> Spec | list[str]:
+    """Read a spec with ``min`` and ``max``."""
+    wrong = {
+        "minval": "must not stand beside min and max; remove it",
+        "maxval": "must not stand beside min and max; remove it",
+    } | ({"base": "has no effect with min and max, which are values; remove it"}
+         if kind == "log" else {})  # fmt: skip
+    problems = [f"{key}: {problem}" for key, problem in wrong.items() if key in value]
+    if problems:
+        return problems
+    theirs = {new: old for old, new in _BOUNDS.items()}
+    spec, problems, _ = validate(
+        _RANGES[kind], {theirs.get(key, key): each for key, each in value.items()}
+    )
+    if spec is not None and not problems:
+        problems = spec.problems()
+    if spec is None or problems:
+        return [re.sub(r"\b(minval|maxval)\b", lambda m: _BOUNDS[m[0]], line) for line in problems]
+    return spec
 
 
 def same(one: Any, other: Any) -> bool:

@@ -29,6 +29,8 @@ class Preview:
     """How long one batch, or one epoch, of a trial takes; None when nobody knows."""
     like: int | None = None
     """The experiment from which that is known; None when it was given."""
+    warnings: tuple[str, ...] = ()
+    """What of the search is probably a mistake."""
     premise: str | None = None
     """When so many end where; None when it is certain, or nobody can say."""
 

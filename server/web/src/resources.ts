@@ -650,6 +650,8 @@ export interface SearchPreview {
   most_slot_hours: number | null;
   /** When so many end where; null when it is certain, or nobody can say. */
   premise: string | null;
+  /** What of the search is probably a mistake, a line each. */
+  warnings: Array<string>;
 }
 
 /** The best value so far over time. */

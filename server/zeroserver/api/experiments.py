@@ -77,6 +77,7 @@ def _checked(
 ) -> Submission:
     # Checking loads the engine's configuration, which a server that only starts can do without.
     from zerolab.config import check_experiment
+    from zerolab.schema.hyperparameters import space_warnings
     from zeroserver.api.checkpoints import check_storage
 
     limit = services.settings.limits.archive_bytes
@@ -89,6 +90,7 @@ def _checked(
         services.world.installation,
         services.settings.timings.storage_check_s,
     )
+    warnings += space_warnings(checked.hyperparameters)
     if test and checked.trial_class is None:
         told = "the entrypoint is a command, of which it cuts transformers' Trainer to one batch"
         warnings.append(f"test mode: {told}; any other loop trains as far as it says itself")

@@ -241,3 +241,19 @@ def test_what_no_node_of_a_slurm_pool_could_hold_is_refused_at_once(sqlite_serve
     assert told(slots_per_trial=10) == ""
     sqlite_server.add_agent(1, "plain", pool="cluster")  # which may be joined by others
     assert told(slots_per_trial=11) == ""
+
+
+def test_submit_warns_of_log_bounds_given_as_values(sqlite_server: Server) -> None:
+    server = sqlite_server
+    spec = {"type": "log", "base": 10, "minval": 0.0001, "maxval": 0.1}
+    changes = {
+        "searcher": {"name": "random", "metric": "loss", "max_length": 10, "max_trials": 2},
+        "hyperparameters": {"deepspeed_config": "ds_config.json", "lr": spec},
+    }
+    answer = server.try_submit(**changes)
+    assert "powers of base 10: the values are 1.00023 to 1.25893" in answer.text
+    fork = server.post("/experiments/1/fork", {})
+    assert any("hyperparameters.lr" in line for line in fork["warnings"])
+    config = experiment_config(**changes)
+    found = server.post("/experiments/preview", {"config": config, "seconds_per_batch": 1})
+    assert "hyperparameters.lr" in found["preview"]["warnings"][0]

@@ -2,6 +2,7 @@
 
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.errors import ConfigError
+from zerolab.schema.hyperparameters import space_warnings
 from zerolab.searcher.preview import Preview
 
 __all__ = ["preview_of"]
@@ -43,4 +44,5 @@ def preview_of(
         seconds_per_unit=seconds,
         like=like,
         premise=searcher.premise,
+        warnings=tuple(space_warnings(config.hyperparameters)),
     )

@@ -116,6 +116,8 @@ class SearchPreview(Resource, frozen=True):
     """The same for `most_length`."""
     premise: str | None
     """When so many end where; null when it is certain, or nobody can say."""
+    warnings: list[str]
+    """What of the search is probably a mistake, a line each."""
 
 
 class PreviewAnswer(Resource, frozen=True):

@@ -84,6 +84,7 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
                 found.outline, found.trials, found.unit, lengths, found.total_length,
                 found.most_length, found.slots, found.seconds_per_unit, found.like,
                 found.slot_hours, found.most_slot_hours, found.premise,
+                list(found.warnings),
             )
         )
     )  # fmt: skip
