@@ -205,7 +205,7 @@ def test_trial_cannot_claim_anothers_checkpoint(server: Server) -> None:
     server.report(first.run_id, checkpoint(1))
     assert server.send(first.run_id, 2, [checkpoint(1)]).status_code == 200
     answer = server.send(second.run_id, 1, [checkpoint(1)])
-    assert answer.status_code == 409
+    assert answer.status_code == 422
     assert "another trial's" in answer.text
     (found,) = server.get("/experiments/1/checkpoints")["checkpoints"]
     assert found["trial_id"] == 1

@@ -7,7 +7,7 @@ from sqlalchemy import RowMapping, select
 
 from zerolab.contract.names import resources_problem
 from zerolab.contract.wire import CheckpointRecord
-from zerolab.errors import ConfigError, ConflictError
+from zerolab.errors import ConfigError
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.cluster.growing import grow
 from zeroserver.orchestrator.desk import World, save, storage_of, touch
@@ -45,13 +45,13 @@ def note_checkpoint(
     """Note a checkpoint; return whether a trial has waited for it.
 
     Raises:
-        ConflictError: If the checkpoint is another trial's.
+        ConfigError: If the checkpoint is another trial's.
     """
     known = select(checkpoints.c.trial_id).where(checkpoints.c.uuid == record.uuid)
     owner = transaction.connection.scalar(known)
     if owner is not None and owner != run["trial_id"]:
-        msg = f"checkpoint {record.uuid}: is another trial's; report each under a new uuid"
-        raise ConflictError(msg)
+        problem = f"uuid: {record.uuid} is another trial's; report each under a new uuid"
+        raise ConfigError("checkpoint", [problem])
     if owner is not None:
         return False
     address = storage_of(world, transaction, run["experiment_id"])
