@@ -317,7 +317,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"resources": {"slots_per_trial": 1e6}},
-        "resources.slots_per_trial: input should be less than or equal to 100000, got 1000000",
+        "resources.slots_per_trial: input should be less than or equal to 16384, got 1000000",
     ),
     *(
         (

@@ -183,7 +183,7 @@ def test_no_cell_of_an_export_is_a_formula(sqlite_server: Server) -> None:
     ("method", "path", "body", "told"),
     [
         ("GET", "/experiments/1.0", None, "experiment_id: must be an id, a whole number "),
-        ("PATCH", "/experiments/1", {"name": "a\0b"}, "name: must hold no NUL character, "),
+        ("PATCH", "/experiments/1", {"name": "a\0b"}, "name: must have no control characters, "),
     ],
 )
 def test_a_refusal_says_once_what_must_hold_and_what_was_found(
