@@ -1,5 +1,6 @@
 """``deepspeed.checkpointing``: torch's activation checkpointing, and Megatron's random states."""
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -92,9 +93,16 @@ def reset() -> None:
     """Do nothing: no buffers are kept."""
 
 
-def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """Run a function, and again in backward rather than to keep its activations."""
-    return checkpoint_of_torch(function, *args, use_reentrant=False, **kept_for_recomputation())
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a function, and again in backward instead of keeping its activations.
+
+    Args:
+        function: Called with ``args`` and ``kwargs``.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+    """
+    call = functools.partial(function, **kwargs) if kwargs else function
+    return checkpoint_of_torch(call, *args, use_reentrant=False, **kept_for_recomputation())
 
 
 def _set_cuda_rng_state(new_state: torch.Tensor, device: int = -1) -> None:

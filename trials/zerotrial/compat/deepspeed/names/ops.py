@@ -3,6 +3,7 @@
 They take DeepSpeed's arguments in its order. Arguments that choose a kernel have no effect.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from zerolab.errors import ConfigError
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
-from zerotrial.engine.update.uncorrected import UncorrectedAdam
+from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
 
 __all__ = [
     "DeepSpeedCPUAdagrad",
@@ -24,13 +25,24 @@ __all__ = [
 Betas = tuple[float, float]
 
 
-class _Adam(UncorrectedAdam):
+_HAS_BOTH_DECAYS = "decoupled_weight_decay" in inspect.signature(torch.optim.Adam).parameters
+"""Whether torch's Adam can decay as AdamW does: since torch 2.7."""
+
+_Base: Any = UncorrectedAdam if _HAS_BOTH_DECAYS else UncorrectedAdamW
+
+
+class _Adam(_Base):  # type: ignore[misc] # chosen by the version of torch
     """Adam with decoupled or L2 weight decay, with or without bias correction."""
 
     def __init__(
         self, params: Any, *, bias_correction: bool, adam_w_mode: bool, **options: Any
     ) -> None:
-        super().__init__(params, decoupled_weight_decay=adam_w_mode, **options)
+        if _HAS_BOTH_DECAYS:
+            options["decoupled_weight_decay"] = adam_w_mode
+        elif not adam_w_mode:
+            problem = "adam_w_mode: must be True before torch 2.7, got False; use torch.optim.Adam"
+            raise ConfigError(f"{type(self).__name__}()", [problem])
+        super().__init__(params, **options)
         self.adam_w_mode = adam_w_mode
         # Set here, since torch's Adam does not know the option.
         self.defaults["bias_correction"] = bias_correction
