@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError
@@ -180,8 +181,10 @@ class Database:
     @property
     def file(self) -> Path | None:
         """The file of a SQLite database; None in memory and on PostgreSQL."""
-        stored = self.sqlite and self.url.database not in {None, "", ":memory:"}
-        return Path(str(self.url.database)) if stored else None
+        name = self.url.database or ":memory:"
+        if not self.sqlite or name == ":memory:" or "mode=memory" in name:
+            return None
+        return Path(urlsplit(name).path if name.startswith("file:") else name)
 
     @property
     def writer_engine(self) -> Engine:
