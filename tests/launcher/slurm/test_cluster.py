@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.machines, pytest.mark.slow]
 
 STEPS = 6
 SCRIPT = f"""
-import pathlib, time
+import os, pathlib, time
 import zerolab.core
+assert "ZEROLAB_TOKEN" not in os.environ  # the agent had its token there
 with zerolab.core.init() as context:
     ranks, train = context.distributed, context.train
     gate = pathlib.Path(GATE)

@@ -22,7 +22,7 @@ from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
 from zerolab.launcher.slurm.follow import follow, outcome_of
 from zerolab.launcher.slurm.held import job_of
-from zerolab.launcher.slurm.job import job_state, job_words
+from zerolab.launcher.slurm.job import job_state, job_words, write_job_script
 from zerolab.launcher.slurm.launcher import SlurmLauncher
 from zerolab.launcher.slurm.node import node_folder, sizes_of
 from zerolab.launcher.slurm.partition import await_partition, count_ready, partition_problems
@@ -81,9 +81,34 @@ def test_a_run_takes_as_many_nodes_as_its_slots_need() -> None:
     assert sizes_of(1, 8) == [1]
     words = job_words(SlurmSettings("p", ("--mem=1G",), grace_s=90), "/r", "n", [2, 1])
     assert {"--nodes=2", "--no-requeue", "--signal=TERM@90", "--partition=p"} <= set(words)
-    assert words.index("--mem=1G") < words.index("--wrap")
+    assert words[-1] == "--mem=1G"
+    assert "--output=/dev/null" in words  # a path would be read as a pattern
     assert "--cpus-per-task=2" in words
     assert "--cpus-per-task=6" in job_words(SlurmSettings(), "/r", "n", [2, 1], slots_per_rank=3)
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "$(touch hacked)", "`touch hacked`", "'; touch hacked; '", '"$HOME"\\', "%j\n#"]
+)
+def test_job_script_quotes_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    run_dir = tmp_path / name
+    run_dir.mkdir()
+    script = write_job_script(run_dir, f"/opt/{name}/python")
+    assert script.stat().st_mode & 0o777 == 0o700
+    (run_dir / "logs").mkdir()
+    subprocess.run(["/bin/sh", script], check=True)
+    log = RunFolder(run_dir).launcher_log
+    assert log.read_text().split("\0")[:-1] == [
+        "--kill-on-bad-exit=0", f"/opt/{name}/python", "-P", "-m", "zerolab.launcher.slurm.node",
+        str(run_dir),
+    ]  # fmt: skip
+    assert not list(tmp_path.rglob("hacked"))
 
 
 def test_ranks_of_several_slots_must_fit_on_the_nodes_of_a_pool() -> None:
@@ -208,11 +233,14 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
             ),
         )
 
-    done = make_run(tmp_path / "done", SCRIPT, slots=4)
+    # A path that a shell, or Slurm's patterns of file names, would take apart.
+    done = make_run(tmp_path / "done of 'me' $(touch hacked) %j", SCRIPT, slots=4)
     process = launcher.start(done, {})
     begun(done)
     (done.model / "go").touch()
     assert end_of(process, done) == Outcome(0)
+    assert not list(tmp_path.rglob("hacked"))
+    assert done.launcher_log.exists()
 
     left = make_run(tmp_path / "left", SCRIPT, slots=4)
     process = launcher.start(left, {})

@@ -26,7 +26,15 @@ from zerolab.contract.spec import (
 )
 from zerolab.errors import ConfigError
 from zerolab.launcher.slurm.held import job_of, note_job, running_jobs
-from zerolab.launcher.slurm.job import ENDED, cancel, job_state, job_words, signal_job, submit
+from zerolab.launcher.slurm.job import (
+    ENDED,
+    cancel,
+    job_state,
+    job_words,
+    signal_job,
+    submit,
+    write_job_script,
+)
 from zerolab.launcher.slurm.node import node_folder, sizes_of
 from zerolab.launcher.slurm.partition import nodes_ready
 from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environment
@@ -79,9 +87,10 @@ def follow(folder: RunFolder, settings: SlurmSettings, asked: Collection[int]) -
     write_run_spec(changed, folder.spec)
     name = f"zerolab-{spec.experiment_id}-{spec.trial_id}-{spec.run_id}"
     try:
-        job = submit(
-            job_words(settings, str(folder.path), name, sizes, slots_per_rank=spec.slots_per_rank)
+        words = job_words(
+            settings, str(folder.path), name, sizes, slots_per_rank=spec.slots_per_rank
         )
+        job = submit([*words, str(write_job_script(folder.path))])
     except ConfigError as error:
         return Outcome(EXIT_USER_ERROR, f"Slurm does not take the job: {error.problems[0]}")
     held = [ranks * spec.slots_per_rank for ranks in sizes]

@@ -1,15 +1,29 @@
 """A job of Slurm, through its commands: sbatch, squeue, scontrol, scancel."""
 
 import logging
+import os
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from zerolab.contract.run_folder import RunFolder
 from zerolab.errors import ConfigError
+from zerolab.files import write_atomic
 from zerolab.launcher.slurm.settings import SlurmSettings
 
-__all__ = ["ENDED", "cancel", "check_installed", "job_state", "job_words", "signal_job", "submit"]
+__all__ = [
+    "ENDED",
+    "cancel",
+    "check_installed",
+    "job_state",
+    "job_words",
+    "signal_job",
+    "submit",
+    "write_job_script",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +50,22 @@ def check_installed() -> None:
         raise ConfigError("slurm", [problem + "job of Slurm can be submitted"])
 
 
+def write_job_script(run_dir: Path, interpreter: str = sys.executable) -> Path:
+    """Write the script of a job, which starts the launcher of each node; return its path.
+
+    Args:
+        run_dir: Directory of the run, which all nodes see.
+        interpreter: Python of the nodes.
+    """
+    words = ["srun", "--kill-on-bad-exit=0", interpreter, "-P", "-m"]
+    words += ["zerolab.launcher.slurm.node", str(run_dir)]
+    log = shlex.quote(str(RunFolder(run_dir).launcher_log))
+    script = run_dir / "job.sh"
+    text = f"#!/bin/sh\nexec {shlex.join(words)} >>{log} 2>&1\n"
+    write_atomic(script, os.fsencode(text), mode=0o700)
+    return script
+
+
 def job_words(
     settings: SlurmSettings,
     run_dir: str,
@@ -44,7 +74,7 @@ def job_words(
     *,
     slots_per_rank: int = 1,
 ) -> list[str]:
-    """The command that submits a run.
+    """Return the command that submits the script of a run, without the script's path.
 
     Args:
         settings: Of the pool.
@@ -57,12 +87,12 @@ def job_words(
     words = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--nodes={nodes}"]
     cpus = max(sizes) * slots_per_rank
     words += [f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
-    words += [f"--signal=TERM@{settings.grace_s}", f"--output={run_dir}/logs/launcher.log"]
+    # The script writes the log: in a name for --output Slurm would replace % and backslashes.
+    words += [f"--signal=TERM@{settings.grace_s}", "--output=/dev/null"]
     words += ["--open-mode=append", f"--chdir={run_dir}"]
     if settings.partition:
         words.append(f"--partition={settings.partition}")
-    inside = f"srun --kill-on-bad-exit=0 {sys.executable} -P -m zerolab.launcher.slurm.node"
-    return [*words, *settings.sbatch_args, "--wrap", f"{inside} {run_dir}"]
+    return [*words, *settings.sbatch_args]
 
 
 def submit(words: Sequence[str]) -> str:
