@@ -5,6 +5,8 @@ that takes everything (``dict(**hparams)``, ``json.dumps(hparams)``, ``for name,
 hparams.items()``) has read everything. The notes are of this process, which belongs to one trial.
 """
 
+from __future__ import annotations
+
 import copy
 import importlib.util
 import itertools
@@ -12,9 +14,10 @@ import logging
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zerolab.contract.spec import RunSpec
+if TYPE_CHECKING:
+    from zerolab.contract.spec import RunSpec
 
 __all__ = ["TrackedHparams", "hand_out", "note_read", "tracked", "warn_of_unread"]
 
@@ -87,13 +90,13 @@ class TrackedHparams(dict[str, Any]):
         """Return the names."""
         return KeysView(self)
 
-    def copy(self) -> "TrackedHparams":
+    def copy(self) -> TrackedHparams:
         """Return a copy that notes what is read of it, too."""
         return TrackedHparams(dict(super().items()), self._path)
 
     __copy__ = copy
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "TrackedHparams":
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrackedHparams:
         return TrackedHparams(dict(super().items()), self._path)
 
     def __or__(self, other: Any) -> dict[str, Any]:  # type: ignore[override]

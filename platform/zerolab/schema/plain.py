@@ -40,7 +40,7 @@ def _converted(value: Any, outer: tuple[int, ...]) -> Any:
     if id(value) in outer or len(outer) > MAX_DEPTH:
         return value  # refused as nested too deep
     if isinstance(value, enum.Enum):
-        return _converted(value.value, outer)
+        value = value.value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if type(value).__module__.partition(".")[0] in {"numpy", "torch"} and hasattr(value, "tolist"):

@@ -12,7 +12,7 @@ from zerolab.config import check_file, load_engine_config
 from zerolab.config.torch_versions import OLDEST_TORCH, torch_problems
 from zerolab.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BATCH: dict[str, Any] = {"train_batch_size": 8}
 
 
