@@ -136,6 +136,7 @@ def _serve(options: argparse.Namespace) -> int:
             synchronous=options.synchronous,
             allow_remote=options.allow_remote or tls,
             host_names=tuple(options.host_name),
+            behind_https=options.behind_https,
             custom_searchers=not options.no_custom_searchers,
             limits=Limits(
                 metric_names=options.metric_names,
@@ -215,6 +216,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="IP address of a reverse proxy whose X-Forwarded-Proto header is used, besides this "
         "machine's own; may be repeated",
+    )
+    parser.add_argument(
+        "--behind-https",
+        action="store_true",
+        help="browsers use HTTPS, through a proxy that cannot set X-Forwarded-Proto",
     )
     parser.add_argument(
         "--agent-timeout",

@@ -114,6 +114,9 @@ class Settings:
     host_names: tuple[str, ...] = ()
     """Further names by which browsers and agents may call this server."""
 
+    behind_https: bool = False
+    """Every browser uses HTTPS, although requests do not say so."""
+
     custom_searchers: bool = True
     """Run searcher classes of model directories on this machine."""
 

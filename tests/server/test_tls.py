@@ -80,6 +80,22 @@ def test_proxy_that_adds_tls_makes_the_cookie_secure(tmp_path: Path) -> None:
         server.close()
 
 
+def test_behind_https_needs_no_header_of_the_proxy(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "server", "--behind-https")
+    server.start()
+    try:
+        with httpx.Client() as browser:
+            cookie = browser.get(server.client().login_link()).headers["Set-Cookie"]
+            assert "Secure" in cookie
+            headers = {"Cookie": cookie.partition(";")[0]}
+            out = f"{server.url}/api/v1/logout"
+            assert browser.post(out, headers={**headers, "Origin": server.url}).status_code == 403
+            headers["Origin"] = server.url.replace("http", "https")
+            assert browser.post(out, headers=headers).status_code == 204
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

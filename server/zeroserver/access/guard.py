@@ -80,6 +80,7 @@ class Guard:
         self._routes = routes
         self._has_ended = has_ended
         self._limits = settings.limits
+        self._behind_https = settings.behind_https
         names = {*_LOOPBACK, settings.host, *settings.host_names}
         if settings.allow_remote and settings.host in {"0.0.0.0", "::"}:  # noqa: S104 - compared
             names.discard(settings.host)
@@ -93,6 +94,8 @@ class Guard:
         if scope["type"] != "http":  # no route speaks anything else; an answer would be unguarded
             await send({"type": "websocket.close", "code": 1008})
             return
+        if self._behind_https:
+            scope["scheme"] = "https"
         headers = Headers(scope=scope)
         guarded_send = _with_headers(send, scope["path"])
         try:
@@ -172,7 +175,8 @@ class Guard:
         if _without_default_port(origin) != _without_default_port(expected):
             msg = (
                 f"Origin: must be {expected[:200]}, the address of the page, got {origin[:200]!r}; "
-                "a proxy in front of the server must pass Host on and set X-Forwarded-Proto"
+                "a proxy in front of the server must pass Host on and set X-Forwarded-Proto; "
+                "start the server with --behind-https if it cannot"
             )
             raise ForbiddenError(msg)
 
