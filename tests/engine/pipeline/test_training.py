@@ -311,7 +311,7 @@ def test_data_that_does_not_fit_is_refused_on_all_ranks_and_training_goes_on(
         said = answer["refused"]
         assert "must yield pairs of inputs and labels" in said["no pair"]
         assert "must all have one shape" in said["shapes"]
-        assert "need data_iter" in said["no data"]
+        assert "pass data_iter" in said["no data"]
         assert said["topology"] == "2"
         assert float(said["after"]) == pytest.approx(plain[0][0], abs=1e-5)
 
