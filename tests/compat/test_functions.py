@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import EngineError
 from zerotrial.compat.deepspeed import install
+from zerotrial.compat.deepspeed.names import checkpointing
 from zerotrial.engine.module.activation import recomputed
 
 pytestmark = pytest.mark.processes
@@ -377,3 +378,18 @@ def test_functions_for_single_parameters_read_and_write_what_plain_torch_has(
     tmp_path: Path,
 ) -> None:
     assert all(run_on_ranks(everything, 2, str(tmp_path)))
+
+
+@pytest.mark.parametrize("named", [{"scale": 2.0}, {"scale": 2.0, "use_reentrant": True}])
+def test_checkpoint_passes_keyword_arguments(named: dict[str, Any]) -> None:
+    calls = []
+
+    def layer(x: torch.Tensor, *, scale: float, debug: bool = False) -> torch.Tensor:
+        calls.append(debug)
+        return (x * scale).sin()
+
+    weights = torch.ones(3, requires_grad=True)
+    found = checkpointing.checkpoint(layer, weights, **named, debug=True)
+    found.sum().backward()
+    torch.testing.assert_close(weights.grad, 2.0 * torch.cos(torch.full((3,), 2.0)))
+    assert calls == [True, True]

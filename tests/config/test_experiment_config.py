@@ -121,7 +121,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"max_restart": 3}, "max_restart: unknown key; did you mean 'max_restarts'?"),
     ({"max_restarts": -1}, "max_restarts: input should be greater than or equal to 0, got -1"),
     ({"max_restarts": "3"}, "max_restarts: input should be a valid integer, got '3'"),
-    ({"resources": {"slots_per_trial": 0}}, "resources.slots_per_trial: input should be greater"),
+    (
+        {"resources": {"slots_per_trial": 0}},
+        "resources.slots_per_trial: must be at least 1, got 0; set it to 1: without a GPU",
+    ),
     ({"resources": {"priority": 100}}, "resources.priority: input should be less than or equal"),
     (
         {"resources": {"slots_per_trial": 4, "max_slots": 2}},

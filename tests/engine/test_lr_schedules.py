@@ -355,3 +355,21 @@ def test_the_arguments_of_a_schedule_are_the_fields_of_its_section() -> None:
         WarmupDecayLR(optimizer(1.0))
     with pytest.raises(TypeError, match="'warmup_steps'"):
         WarmupLR(optimizer(1.0), warmup_steps=3)
+
+
+def test_one_cycle_moves_the_momentum_of_each_group() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    groups = [{"params": [each]} for each in parameters]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
+    schedule = OneCycle(
+        optimizer, 0.1, 0.5, cycle_first_step_size=4,
+        cycle_min_mom=[0.8, 0.6], cycle_max_mom=(0.9, 0.7), decay_step_size=2, decay_mom_rate=0.1,
+    )  # fmt: skip
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.9, 0.7]
+    for _ in range(4):
+        optimizer.step()
+        schedule.step()
+    assert [group["momentum"] for group in optimizer.param_groups] == pytest.approx([0.8, 0.6])
+    assert schedule.get_mom() == pytest.approx([0.8, 0.6])
+    with pytest.raises(ConfigError, match="cycle_min_mom"):
+        OneCycle(optimizer, 0.1, 0.5, cycle_min_mom=[0.1, 0.2, 0.3])

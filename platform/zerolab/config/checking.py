@@ -1,6 +1,7 @@
 """Checking an experiment with the engine file it names, before anything starts."""
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -88,8 +89,9 @@ def check_experiment(
     if isinstance(space, Mapping) and not space_problems(space):
         problems += misplaced_specs(space)
         batches = _batches(parsed.config)
-        is_command = parsed.config is not None and parsed.config.trial_class is None
+        is_command = _is_command(parsed.config, content)
         for _, found in engine_files(space, model, batches, strict=strict, theirs=theirs):
+            # A Trainer fills them from its own arguments.
             left = found.left_open if is_command else []
             problems += [line for line in found.problems if line not in left]
             problems += _batch_problems(found, slots, shared=shared)
@@ -112,6 +114,15 @@ def check_experiment(
         raise ConfigError(source, [str(error)]) from None
     filled = resources.model_copy(update={"elastic": elastic})
     return parsed.config.model_copy(update={"resources": filled})
+
+
+def _is_command(config: ExperimentConfig | None, content: Mapping[str, Any]) -> bool:
+    """Whether the entrypoint is a command, also where the file has mistakes."""
+    if config is not None:
+        return config.trial_class is None
+    entrypoint = content.get("entrypoint")
+    words = entrypoint.split() if isinstance(entrypoint, str) else entrypoint
+    return isinstance(words, list) and len(words) > 1
 
 
 def _other_python(content: Mapping[str, Any]) -> bool:
@@ -335,17 +346,49 @@ def check_file(
     content, changes = read_source(path, strict=strict)
     given = {} if hyperparameters is None else hyperparameters
     found = parse_engine_config(content, str(path), hyperparameters=given, strict=strict)
-    ranks = world_size
-    if ranks is None:
-        ranks = 1 if found.config is None else found.config.model_parallel_size
-    problems = found.problems + _batch_problems(found, ranks)
+    left = found.left_open if hyperparameters is None else []
+    problems = [line for line in found.problems if line not in left]
+    if not problems and left:
+        keys = ", ".join(line.partition(":")[0] for line in left)
+        return (
+            f"{path}: ok; 'auto' of {keys} is left to the script's own arguments, as those of "
+            "transformers' Trainer; --hyperparameters FILE checks the values"
+        )
+    fit = _fitting_sizes(found) if world_size is None else [world_size]
+    ranks = fit[0] if fit else 1 if found.config is None else found.config.model_parallel_size
+    problems += _batch_problems(found, ranks)
     if world_size is not None:
         problems += _schedule_problems(found, ranks)
     if found.config is not None and torch is not None:
         problems += torch_problems(found.config, torch)
     if problems or found.config is None:
         raise ConfigError(str(path), problems)
-    return _report(str(path), found.config, [*changes, *found.changes], ranks)
+    text = _report(str(path), found.config, [*changes, *found.changes], ranks)
+    return text if world_size is not None else f"{text}\n  {_sizes_text(fit)}"
+
+
+def _fitting_sizes(found: EngineFile) -> list[int]:
+    """Return the numbers of ranks, up to a limit, whose batch and layout the file allows."""
+    if found.config is None or found.problems:
+        return []
+    cut = found.config.model_parallel_size
+    sizes = range(cut, _MOST_RANKS + 1, cut)
+    return [ranks for ranks in sizes if not _batch_problems(found, ranks)]
+
+
+def _sizes_text(fit: Sequence[int]) -> str:
+    steps = {after - before for before, after in itertools.pairwise(fit)}
+    if len(fit) > _SHOWN_SIZES and len(steps) == 1:
+        (step,) = steps
+        known = "any" if step == 1 else f"every multiple of {step}"
+    else:
+        more = ", ..." if len(fit) > _SHOWN_SIZES else ""
+        known = ", ".join(map(str, fit[:_SHOWN_SIZES])) + more
+    return f"world sizes that fit: {known} (--world-size N checks one)"
+
+
+_MOST_RANKS = 4096
+_SHOWN_SIZES = 16
 
 
 def _check_experiment_file(

@@ -346,6 +346,11 @@ def test_the_command_fills_auto_from_a_file_of_hyperparameters(
     assert "optimizer.params.lr = 0.002 (auto: hyperparameters.learning_rate)" in lines
     assert "train_batch_size = 8 (derived: the file says auto)" in lines
     missing = CliRunner().invoke(app, told[:3])
+    assert missing.exit_code == 0, missing.output
+    assert "ok; 'auto' of optimizer.params.lr, " in missing.output
+    assert "is left to the script's own arguments" in missing.output
+    given.write_text("{}")
+    missing = CliRunner().invoke(app, told)
     assert isinstance(missing.exception, ConfigError)
     assert len(missing.exception.problems) == 5
 

@@ -485,9 +485,76 @@ def test_batch_sizes_that_say_auto_are_missed_once(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(sizes))
     with pytest.raises(ConfigError) as caught:
-        check_file(file)
+        check_file(file, hyperparameters={})
     (line,) = caught.value.problems
     assert line.startswith("train_micro_batch_size_per_gpu: must be a value, got 'auto'")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [
+        ((32, 2, 4), "4 ("),
+        ((32, 2, None), "1, 2, 4, 8, 16 ("),
+        ((None, 2, 4), "any ("),
+        ((12, None, None), "1, 2, 3, 4, 6, 12 ("),
+    ],
+)
+def test_check_names_the_world_sizes_that_fit(
+    tmp_path: Path, sizes: tuple[int | None, ...], fits: str
+) -> None:
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    given = {key: size for key, size in zip(keys, sizes, strict=True) if size}
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(given))
+    assert f"world sizes that fit: {fits}" in check_file(file)
+    assert "world sizes" not in check_file(file, 4)
+    file.write_text(json.dumps(given | {"train_batch_size": 7, "gradient_accumulation_steps": 5}))
+    if sizes[1]:
+        with pytest.raises(ConfigError, match="train_batch_size"):
+            check_file(file)
+
+
+def test_check_leaves_auto_of_launched_scripts_open(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto"}))
+    file = tmp_path / "experiment.yaml"
+    launcher = "python3 -m determined.launch.deepspeed"
+    searcher = {"name": "single", "metric": "loss", "max_length": 10}
+    for entrypoint in (f"{launcher} train.py", [*launcher.split(), "train.py"]):
+        config = {
+            "entrypoint": entrypoint,
+            "searcher": searcher,
+            "hyperparameters": {"deepspeed_config": "ds.json"},
+        }
+        file.write_text(json.dumps(config))
+        with pytest.raises(ConfigError) as caught:
+            check_file(file)
+        assert [line.partition(":")[0] for line in caught.value.problems] == ["entrypoint"]
+
+
+def test_deepspeeds_keys_of_muon_and_one_cycle_are_read(tmp_path: Path) -> None:
+    muon = {"lr": 1e-3, "muon_lr": 2e-2, "adam_lr": 1e-4, "ns_method": "gram"}
+    cycle = {
+        "cycle_min_lr": [1e-4, 1e-3],
+        "cycle_max_lr": [1e-3, 1e-2],
+        "cycle_min_mom": [0.8, 0.85],
+        "cycle_max_mom": [0.9, 0.95],
+    }
+    content = {
+        "train_batch_size": 4,
+        "optimizer": {"type": "Muon", "torch_adam": True, "legacy_fusion": False, "params": muon},
+        "scheduler": {"type": "OneCycle", "params": cycle},
+    }
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps(content))
+    shown = check_file(file)
+    assert "ns_method = gram" in shown
+    assert "(hint: torch.optim.Muon has one" in shown
+    assert "optimizer.torch_adam = true" in shown
+    content["optimizer"]["params"]["ns_method"] = "other"  # type: ignore[index]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="ns_method"):
+        check_file(file)
 
 
 def test_duplicate_keys_and_endless_numbers_are_refused(tmp_path: Path) -> None:

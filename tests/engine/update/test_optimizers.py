@@ -133,11 +133,12 @@ def test_lamb_scales_the_step_to_the_weights() -> None:
     assert found == pytest.approx(weights.tolist(), rel=1e-5)
 
 
-def test_muon_takes_matrices_and_adamw_the_rest() -> None:
+@pytest.mark.parametrize("rates", [{"lr": 0.1}, {"lr": 1e-3, "muon_lr": 0.1}])
+def test_muon_takes_matrices_and_adamw_the_rest(rates: dict[str, float]) -> None:
     torch.manual_seed(0)
     start = torch.randn(4, 3)
     matrix, vector = nn.Parameter(start.clone()), nn.Parameter(torch.ones(3))
-    ours = MuonWithAdamW([matrix, vector], lr=0.1, weight_decay=0.1, adam_lr=0.01)
+    ours = MuonWithAdamW([matrix, vector], weight_decay=0.1, adam_lr=0.01, **rates)
     plain_matrix, plain_vector = nn.Parameter(start.clone()), nn.Parameter(torch.ones(3))
     muon = torch.optim.Muon([plain_matrix], lr=0.1, weight_decay=0.1)
     adam = torch.optim.AdamW([plain_vector], lr=0.01, weight_decay=0.1)
@@ -147,7 +148,7 @@ def test_muon_takes_matrices_and_adamw_the_rest() -> None:
         vector.grad, plain_vector.grad = gradient[0].clone(), gradient[0].clone()
         for optimizer in (ours, muon, adam):
             optimizer.step()
-    assert torch.equal(matrix, plain_matrix)
+    torch.testing.assert_close(matrix, plain_matrix)
     torch.testing.assert_close(vector, plain_vector)
 
 

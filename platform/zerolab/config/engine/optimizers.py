@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -38,6 +38,12 @@ class OptimizerConfig(Section):
 
     params: dict[str, Any] = Field(default_factory=dict)
     """Its arguments, as given; ``lr``, ``betas``, ``eps``, ``weight_decay``, ..."""
+
+    torch_adam: bool = hint(default=False, reason="Adam is always torch's, fused where it can be")
+    """Use torch's Adam; DeepSpeed reads it in ``params``."""
+
+    legacy_fusion: bool = hint(default=False, reason="there is no separate fused optimizer")
+    """Use Apex's fused optimizer."""
 
 
 class _Params(Section):
@@ -101,6 +107,10 @@ class MuonParams(_Params):
     momentum: Beta = 0.95
     nesterov: bool = True
     ns_steps: PositiveInt = 5
+    ns_method: Literal["gram", "standard"] = hint(
+        default="standard", reason="torch.optim.Muon has one Newton-Schulz iteration"
+    )
+    muon_lr: NonNegativeFloat | None = None
     adam_lr: NonNegativeFloat | None = None
     betas: Betas = Field(default=[0.9, 0.999])
     eps: NonNegativeFloat = 1e-8

@@ -106,8 +106,8 @@ class OneCycleParams(Section):
     cycle_second_stair_count: NonNegativeInt | None = None
     decay_step_size: NonNegativeInt = 0
     cycle_momentum: bool = True
-    cycle_min_mom: NonNegativeFloat = 0.8
-    cycle_max_mom: NonNegativeFloat = 0.9
+    cycle_min_mom: Rate = 0.8
+    cycle_max_mom: Rate = 0.9
     decay_mom_rate: NonNegativeFloat = 0.0
     last_batch_iteration: Int = -1
 

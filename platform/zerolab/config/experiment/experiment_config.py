@@ -198,7 +198,7 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     content, problems = _without_strangers(content)
     rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
     config, wrong, paths = validate(ExperimentConfig, without_nulls(rest, _OPAQUE))
-    problems += refused + wrong + list(_mask_problems(rest))
+    problems += refused + [_with_remedy(line) for line in wrong] + list(_mask_problems(rest))
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
         wrong_keys = {problem.partition(": ")[0] for problem in problems}
@@ -208,6 +208,19 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     if isinstance(space, Mapping):
         problems += space_problems(space)
     return ExperimentFile(None, problems, bad)
+
+
+_NO_SEARCHER = "searcher: is required, got nothing"
+
+
+def _with_remedy(problem: str) -> str:
+    """Say what to do about a file without a searcher, such as that of a task."""
+    if problem != _NO_SEARCHER:
+        return problem
+    return (
+        f"{problem}; add searcher: {{name: single}} to run it once, or run its command with "
+        "`zerolab task run -- COMMAND`"
+    )
 
 
 def _mask_problems(content: Mapping[str, Any]) -> Iterator[str]:

@@ -26,6 +26,12 @@ def _pool(value: Any) -> Any:
     return DEFAULT_POOL if value == "" else value  # as Determined's files name the default
 
 
+def _slots(value: Any) -> Any:
+    if value == 0 and not isinstance(value, bool):
+        raise ValueError("must be at least 1, got 0; set it to 1: without a GPU that is a CPU slot")
+    return value
+
+
 class ElasticConfig(Section):
     """With how many slots a trial goes on where it cannot have all of them."""
 
@@ -40,7 +46,7 @@ class ElasticConfig(Section):
 class ResourcesConfig(Section):
     """What each trial runs on."""
 
-    slots_per_trial: Annotated[Count, Field(le=SLOTS)] = 1
+    slots_per_trial: Annotated[Count, Field(le=SLOTS), BeforeValidator(_slots)] = 1
     """Ranks of a trial, one for each slot: a GPU, or a CPU slot where there is none."""
 
     max_slots: Count | None = None

@@ -23,8 +23,8 @@ class OneCycle(LRSchedule):
         cycle_second_stair_count: Stairs of the fall; None means as many.
         decay_step_size: Optimizer steps of one interval of the decay; 0 means no decay.
         cycle_momentum: Whether the momentum (the first beta) moves too.
-        cycle_min_mom: Momentum at the top of the cycle.
-        cycle_max_mom: Momentum at its ends.
+        cycle_min_mom: Momentum at the top of the cycle; one, or one for each parameter group.
+        cycle_max_mom: Momentum at its ends; the same.
         decay_mom_rate: How fast the momentum grows after the cycle.
         last_batch_iteration: Where to go on.
 
@@ -40,6 +40,9 @@ class OneCycle(LRSchedule):
         given, groups = self.given, self.optimizer.param_groups
         self._min = for_groups("cycle_min_lr", given.cycle_min_lr, len(groups))
         self._max = for_groups("cycle_max_lr", given.cycle_max_lr, len(groups))
+        low = for_groups("cycle_min_mom", given.cycle_min_mom, len(groups))
+        high = for_groups("cycle_max_mom", given.cycle_max_mom, len(groups))
+        self._momenta = list(zip(low, high, strict=True))
         # (optimizer steps, stairs) of the rise and of the fall
         self._rise = (given.cycle_first_step_size, given.cycle_first_stair_count)
         self._fall = (
@@ -53,7 +56,7 @@ class OneCycle(LRSchedule):
         if self.last_batch_iteration == -1:
             set_rates(self.optimizer, self._min)
             if self._moves_momentum:
-                self._write_momentum(given.cycle_max_mom)
+                self._write_momentum(high)
 
     def _height(self, it: int) -> float:
         """How far up the triangle, 0 to 1; in whole steps, so that a stair begins on its step."""
@@ -75,13 +78,13 @@ class OneCycle(LRSchedule):
             return [low + (high - low) * height for low, high in both]
         return [low / (1.0 + self.given.decay_lr_rate * self._decay(it)) for low in self._min]
 
-    def momentum(self, it: int) -> float:
-        """Momentum of all groups after ``step()`` number ``it + 1``."""
-        given = self.given
+    def momentum(self, it: int) -> list[float]:
+        """Momentum of each group after ``step()`` number ``it + 1``."""
         if it < self._total:
-            span = given.cycle_max_mom - given.cycle_min_mom
-            return given.cycle_max_mom - span * self._height(it)
-        return given.cycle_max_mom * (1.0 + given.decay_mom_rate * self._decay(it))
+            height = self._height(it)
+            return [high - (high - low) * height for low, high in self._momenta]
+        growth = 1.0 + self.given.decay_mom_rate * self._decay(it)
+        return [high * growth for _, high in self._momenta]
 
     def get_mom(self) -> list[Any] | None:
         """What the present count means for each group: its betas, or its momentum.
@@ -91,17 +94,17 @@ class OneCycle(LRSchedule):
         """
         if not self._moves_momentum:
             return None
-        momentum = self.momentum(self.last_batch_iteration)
-        groups = self.optimizer.param_groups
-        return [_betas(momentum) if "betas" in group else momentum for group in groups]
+        momenta = self.momentum(self.last_batch_iteration)
+        both = zip(self.optimizer.param_groups, momenta, strict=True)
+        return [_betas(momentum) if "betas" in group else momentum for group, momentum in both]
 
     def _write(self, it: int) -> None:
         super()._write(it)
         if self._moves_momentum:
             self._write_momentum(self.momentum(it))
 
-    def _write_momentum(self, momentum: float) -> None:
-        for group in self.optimizer.param_groups:
+    def _write_momentum(self, momenta: list[float]) -> None:
+        for group, momentum in zip(self.optimizer.param_groups, momenta, strict=True):
             if "betas" in group:
                 group["betas"] = _betas(momentum)
             else:

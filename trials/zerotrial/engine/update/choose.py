@@ -130,7 +130,7 @@ def choose_optimizer(
 
 def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
     params = dict(params)
-    for key in ("torch_adam", "fp32_optimizer_states"):
+    for key in ("torch_adam", "fp32_optimizer_states", "ns_method"):
         params.pop(key, None)
     cls: type[torch.optim.Optimizer]
     if name in {"Adam", "AdamW"}:

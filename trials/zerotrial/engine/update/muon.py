@@ -21,12 +21,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     Args:
         params: Parameters or groups.
-        lr: Of Muon.
+        lr: Of both, where ``muon_lr`` and ``adam_lr`` do not say otherwise.
         weight_decay: Of both, decoupled.
         momentum: Of Muon.
         nesterov: Of Muon.
         ns_steps: Newton-Schulz iterations of Muon.
-        adam_lr: Of AdamW; None means ``lr``. Schedules move both by the same factor.
+        muon_lr: Of Muon; None means ``lr``. Schedules move both by the same factor.
+        adam_lr: Of AdamW; None means ``lr``.
         betas: Of AdamW.
         eps: Of AdamW.
 
@@ -48,6 +49,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         *,
         nesterov: bool = True,
         ns_steps: int = 5,
+        muon_lr: float | None = None,
         adam_lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -62,6 +64,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             "eps": eps,
         }
         super().__init__(params, options)
+        self._muon_share = 1.0 if muon_lr is None or lr == 0 else muon_lr / lr
         self._adam_share = 1.0 if adam_lr is None or lr == 0 else adam_lr / lr
         self._muon = self._inner(torch.optim.Muon, _MUON, matrices=True)
         self._adam = self._inner(torch.optim.AdamW, _ADAM, matrices=False)
@@ -87,7 +90,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient."""
         loss = loss_of(closure)
-        for part, share in ((self._muon, 1.0), (self._adam, self._adam_share)):
+        for part, share in ((self._muon, self._muon_share), (self._adam, self._adam_share)):
             if part is None:
                 continue
             inner, outer = part

@@ -99,8 +99,9 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Args:
         function: Called with ``args`` and ``kwargs``.
         args: Its arguments.
-        kwargs: Its arguments by name.
+        kwargs: Its arguments by name; torch's ``use_reentrant`` is accepted and has no effect.
     """
+    kwargs.pop("use_reentrant", None)
     call = functools.partial(function, **kwargs) if kwargs else function
     return checkpoint_of_torch(call, *args, use_reentrant=False, **kept_for_recomputation())
 
