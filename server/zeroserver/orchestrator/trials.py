@@ -198,14 +198,20 @@ def cost_of(operation: Operation) -> float:
 
 
 def carry_out_some(
-    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
+    world: World,
+    transaction: Transaction,
+    experiment_id: int,
+    operations: Sequence[Operation],
+    *,
+    outside: bool = False,
 ) -> Sequence[Operation]:
     """Carry out the first operations, as many as one change may cost; return the others."""
     waiting = deque(operations)
     created, spent = 0, 0.0
     while waiting and spent < _BUDGET_MS:
         operation = waiting.popleft()
-        spent += cost_of(operation)
+        if outside or isinstance(operation, Create):  # a Stop may be answered by a Shutdown
+            spent += cost_of(operation)
         if isinstance(operation, Create):
             same = [operation]
             while (
