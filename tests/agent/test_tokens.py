@@ -137,6 +137,25 @@ def test_trial_finds_no_token_but_its_own(server: LiveServer, tmp_path: Path, wa
         end(agent)
 
 
+def test_agent_with_the_owners_token_survives_its_renewal(
+    server: LiveServer, tmp_path: Path
+) -> None:
+    agent = start_agent(server, tmp_path / "far", **{ENV_TOKEN: server.token})
+    client = server.client()
+    try:
+        until("it is there", lambda: registered(client, "far"))
+        client.renew_token()
+        client = server.client()
+        made = client.create_experiment(
+            CONFIG | {"entrypoint": "true"}, archive.pack(_empty(tmp_path))
+        )
+        until("its run has ended", lambda: client.experiment(made["id"])["state"] == "COMPLETED",
+              told=(tmp_path / "far.log").read_text)  # fmt: skip
+        assert "a valid token is needed" not in (tmp_path / "far.log").read_text()
+    finally:
+        end(agent)
+
+
 def test_agent_follows_a_renewed_token(server: LiveServer, tmp_path: Path) -> None:
     file = tmp_path / "agent.token"
     file.write_text(server.agent_token)

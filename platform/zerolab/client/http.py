@@ -390,8 +390,14 @@ class Client(Transport):
     # -- agents ------------------------------------------------------------------------------
 
     def register_agent(self, registration: AgentRegistration) -> int:
-        """Register an agent, or the same agent again; return its id."""
-        return int(self._send_typed("/agents", registration).json()["agent_id"])
+        """Register an agent, or the same agent again; return its id.
+
+        An agent that has the owner's token uses the join token of the response from then on.
+        """
+        answer = self._send_typed("/agents", registration).json()
+        if answer.get("token"):
+            self.use_token(str(answer["token"]))
+        return int(answer["agent_id"])
 
     def work(
         self, agent_id: int, version: int, wait_s: float = 30.0, identity: str | None = None

@@ -26,20 +26,20 @@ class _Bearer(httpx.Auth):
     """Sends a token; looks for a newer one, once a request, when the server refuses it."""
 
     def __init__(self, token: str, newer: Callable[[], str] | None) -> None:
-        self._token = token
+        self.token = token
         self._newer = newer
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Send the request, and again if there is a newer token."""
-        sent = self._token
+        sent = self.token
         if sent:
             request.headers["Authorization"] = f"Bearer {sent}"
         answer = yield request
         if answer.status_code != 401 or self._newer is None:
             return
-        self._token = self._newer() or sent
-        if self._token != sent:
-            request.headers["Authorization"] = f"Bearer {self._token}"
+        self.token = self._newer() or sent
+        if self.token != sent:
+            request.headers["Authorization"] = f"Bearer {self.token}"
             yield request
 
 
@@ -79,11 +79,12 @@ class Transport:
         if parsed.scheme not in {"http", "https"} or not parsed.host:
             problem = f"must look like http://127.0.0.1:8080, got {url!r}"
             raise ConfigError("address of the server", [problem])
+        self._bearer = _Bearer(token, newer_token)
         # Reading the system's certificates takes 20 ms, for nothing where there is no TLS.
         plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._http = httpx.Client(
             base_url=self.url,
-            auth=_Bearer(token, newer_token),
+            auth=self._bearer,
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
             # SSL_CERT_FILE counts for a loopback address too; a proxy does not.
             verify=plain if parsed.scheme == "http" else httpx.create_ssl_context(),
@@ -100,6 +101,10 @@ class Transport:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def use_token(self, token: str) -> None:
+        """Send another token from now on."""
+        self._bearer.token = token
 
     def close(self) -> None:
         """Close the connections."""

@@ -172,6 +172,9 @@ class Guard:
     def _check_origin(scheme: str, headers: Headers) -> None:
         expected = f"{scheme}://{headers.get('host', '')}"
         origin = headers.get("origin", "")
+        if headers.get("sec-fetch-site") == "same-origin":
+            # The browser has compared the schemes, which a proxy may hide from us.
+            expected = f"{origin.partition('://')[0]}://{headers.get('host', '')}"
         if _without_default_port(origin) != _without_default_port(expected):
             msg = (
                 f"Origin: must be {expected[:200]}, the address of the page, got {origin[:200]!r}; "

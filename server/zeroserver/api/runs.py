@@ -69,6 +69,9 @@ class Registered(msgspec.Struct, frozen=True):
     """Answer to a registration."""
 
     agent_id: int
+    token: str = ""
+    """Join token, for an agent that has registered with the owner's token: a renewal of that one
+    does not concern it."""
 
 
 class Empty(msgspec.Struct, frozen=True):
@@ -170,7 +173,9 @@ async def register(request: Request) -> Response:
         scheduling.schedule(world, transaction)
         return agent_id
 
-    return _json(Registered(await services.write(job)))
+    agent_id = await services.write(job)
+    owner = principal_of(request).kind == "owner"
+    return _json(Registered(agent_id, services.keys.agent_token if owner else ""))
 
 
 async def work(request: Request) -> Response:

@@ -162,6 +162,7 @@ def test_a_browser_may_change_things_from_our_own_page_only(sqlite_server: Serve
         ("https://127.0.0.1", 200),
         ("https://127.0.0.1:443", 200),
         ("", 403),
+        ("null", 403),
     ],
 )
 def test_origin_is_compared_with_its_scheme(sqlite_server: Server, origin: str, code: int) -> None:
@@ -173,6 +174,21 @@ def test_origin_is_compared_with_its_scheme(sqlite_server: Server, origin: str, 
     headers = {"Cookie": cookie, "Origin": origin}
     answer = server.http.post("/api/v1/experiments/1/pause", headers=headers)
     assert answer.status_code == code, answer.text
+
+
+def test_browser_behind_a_hidden_proxy_compares_the_scheme(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    cookie = signed_in(server)
+    del server.http.headers["Authorization"]
+    for origin, site, code in (
+        ("https://127.0.0.1", "cross-site", 403),
+        ("https://evil.example", "same-origin", 403),
+        ("https://127.0.0.1", "same-origin", 200),
+    ):
+        headers = {"Cookie": cookie, "Origin": origin, "Sec-Fetch-Site": site}
+        answer = server.http.post("/api/v1/experiments/1/pause", headers=headers)
+        assert answer.status_code == code, (origin, site)
 
 
 def test_session_cookie_is_secure_behind_tls(sqlite_server: Server) -> None:
@@ -354,6 +370,7 @@ def test_renewed_join_token_replaces_the_old_one(sqlite_server: Server) -> None:
         for token in (old, new)
     ]
     assert codes == [401, 200]
+    assert server.post("/agents", body)["token"] == new  # for an agent with the owner's token
     server.post("/token")
     server.http.headers["Authorization"] = f"Bearer {new}"
     assert server.http.get("/api/v1/agents/1/work", params={"wait_s": 0}).status_code == 200
