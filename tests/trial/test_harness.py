@@ -123,7 +123,7 @@ MISTAKES = [
     ("raise ValueError('hidden must be even')", "pass", {}, 64,
      [".py:8: ValueError: hidden must be even", "(in: raise ValueError("]),
     ("self.width = context.get_hparam('widht')", "pass", {}, 64,
-     [".py:8: hyperparameter 'widht': is unknown", "(in: self.width = context.get_hparam("]),
+     [".py:8: unknown hyperparameter 'widht'", "(in: self.width = context.get_hparam("]),
     ("context.wrap_model_engine(3)", "pass", {}, 64,
      [".py:8: wrap_model_engine: must get an engine"]),
     ("pass", "return 'words'", {}, 64, ["train_batch: must return the loss as a tensor"]),
