@@ -1,11 +1,13 @@
 """Secrets of an experiment's configuration: masked wherever it is shown, restored for its runs.
 
 Secrets are the credentials of ``checkpoint_storage``, and values whose name looks like a key, a
-token, a secret or a password: of an environment variable, of an assignment ``NAME=value`` in the
-entrypoint, and of a key under ``data``. Hyperparameters are never masked.
+token, a secret or a password: of an environment variable, of an assignment or an option in the
+entrypoint (``NAME=value``, ``--name value``), and of a key under ``data``. Hyperparameters are
+never masked.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ __all__ = [
     "STORAGE_SECRETS",
     "find_secrets",
     "is_secret_name",
+    "mask_assignments",
     "mask_secrets",
     "mask_values",
     "masked_places",
@@ -33,7 +36,10 @@ _NAME = re.compile(
     r"|(KEYS?|TOKEN|PWD)(?![A-Z])|(?<![A-Z])(PASS|PAT|AUTH|DSN)(?![A-Z])"
 )
 _PASSWORD_IN_URL = re.compile(r"://[^/\s@]*:[^/\s@]+@")
-_ASSIGNMENT = re.compile(r"(?<![\w-])([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s\"']+)")
+_OPTION = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
+_VALUE = r"(\"[^\"]*\"|'[^']*'|[^\s\"']+)"
+_ASSIGNMENT = re.compile(r"(?<![\w-])(-{0,2}[A-Za-z_][\w-]*)(=)" + _VALUE)
+_OPTION_VALUE = re.compile(r"(?<![\w-])(--[A-Za-z_][\w-]*)([ \t]+)(?!-)" + _VALUE)
 SHORTEST = 6
 """Characters of a value that is looked for in other text; shorter ones occur by chance."""
 
@@ -104,6 +110,30 @@ def masked_places(config: Mapping[str, Any]) -> list[str]:
     """Return the dotted names of the secrets of which only the mask is there."""
     return [_TITLES.get(place[0], "") + ".".join(place[1:]) for place, value in _places(config)
             if value == MASK]  # fmt: skip
+
+
+def mask_assignments(text: str) -> str:
+    """Mask what looks like secrets in a text of which no configuration is known.
+
+    Example:
+        >>> mask_assignments("got 'HF_TOKEN=hf_abc x'")
+        "got 'HF_TOKEN=******** x'"
+    """
+    for pattern in _IN_TEXT:
+        text = pattern.sub(
+            lambda found: f"{found[1]}{MASK}" if is_secret_name(found[1]) else found[0], text
+        )
+    return text
+
+
+_IN_TEXT = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"((?<![\w-])-{0,2}[A-Za-z_][\w-]*=['\"]?)([^\s'\",}\]]+)",
+        r"((?<![\w-])[A-Za-z_][\w-]*['\"]?: ?['\"]?)([^\s'\",}\]]+)",
+        r"(--[A-Za-z_][\w-]*(?:[ \t]+|['\"], ?['\"]))([^-\s'\",}\]][^\s'\",}\]]*)",
+    )
+)
 
 
 def mask_values(text: str, values: Iterable[str]) -> str:
@@ -181,28 +211,40 @@ def _swap_line(line: Any, place: _Place, swap: _Swap) -> Any:
 
 
 def _swap_words(value: Any, swap: _Swap) -> Any:
-    """Replace the values of assignments in a command, given as text or as a list of words."""
-    if isinstance(value, list | tuple):
-        return [_swap_word(word, swap) for word in value]
-    if not isinstance(value, str):
-        return value
+    """Replace the values of assignments and options in a command: text, or a list of words."""
+    seen: Counter[str] = Counter()
+
+    def swap_next(name: str, given: str) -> str:
+        seen[name] += 1
+        return swap(("entrypoint", name, str(seen[name])), given)
 
     def replace(found: re.Match[str]) -> str:
-        name, given = found[1], found[2]
+        name, between, given = found[1], found[2], found[3]
         if not is_secret_name(name):
             return found[0]
-        return f"{name}={swap(('entrypoint', name), given)}"
+        return f"{name}{between}{swap_next(name, given)}"
 
-    return _ASSIGNMENT.sub(replace, value)
+    if isinstance(value, str):
+        return _OPTION_VALUE.sub(replace, _ASSIGNMENT.sub(replace, value))
+    if not isinstance(value, list | tuple):
+        return value
+    words: list[Any] = []
+    for word in value:
+        before = words[-1] if words else None
+        words.append(_swap_word(word, before, swap_next))
+    return words
 
 
-def _swap_word(word: Any, swap: _Swap) -> Any:
+def _swap_word(word: Any, before: Any, swap_next: Callable[[str, str], str]) -> Any:
     if not isinstance(word, str):
         return word
     name, equals, value = word.partition("=")
-    if not (equals and value and name.isidentifier() and is_secret_name(name)):
-        return word
-    return f"{name}={swap(('entrypoint', name), value)}"
+    if equals and value and _OPTION.fullmatch(name) and is_secret_name(name):
+        return f"{name}={swap_next(name, value)}"
+    is_option = isinstance(before, str) and before.startswith("--") and _OPTION.fullmatch(before)
+    if is_option and is_secret_name(before) and not word.startswith("-"):
+        return swap_next(before, word)
+    return word
 
 
 def _swap_keys(value: Any, place: _Place, swap: _Swap) -> Any:

@@ -10,12 +10,14 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, experiment_config, validation
 from zerolab.client.archive import pack
+from zerolab.config import load_experiment
 from zerolab.contract.secrets import (
     find_secrets,
     is_secret_name,
     mask_secrets,
     restore_secrets,
 )
+from zerolab.errors import ConfigError
 
 S3 = {"type": "s3", "bucket": "b", "endpoint_url": "http://127.0.0.1:9"}
 KEYS = {"access_key": "AKIA-hush-1", "secret_key": "hush-hush-2"}
@@ -52,7 +54,12 @@ def test_other_names_are_not_secret(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "entrypoint", ["env A_KEY='hush 5' python train.py --api_key=x", ["env", "A_KEY=hush-5", "x"]]
+    "entrypoint",
+    [
+        "env A_KEY='hush 5' A_KEY=hush-6 python train.py --api_key=hush-7 --hub-token hush-8 -k x",
+        ["env", "A_KEY=hush-5", "x", "--token", "hush-6", "--token", "hush-7", "--key=hush-8"],
+        "python train.py --use_auth_token --lr 0.1 wandb.key=hush-5",
+    ],
 )
 def test_restore_undoes_mask(variables: Any, entrypoint: Any) -> None:
     config = experiment_config(
@@ -242,3 +249,28 @@ def test_storage_credentials_are_masked_and_used(sqlite_server: Server) -> None:
     server.post("/trials/1/fork", {})
     for (raw,) in server.sql("SELECT raw_config FROM experiments"):
         assert "hush-hush-2" in raw
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"environment": {"environment_variables": ["A_KEY: hush"]}},
+        {"environment": {"environment_variables": {"A_KEY": "hush"}}},
+        {"environment": {"environment_variables": "A_KEY=hush"}},
+        {"environment": {"environment_variables": [{"A_KEY": "hush"}]}},
+        {"environment": {"environment_variables": {"cuda": ["ZEROLAB_TOKEN=hush"]}}},
+        {"checkpoint_storage": {**S3, "access_key": "hush", "secret_key": ["hush"]}},
+        {"checkpoint_storage": {**S3, "endpoint_url": "http://me:hush@host"}},
+        {
+            "checkpoint_storage": {
+                "type": "azure", "container": "c", "account_url": "https://host/?sig=hush",
+            }
+        },
+        {"entrypoint": ["env", "A_KEY=hush", 3]},
+        {"entrypoint": "A_KEY=hush python -m determined.launch.deepspeed x.py --token hush"},
+    ],
+)  # fmt: skip
+def test_errors_show_no_secret(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(experiment_config(**changes))
+    assert "hush" not in str(caught.value)

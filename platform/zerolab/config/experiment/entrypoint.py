@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from zerolab.contract.secrets import mask_assignments
 from zerolab.contract.spec import Command, TrialClass
 
 __all__ = ["Launcher", "launcher_of", "parse_entrypoint", "what_python_runs"]
@@ -28,7 +29,7 @@ def parse_entrypoint(value: object) -> TrialClass | Command:
     words = [word for word in given if isinstance(word, str) and word.strip()]
     if not words or len(words) < len(given):
         text = "must be module:Class, or a command as text or as a list of words"
-        raise ValueError(f"{text}, got {value!r}")
+        raise ValueError(f"{text}, got {mask_assignments(repr(value))}")
     if isinstance(value, str):
         try:
             words = shlex.split(value)
@@ -67,7 +68,8 @@ def _refuse_determined(words: list[str], value: object) -> None:
         runner = before if before.startswith("python") else "python3"
         meant = " ".join([runner, *flat[script:]])
     text = "ranks are started without Determined's launchers"
-    raise ValueError(f"{text}; write {meant or 'module:Class'}, got {value!r}")
+    shown = mask_assignments(f"write {meant or 'module:Class'}, got {value!r}")
+    raise ValueError(f"{text}; {shown}")
 
 
 _PYTHON = re.compile(r"python[0-9.]*")

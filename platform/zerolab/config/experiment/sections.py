@@ -91,10 +91,16 @@ class ReproducibilityConfig(Section):
 
 def _variables(value: Any) -> Any:
     """Read the ways in which Determined's users write variables: one list, or by kind of slot."""
+    if isinstance(value, EnvironmentVariables):
+        return value
+    lists = value.values() if isinstance(value, dict) else [value]
+    for lines in lists:  # said without the values, which may be secrets
+        if lines is not None and not isinstance(lines, list):
+            raise ValueError(f"must be lists of lines NAME=value, got {type(lines).__name__}")
+        if not all(isinstance(line, str) for line in lines or ()):
+            raise ValueError("must be lists of lines NAME=value, got one that is no text")
     if isinstance(value, list):
         return {"cpu": value, "cuda": value}
-    if not isinstance(value, dict):
-        return value
     kept = {kind: lines for kind, lines in value.items() if kind not in {"gpu", "rocm"}}
     if value.get("rocm"):
         text = "must be a list, or lists under cpu and cuda, got one under rocm; "

@@ -174,6 +174,8 @@ def _url_problems(key: str, url: str | None) -> Iterator[str]:
     parts = urlsplit(url)
     if parts.username or parts.password:
         yield f"checkpoint_storage.{key}: must not hold a name and a password; use the keys for it"
+    elif parts.query or parts.fragment:
+        yield f"checkpoint_storage.{key}: must end with the path; use the keys for a signature"
     elif parts.scheme not in {"http", "https"} or not parts.netloc:
         yield f"checkpoint_storage.{key}: must look like https://host:port, got {url!r}"
 
