@@ -236,7 +236,7 @@ class Agent:
         registration = AgentRegistration(
             self._name, socket.gethostname(), self._slots, self._pool, self._identity
         )
-        agent_id = self._client.register_agent(registration)
+        agent_id = self._client.register_agent(registration, use_join_token=True)
         self._note(agent_id=agent_id)
         ready = sum(not slot.down for slot in self._slots)
         logger.info("registered as %s (%s) with %d slots", self._name, agent_id, ready)

@@ -389,13 +389,17 @@ class Client(Transport):
 
     # -- agents ------------------------------------------------------------------------------
 
-    def register_agent(self, registration: AgentRegistration) -> int:
+    def register_agent(
+        self, registration: AgentRegistration, *, use_join_token: bool = False
+    ) -> int:
         """Register an agent, or the same agent again; return its id.
 
-        An agent that has the owner's token uses the join token of the response from then on.
+        Args:
+            registration: Name and slots of the agent.
+            use_join_token: In place of the owner's token, send the join token from then on.
         """
         answer = self._send_typed("/agents", registration).json()
-        if answer.get("token"):
+        if use_join_token and answer.get("token"):
             self.use_token(str(answer["token"]))
         return int(answer["agent_id"])
 

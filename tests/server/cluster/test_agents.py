@@ -170,7 +170,7 @@ def test_a_second_agent_of_a_name_that_is_there_is_refused(server: Server) -> No
     assert join(server, "a", identity="one") == 1
     silent_for(server, 1, GONE_S)
     server.tick()
-    assert server.post("/agents", body) == {"agent_id": 1}
+    assert server.post("/agents", body)["agent_id"] == 1
     path = f"{PREFIX}/agents/1/work"
     stranger = server.http.get(path, params={"wait_s": 0, "identity": "one"})
     assert stranger.status_code == 404
