@@ -172,6 +172,10 @@ def test_download_follows_no_link_out_of_its_directory(tmp_path: Path) -> None:
 
 def test_archive_refuses_bad_names(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / os.fsdecode(b"\xff.py")).write_text("x")
+    with pytest.raises(ConfigError, match="must be text in UTF-8; rename it"):
+        pack(tmp_path / "model")
+    (tmp_path / "model" / os.fsdecode(b"\xff.py")).unlink()
     (tmp_path / "model" / "a\nb").write_text("x")
     with pytest.raises(ConfigError, match=r"control characters.*rename the file"):
         pack(tmp_path / "model")

@@ -21,6 +21,7 @@ import pathspec
 from zerolab.contract.limits import ARCHIVE_BYTES
 from zerolab.contract.names import file_name_problem
 from zerolab.errors import ConfigError
+from zerolab.schema.plain import is_text
 from zerolab.sizes import size_text
 
 __all__ = ["member_sizes", "pack", "read_member", "unpack"]
@@ -157,6 +158,9 @@ def _members(directory: Path, place: PurePosixPath, above: Sequence[_Ignore]) ->
     for entry in entries:
         name = place / entry.name
         is_dir = entry.is_dir(follow_symlinks=False)
+        if not is_text(entry.name):  # no pattern of an ignore file could match it
+            problem = f"{entry.path!r}: the name must be text in UTF-8; rename it"
+            raise ConfigError("model directory", [f"{problem}, or ignore the folder above it"])
         if _ignored(f"{name}/" if is_dir else str(name), ignores):
             continue
         if is_dir:

@@ -39,6 +39,8 @@ _PASSWORD_IN_URL = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 _OPTION = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
 _VALUE = r"(\"[^\"]*\"|'[^']*'|[^\s\"']+)"
 _ASSIGNMENT = re.compile(r"(?<![\w-])(-{0,2}[A-Za-z_][\w-]*)(=)" + _VALUE)
+_NUMBER = re.compile(r"[0-9]{1,5}")
+"""Value of an option like ``--key-size``, which is no secret."""
 _OPTION_VALUE = re.compile(r"(?<![\w-])(--[A-Za-z_][\w-]*)([ \t]+)(?!-)" + _VALUE)
 SHORTEST = 6
 """Characters of a value that is looked for in other text; shorter ones occur by chance."""
@@ -220,7 +222,7 @@ def _swap_words(value: Any, swap: _Swap) -> Any:
 
     def replace(found: re.Match[str]) -> str:
         name, between, given = found[1], found[2], found[3]
-        if not is_secret_name(name):
+        if not is_secret_name(name) or _NUMBER.fullmatch(given):
             return found[0]
         return f"{name}{between}{swap_next(name, given)}"
 
@@ -236,7 +238,7 @@ def _swap_words(value: Any, swap: _Swap) -> Any:
 
 
 def _swap_word(word: Any, before: Any, swap_next: Callable[[str, str], str]) -> Any:
-    if not isinstance(word, str):
+    if not isinstance(word, str) or _NUMBER.fullmatch(word.partition("=")[2] or word):
         return word
     name, equals, value = word.partition("=")
     if equals and value and _OPTION.fullmatch(name) and is_secret_name(name):

@@ -75,6 +75,11 @@ def test_restore_undoes_mask(variables: Any, entrypoint: Any) -> None:
     assert mask_secrets(shown) == shown
 
 
+def test_small_numbers_in_commands_are_shown() -> None:
+    for entrypoint in ("python t.py --key_dim 64 --pad-token-id=0", ["t.py", "--key-size", "64"]):
+        assert mask_secrets({"entrypoint": entrypoint}) == {"entrypoint": entrypoint}
+
+
 def test_restore_fits_other_shapes_of_variables() -> None:
     one = {"environment": {"environment_variables": ["A_KEY=hush"]}}
     two = {"environment": {"environment_variables": {"cpu": ["A_KEY=********"], "cuda": []}}}
