@@ -216,7 +216,7 @@ def test_a_parameter_that_a_route_does_not_have_is_refused_and_nothing_is_done(
     assert sqlite_server.get("/experiments/1")["experiment"]["state"] == "ACTIVE"
 
 
-@pytest.mark.parametrize("bad", ["a\nb", "a\x1b[2Jb", "a\rb", "a\x7f", "\x9b1m"])
+@pytest.mark.parametrize("bad", ["a\nb", "a\x1b[2Jb", "a\rb", "a\x7f", "\x9b1m", "a\u202eb"])
 def test_control_characters_in_names_are_refused(sqlite_server: Server, bad: str) -> None:
     server = sqlite_server
     server.submit()
@@ -228,6 +228,9 @@ def test_control_characters_in_names_are_refused(sqlite_server: Server, bad: str
     answers += [
         server.http.post("/api/v1/experiments/1/fork", json={"config": {"name": bad}}),
         server.http.post("/api/v1/models", json={"name": bad}),
+        send(server, description="a\x1b[2J"),
+        server.http.patch("/api/v1/experiments/1", json={"notes": "a\n\tb\x1b[2J"}),
+        server.http.post("/api/v1/models", json={"name": "m", "description": "a\x1bb"}),
     ]
     agent = {"name": "a", "host": "h", "slots": [{"id": 0, "device": "cpu"}]}
     for change in (

@@ -10,6 +10,7 @@ __all__ = [
     "TASK_LABEL",
     "check_name",
     "check_pool",
+    "check_text",
     "file_name_problem",
     "metric_name_problem",
     "printable",
@@ -31,7 +32,8 @@ MAX_CHECKPOINT_FILES = 50_000
 
 _MAX_FILE_NAME = 1024
 _MAX_BYTES = 2**53
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters, line separators, and those that reverse the direction of text."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -64,6 +66,17 @@ def text_problem(text: str, *, lines: bool = False) -> str | None:
     if _SURROGATE.search(shown):
         return f"must be text in UTF-8, got {text[:50]!r} with a lone surrogate"
     return None
+
+
+def check_text(text: str) -> str:
+    """Return a text of several lines, such as a description, that a terminal can show.
+
+    Raises:
+        ValueError: If it has other control characters, or is no text.
+    """
+    if problem := text_problem(text, lines=True):
+        raise ValueError(problem)
+    return text
 
 
 def printable(text: str) -> str:
@@ -124,6 +137,8 @@ def resources_problem(resources: Mapping[str, int]) -> str | None:
     """
     if len(resources) > MAX_CHECKPOINT_FILES:
         return f"must be at most {MAX_CHECKPOINT_FILES:,} files, got {len(resources):,}"
+    if "checkpoint.json" in resources:
+        return "must not be called checkpoint.json, which describes the checkpoint; rename the file"
     for name, size in resources.items():
         if problem := file_name_problem(name):
             return problem

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import HTTPException, Request, Response
 from pydantic import AfterValidator
 
-from zerolab.contract.names import check_name
+from zerolab.contract.names import check_name, check_text
 from zeroserver.api.reading import ReadingRoute
 
 __all__ = ["Name", "PlainText", "StrictRoute"]
@@ -43,15 +43,8 @@ class StrictRoute(ReadingRoute):
         return strict
 
 
-def _plain(value: str) -> str:
-    if "\0" in value:
-        msg = f"must hold no NUL character, got {value[:50]!r}"
-        raise ValueError(msg)
-    return value
-
-
 Name = Annotated[str, AfterValidator(check_name)]
 """Name, label or pattern without control characters."""
 
-PlainText = Annotated[str, AfterValidator(_plain)]
-"""Text that every database can store."""
+PlainText = Annotated[str, AfterValidator(check_text)]
+"""Text of several lines without other control characters."""

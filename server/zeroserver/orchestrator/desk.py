@@ -185,6 +185,7 @@ def config_of(row: RowMapping) -> "ExperimentConfig":
     stored = resolved_config(row)
     if "labels" in stored:  # an earlier version took any characters
         stored["name"] = printable(stored["name"])
+        stored["description"] = printable(stored["description"] or "") or None
         stored["labels"] = [printable(label) for label in stored["labels"]]
     stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
     return load_experiment(stored)

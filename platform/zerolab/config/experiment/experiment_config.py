@@ -22,7 +22,7 @@ from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_p
 from zerolab.config.files import read_yaml
 from zerolab.config.refusing import take_refused
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
-from zerolab.contract.names import check_name
+from zerolab.contract.names import check_name, check_text
 from zerolab.contract.secrets import masked_places
 from zerolab.contract.spec import Backend, TrialClass
 from zerolab.errors import ConfigError
@@ -72,7 +72,7 @@ class ExperimentConfig(Section):
     ] = "experiment"
     """What the experiment is called."""
 
-    description: str | None = None
+    description: Annotated[str, AfterValidator(check_text)] | None = None
     """A line about it."""
 
     labels: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
+from zerolab.contract.names import check_name
 from zerolab.contract.secrets import MASK, is_secret_name
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.section import (
@@ -181,7 +182,7 @@ def _action(value: Any) -> Any:
 class LogPolicy(Section):
     """What to do when a line of a trial's log matches a pattern."""
 
-    name: str | None = None
+    name: Annotated[str, AfterValidator(check_name)] | None = None
     """A label shown with the trial; a policy of the same name replaces a default one."""
 
     pattern: Annotated[str, AfterValidator(_regex)] = ""

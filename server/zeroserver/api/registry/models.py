@@ -12,7 +12,7 @@ from zeroserver.api.common import IdPath, answer
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import StrictRoute
+from zeroserver.api.strict import PlainText, StrictRoute
 from zeroserver.orchestrator.checkpoints import registry
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.schema import checkpoints, model_versions, models
@@ -73,7 +73,7 @@ class NewModel(BaseModel):
 
     name: Annotated[str, Field(pattern=_NAME)]
     """1 to 128 letters, digits, ``.``, ``_`` or ``-``, the first of them a letter or a digit."""
-    description: Annotated[str, Field(max_length=10_000)] = ""
+    description: Annotated[PlainText, Field(max_length=10_000)] = ""
 
 
 @router.post("/models", status_code=201, responses=answer(ModelAnswer, 201))
@@ -105,7 +105,7 @@ class NewVersion(BaseModel):
 
     checkpoint: Annotated[str, Field(max_length=64)]
     """Its uuid."""
-    notes: Annotated[str, Field(max_length=10_000)] = ""
+    notes: Annotated[PlainText, Field(max_length=10_000)] = ""
 
 
 @router.post("/models/{name}/versions", status_code=201, responses=answer(ModelAnswer, 201))
