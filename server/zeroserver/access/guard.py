@@ -38,6 +38,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
+_MOST_FOUND = 4096
+"""Paths whose route is kept in memory."""
+
 _PORT = re.compile(r":\d+$")
 
 _FOREVER = "private, max-age=31536000, immutable"
@@ -78,6 +81,7 @@ class Guard:
         self._app = app
         self._keys = keys
         self._routes = routes
+        self._found: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
         self._has_ended = has_ended
         self._limits = settings.limits
         self._behind_https = settings.behind_https
@@ -136,24 +140,31 @@ class Guard:
 
     def _check_route(self, scope: Scope, principal: Principal) -> None:
         """Refuse a caller that the access table does not name for the route of a request."""
-        callers, parameters = TOKEN, {}
-        for route in self._routes:
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                path = getattr(route, "path", "")
-                callers = ACCESS.get(f"{scope['method'].replace('HEAD', 'GET')} {path}", TOKEN)
-                parameters = found.get("path_params", {})
-                break
-        else:
-            if principal.kind == "browser":
-                return  # there is no such route: 404 or 405
-        if principal.may_call(callers, parameters):
+        name, parameters = self._find_route(scope)
+        if not name and principal.kind == "browser":
+            return  # there is no such route: 404 or 405
+        if principal.may_call(ACCESS.get(name, TOKEN), parameters):
             return
         if principal.kind == "browser":
             msg = "a browser session may not use this route; use the token of the installation"
         else:
             msg = f"the token of {principal} is not valid for this route"
         raise ForbiddenError(msg)
+
+    def _find_route(self, scope: Scope) -> tuple[str, dict[str, str]]:
+        """Return method and path of the route of a request, and its parameters."""
+        asked = (scope["method"].replace("HEAD", "GET"), scope["path"])
+        if asked in self._found:
+            return self._found[asked]
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                if len(self._found) >= _MOST_FOUND:
+                    self._found.clear()
+                name = f"{asked[0]} {getattr(route, 'path', '')}"
+                self._found[asked] = name, found.get("path_params", {})
+                return self._found[asked]
+        return "", {}
 
     def _check_host(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
