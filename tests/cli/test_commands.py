@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -644,13 +645,27 @@ def test_a_tasks_id_is_meant_although_another_one_is_called_so(
 def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(
     installation: Installation, tmp_path: Path
 ) -> None:
-    say = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
-    words = ["task", "run", "--name", "count", "--context", tmp_path]
+    say = (
+        "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], "
+        "'on', os.environ['ALL_WORKERS'])"
+    )
+    words = ["task", "run", "--name", "count", "--label", "daily", "--context", tmp_path]
     workers = '{"worker": {"count": 2, "gpus": 1}}'
     (tmp_path / "main.py").write_text(say)
     done = installation.quick(*words, "--worker", workers, "--follow", "--", "python", "main.py")
     assert "rank 0 of 2" in done.stdout
-    assert "rank 1 of 2" in done.stdout
+    assert f"rank 1 of 2 on {socket.gethostname()}" in done.stdout
+    described = fields(installation.quick("task", "describe", "count").stdout)
+    assert described["state"] == "COMPLETED"
+    assert (described["labels"], described["slots"]) == ("daily", "2")
+    assert described["command"] == "python main.py"
+    ended = described["task"].partition(":")[0]
+    told = installation.quick("task", "stop", "count").stderr
+    assert told == f"task count ({ended}) has ended: it stays COMPLETED\n"
+    assert installation.json("task", "list", "--name", "cou", "--state", "completed")
+    assert not installation.json("task", "list", "--name", "cou", "--state", "ACTIVE")
+    assert len(installation.json("task", "list", "--limit", "1")) == 1
+    assert installation.json("task", "describe", ended)["labels"] == ["task", "daily"]
     assert "rank 1 of 2" in installation.quick("task", "logs", "count", "--rank", "1").stdout
 
     (tmp_path / "main.py").write_text("import time; time.sleep(1000)")

@@ -14,6 +14,10 @@ from zerolab.errors import ConfigError
         ('{"worker": {"gpus": 4}}', (4, 4)),
         ('{"count": 3}', (3, 1)),
         ("", (1, 1)),
+        ('{"framework": "pytorch", "worker": {"count": 2, "gpus": 1}}', (2, 1)),
+        ('{"framework": "pytorch", "name": "job", "worker": {"count": 3, "gpus": 0}}', (3, 1)),
+        ('{"name": "job", "count": 2, "gpus": 0}', (2, 1)),
+        ('{"worker": {"name": "w", "count": 2, "gpus": 2}}', (4, 2)),
     ],
 )
 def test_workers_and_their_gpus_are_slots(text: str, slots: tuple[int, int]) -> None:
@@ -25,11 +29,13 @@ def test_workers_and_their_gpus_are_slots(text: str, slots: tuple[int, int]) -> 
     [
         ("2", "must look like"),
         ("{", "must look like"),
-        ('{"count": 0}', "must be at least 1"),
-        ('{"count": true}', "must be at least 1"),
-        ('{"count": "2"}', "must be at least 1"),
+        ('{"count": 0}', "count must be at least 1"),
+        ('{"count": true}', "count must be at least 1"),
+        ('{"count": "2"}', "count must be at least 1"),
         ('{"worker": {"count": 2}, "chief": {"count": 1}}', "its only role, got chief too"),
         ('{"worker": 2}', "must look like"),
+        ('{"count": 1, "gpus": -1}', "gpus at least 0"),
+        ('{"framework": "pytorch", "ps": {"count": 1}, "worker": {}}', "got ps too"),
     ],
 )
 def test_what_says_something_else_is_refused(text: str, told: str) -> None:
@@ -41,9 +47,17 @@ def test_what_says_something_else_is_refused(text: str, told: str) -> None:
 def test_the_variable_of_a_platform_is_read_where_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("ALL_WORKERS", "all")
+    for name in ("DC_DL_CONFIG", "ALL_WORKERS"):
+        monkeypatch.delenv(name, raising=False)
+    assert given_workers(None, "", None) == ""
+    monkeypatch.setenv("ALL_WORKERS", "host-0,host-1")  # inside a job of such a platform
+    assert given_workers(None, "", None) == ""
+    assert given_workers(None, "", "ALL_WORKERS") == "host-0,host-1"
+    monkeypatch.setenv("ALL_WORKERS", '{"count": 2}')
+    assert given_workers(None, "", None) == '{"count": 2}'
+    monkeypatch.setenv("DC_DL_CONFIG", '{"worker": {"count": 3}}')
+    assert given_workers(None, "", None) == '{"worker": {"count": 3}}'
     monkeypatch.setenv("MY_JOB", "mine")
-    assert given_workers(None, "", None) == "all"
     assert given_workers(2, "", None) == ""  # which the environment does not contradict
     assert given_workers(None, "said", None) == "said"
     assert given_workers(None, "", "MY_JOB") == "mine"

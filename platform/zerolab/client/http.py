@@ -358,6 +358,10 @@ class Client(Transport):
         """Set how many checkpoints an experiment keeps; return what went, or would go."""
         return self.post(f"/experiments/{experiment_id}/gc", {**policy, "dry_run": dry_run})
 
+    def runs(self, trial_id: int) -> list[Json]:
+        """List the runs of a trial, the oldest first."""
+        return self._whole(f"/trials/{trial_id}/runs", "runs")
+
     def trial_logs(self, trial_id: int, **filters: str | int | None) -> Json:
         """Return a page of a trial's log lines: ``logs`` and ``next_after``."""
         return self.get(f"/trials/{trial_id}/logs", **filters)

@@ -17,6 +17,7 @@ __all__ = [
     "ENV_AS_DEEPSPEED",
     "ENV_COLLECTIVE_TIMEOUT",
     "ENV_HOME",
+    "ENV_HOSTS",
     "ENV_MASTER",
     "ENV_RUN_SPEC",
     "ENV_SCRIPT",
@@ -56,6 +57,9 @@ ENV_RUN_SPEC = "ZEROLAB_RUN_SPEC"
 """Path of the JSON file that holds the :class:`RunSpec` of this process's run."""
 
 ENV_SCRIPT = "ZEROLAB_SCRIPT_PROCESS"
+ENV_HOSTS = "ALL_WORKERS"
+"""Set for the ranks of a command: the hosts of the run, with commas between them, the chief's
+first. Platforms for deep learning give it to their jobs."""
 """Process id of the Python that a command runs in a rank; what that starts are other processes."""
 
 ENV_STAGED = "ZEROLAB_STAGED_DATA"
@@ -260,6 +264,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The machines, where there are several."""
     hosts: tuple[HostSlots, ...] = ()
     """Machines of a hostfile, on which the agent starts the ranks over ssh; none for its own."""
+    host_names: tuple[str, ...] = ()
+    """Names of the machines of the run, by node rank; empty where only they know."""
     fewer: tuple[int, ...] = ()
     """With how many ranks it begins, too, where some of them are not there; the largest first."""
     ssh_config: str = ""

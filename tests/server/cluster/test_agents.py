@@ -245,3 +245,12 @@ def test_ranks_that_only_lost_another_one_leave_it_time_to_say_why_it_failed(
     server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(end))
     found = server.trial(trial["id"])
     assert (found["state"], found["restarts"], found["error"]) == ("PAUSED", 0, None)
+
+
+def test_run_knows_names_of_its_hosts(server: Server) -> None:
+    for name in ("a", "b"):
+        server.add_agent(name=name, pool="two")
+    resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
+    experiment = server.submit(resources=resources)
+    (trial,) = server.trials(experiment["id"])
+    assert server.begin(trial["id"]).host_names == ("here", "here")

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -51,6 +52,7 @@ from zerolab.contract.outcome import (
 )
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
+    ENV_HOSTS,
     ENV_RUN_SPEC,
     ENV_SCRIPT,
     EXIT_INFRASTRUCTURE,
@@ -204,6 +206,8 @@ def launch(spec_file: Path, early: EarlySignal) -> Outcome:
     # `python` in a command is the Python that runs us, whether its environment is active or not.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
+    if not (isinstance(spec.entrypoint, Command) and spec.entrypoint.plain):
+        os.environ[ENV_HOSTS] = ",".join(spec.host_names) or socket.gethostname()
     os.environ.update(spec.variables.get(kind, {}))
     install_from_environment()
     os.chdir(spec.model_dir)

@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
-from zerolab.cli.output import AsJson, print_json, print_table, result, say, say_warnings
+from zerolab.cli.output import (
+    AsJson,
+    end_state,
+    print_fields,
+    print_json,
+    print_table,
+    result,
+    say,
+    say_warnings,
+)
 from zerolab.contract.names import TASK_LABEL
+from zerolab.sizes import duration_text
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -23,8 +33,11 @@ group = typer.Typer(
 
 EVERYTHING = "ALL_WORKERS"
 """In place of ``--worker``'s JSON: every slot of the pool."""
-FROM = "ALL_WORKERS"
-"""The variable that is looked at where the command names none."""
+VARIABLES = ("DC_DL_CONFIG", "ALL_WORKERS")
+"""Variables that are read where the command names none, if they hold a JSON object. Platforms set
+the second one to a list of hosts, which says nothing about a task."""
+_IGNORED = frozenset({"framework", "name"})
+"""Keys of such JSON that say nothing about slots."""
 
 
 class Per(StrEnum):
@@ -47,7 +60,8 @@ def run(
     workers: Annotated[
         str,
         typer.Option(
-            "--worker", help='JSON in place of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS.'
+            "--worker",
+            help='JSON in place of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS, all slots.',
         ),
     ] = "",
     worker_from: Annotated[
@@ -55,7 +69,7 @@ def run(
         typer.Option(
             "--worker-from",
             help="Environment variable with that JSON, as a platform may set it. Default: "
-            "ALL_WORKERS, where it is set.",
+            "DC_DL_CONFIG or ALL_WORKERS, where it holds JSON.",
             metavar="VARIABLE",
         ),
     ] = None,
@@ -76,6 +90,9 @@ def run(
     ] = 0,
     context: Annotated[
         Path | None, typer.Option(help="Directory that it gets a copy of, and works in.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Label of the task; may be repeated.")
     ] = None,
     as_deepspeed: Annotated[
         bool,
@@ -111,7 +128,7 @@ def run(
         }
         config: dict[str, Any] = {
             "name": name,
-            "labels": [TASK_LABEL],
+            "labels": list(dict.fromkeys([TASK_LABEL, *(label or ())])),
             "entrypoint": list(command),
             "searcher": {"name": "single"},
             "max_restarts": max_restarts,
@@ -167,7 +184,10 @@ def given_workers(slots: int | None, workers: str, variable: str | None) -> str:
     from zerolab.errors import ConfigError
 
     if variable is None:
-        return workers or ("" if slots is not None else os.environ.get(FROM, ""))
+        if workers or slots is not None:
+            return workers
+        found = (os.environ.get(name, "").strip() for name in VARIABLES)
+        return next((text for text in found if text.startswith("{")), "")
     problems = []
     if workers or slots is not None:
         problems.append("--worker-from: cannot be combined with --worker or --slots")
@@ -183,7 +203,8 @@ def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
 
     Args:
         slots: As ``--slots`` says.
-        workers: JSON: ``{"count": 2, "gpus": 1}``, or that under the role ``worker``.
+        workers: JSON: ``{"count": 2, "gpus": 1}``, or that under the role ``worker``; ``framework``
+            and ``name`` are ignored.
 
     Raises:
         ConfigError: If that is said twice, or cannot be read.
@@ -201,31 +222,46 @@ def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
         raise ConfigError("task", [f"--worker: {form}, got {workers!r}"]) from None
     problems = []
     if isinstance(given, dict) and isinstance(given.get("worker"), dict):
-        others = ", ".join(sorted(given.keys() - {"worker"}))
+        others = ", ".join(sorted(given.keys() - {"worker"} - _IGNORED))
         if others:
             told = "the ranks of a task are all alike, so that worker must be its only role"
             problems.append(f"--worker: {told}, got {others} too")
         given = given["worker"]
-    if not isinstance(given, dict) or given.keys() - {"count", "gpus"}:
+    if not isinstance(given, dict) or given.keys() - {"count", "gpus"} - _IGNORED:
         problems.append(f"--worker: {form}, got {workers!r}")
         given = {}
     numbers = [given.get("count", 1), given.get("gpus", 1)]
-    if any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in numbers):
-        problems.append(f"--worker: count and gpus must be at least 1, got {workers!r}")
+    wrong = any(type(one) is not int for one in numbers)
+    if wrong or numbers[0] < 1 or numbers[1] < 0:
+        told = "count must be at least 1, and gpus at least 0"
+        problems.append(f"--worker: {told}, got {workers!r}")
     if slots is not None:
         problems.append("--worker, --slots: only one of them may be given")
     if problems:
         raise ConfigError("task", problems)
-    return int(numbers[0] * numbers[1]), int(numbers[1])
+    each = max(1, numbers[1])  # a worker without a GPU has a CPU slot
+    return numbers[0] * each, each
 
 
 @group.command("list")
-def list_tasks(as_json: AsJson = False) -> None:
-    """List the tasks, the newest first."""
+def list_tasks(
+    state: Annotated[
+        str | None, typer.Option(help="Only tasks in this state: ACTIVE, COMPLETED, ERROR...")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Only tasks with this in the name.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of tasks to list.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks, the newest first.
+
+    Example: zerolab task list --state ACTIVE --limit 10
+    """
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = _tasks(client)
+        found = _tasks(client, state=state and state.upper(), name=name, limit=limit)
     if as_json:
         print_json(found)
         return
@@ -235,6 +271,48 @@ def list_tasks(as_json: AsJson = False) -> None:
         for one in found
     ]
     print_table(header, rows)
+
+
+@group.command()
+def describe(name: TaskName, as_json: AsJson = False) -> None:
+    """Show one task: state, command, slots, labels, times, and its error if it has one.
+
+    Example: zerolab task describe train
+    """
+    import shlex
+
+    from zerolab.cli.connection import connect
+
+    with connect() as client:
+        task = client.experiment(int(_find(client, name)["id"]))
+        trials = client.trials(task["id"])
+        runs = client.runs(trials[0]["id"]) if trials else []
+    if as_json:
+        print_json({**task, "trials": trials, "runs": runs})
+        return
+    config = task["config"]
+    entrypoint, resources = config["entrypoint"], config["resources"]
+    command = entrypoint if isinstance(entrypoint, str) else shlex.join(entrypoint)
+    last = runs[-1] if runs else {}
+    print_fields(
+        {
+            "task": f"{task['id']}: {task['name']}",
+            "state": end_state(task),
+            "waits": task["waiting_reason"],
+            "command": command,
+            "labels": ", ".join(one for one in task["labels"] if one != TASK_LABEL),
+            "slots": resources["slots_per_trial"],
+            "pool": resources["resource_pool"],
+            "agents": ", ".join(last.get("agents", ())),
+            "restarts": trials[0]["restarts"] if trials else None,
+            "slot time": duration_text(sum(one["slot_seconds"] for one in trials)),
+            "exit code": last.get("exit_code"),
+            "created": task["created_at"],
+            "started": task["started_at"],
+            "ended": task["ended_at"],
+            "error": task["error"] or (trials[0]["error"] if trials else None),
+        }
+    )
 
 
 @group.command()
@@ -270,15 +348,19 @@ def stop(
 ) -> None:
     """Stop a task: its ranks may save what they have, then it ends."""
     from zerolab.cli.connection import connect
+    from zerolab.cli.following import ENDED
 
     with connect() as client:
         task = _find(client, name, to_stop=True)
-        client.experiment_action(task["id"], "kill" if kill else "cancel")
-    say(f"task {task['name']} ({task['id']}) is told to stop")
+        ended = task["state"] in ENDED
+        if not ended:
+            client.experiment_action(task["id"], "kill" if kill else "cancel")
+    end = f"has ended: it stays {task['state']}" if ended else "is told to stop"
+    say(f"task {task['name']} ({task['id']}) {end}")
 
 
-def _tasks(client: "Client") -> list[dict[str, Any]]:
-    found = [one for one in client.experiments() if TASK_LABEL in one["labels"]]
+def _tasks(client: "Client", **filters: str | int | None) -> list[dict[str, Any]]:
+    found = client.experiments(label=TASK_LABEL, **filters)
     return sorted(found, key=lambda one: -int(one["id"]))
 
 

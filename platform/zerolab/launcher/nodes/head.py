@@ -193,9 +193,10 @@ class Head:
         if several and port == 0:
             port = self._hello[plan.places[0].host].port
         address = plan.address or self._address()
+        names = tuple(place.host.rpartition("@")[2] for place in plan.places)
         for rank, place in enumerate(plan.places):
             job = Job(
-                run=self._run_of(place),
+                run=msgspec.structs.replace(self._run_of(place), host_names=names),
                 archive=plan.archive,
                 environment=dict(plan.environment),
                 nodes=plan.alone or Nodes(sizes, rank, address, port),

@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -70,7 +71,9 @@ def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outc
     if nodes is None:
         return Outcome(1, "the first node did not say where the ranks meet")
     own.create()
-    mine: RunSpec = msgspec.structs.replace(spec, nodes=nodes, run_dir=str(own.path))
+    mine: RunSpec = msgspec.structs.replace(
+        spec, nodes=nodes, run_dir=str(own.path), host_names=_nodes_of_job()
+    )
     write_run_spec(mine, own.spec)
     # Of each slot: a rank with several takes as many times that.
     threads = str(max(1, usable_cores() // (mine.local_slots * mine.slots_per_rank)))
@@ -89,6 +92,17 @@ def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outc
         return outcome
     died = signal_text(-code) if code < 0 else f"code {code}"
     return Outcome(code or 1, f"the launcher ended with {died}", told=passed)
+
+
+def _nodes_of_job() -> tuple[str, ...]:
+    """Return the names of the nodes of this job; none where Slurm does not say."""
+    named = os.environ.get("SLURM_JOB_NODELIST", "")
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        words = ["scontrol", "show", "hostnames", named]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        if done.returncode == 0 and done.stdout.split():
+            return tuple(done.stdout.split())
+    return ()
 
 
 def _another_failed(folder: RunFolder, rank: int, nodes: int) -> bool:
