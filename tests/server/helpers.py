@@ -153,13 +153,14 @@ class Server:
         pool: str = "default",
         per_node: int = 0,
         up: int | None = None,
+        host: str = "here",
     ) -> int:
         devices: list[dict[str, Any]] = [{"id": id_, "device": "cpu"} for id_ in range(slots)]
         for one in devices if up is not None else ():
             one["down"] = one["id"] >= up
         for one in devices if per_node else ():
             one["node"] = one["id"] // per_node
-        body = {"name": name, "host": "here", "slots": devices, "pool": pool}
+        body = {"name": name, "host": host, "slots": devices, "pool": pool}
         agent_id: int = self.post("/agents", body)["agent_id"]
         return agent_id
 

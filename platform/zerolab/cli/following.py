@@ -1,6 +1,7 @@
 """Logs as they come, and waiting for an end."""
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,4 +114,7 @@ def _state(client: "Client", noun: Noun, noun_id: int) -> str:
 
 def _line(entry: dict[str, Any]) -> str:
     origin = entry["stream"] if entry.get("rank") is None else f"rank {entry['rank']}"
+    host = entry.get("host")
+    if host and host != socket.gethostname():
+        origin = f"{host} {origin}"
     return f"{entry['time']} trial {entry['trial_id']} [{origin}] {entry['text']}"

@@ -362,6 +362,8 @@ export interface Log {
   text: string;
   /** When it was written. */
   time: string | null;
+  /** Host of the agent that sent it; null for the server. */
+  host: string | null;
 }
 
 /** A page of log lines. */

@@ -19,6 +19,7 @@ __all__ = [
     "all_ended",
     "failed_before_its_kill",
     "held_slots",
+    "host_of",
     "keep_address",
     "kills_others",
     "next_log",
@@ -176,6 +177,18 @@ def _failed(row: RowMapping) -> bool:
 
 def _outcome(row: RowMapping) -> Outcome:
     return Outcome(row["exit_code"], row["reason"], told=bool(row["told"]))
+
+
+def host_of(connection: Connection, run: RowMapping, node: int) -> str | None:
+    """Return the host of an agent of a run; None if the agent is gone."""
+    first = select(agents.c.host).where(agents.c.id == run["agent_id"])
+    other = select(agents.c.host).join(run_nodes, run_nodes.c.agent_id == agents.c.id)
+    query = (
+        first
+        if node == 0
+        else other.where(run_nodes.c.run_id == run["id"], run_nodes.c.node_rank == node)
+    )
+    return connection.execute(query).scalar_one_or_none()
 
 
 def next_log(connection: Connection, run: RowMapping, node: int) -> int:

@@ -50,7 +50,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0013"
+HEAD = "0014"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -326,6 +326,7 @@ logs = Table(
     Column("level", String(16), nullable=True),
     Column("text", Text, nullable=False),
     Column("time", Double, nullable=False),
+    Column("host", Text, nullable=True),
     Index("ix_logs_trial", "trial_id", "id"),
     Index("ix_logs_experiment", "experiment_id", "id"),
     sqlite_autoincrement=True,

@@ -247,10 +247,28 @@ def test_ranks_that_only_lost_another_one_leave_it_time_to_say_why_it_failed(
     assert (found["state"], found["restarts"], found["error"]) == ("PAUSED", 0, None)
 
 
-def test_run_knows_names_of_its_hosts(server: Server) -> None:
-    for name in ("a", "b"):
-        server.add_agent(name=name, pool="two")
+def start_on_two_hosts(server: Server) -> int:
+    for number in (1, 2):
+        server.add_agent(name=f"agent-{number}", pool="two", host=f"worker-{number}")
     resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
     experiment = server.submit(resources=resources)
     (trial,) = server.trials(experiment["id"])
-    assert server.begin(trial["id"]).host_names == ("here", "here")
+    return int(trial["id"])
+
+
+def test_run_knows_names_of_its_hosts(server: Server) -> None:
+    trial_id = start_on_two_hosts(server)
+    assert server.begin(trial_id).host_names == ("worker-1", "worker-2")
+
+
+def test_log_lines_have_their_host(server: Server) -> None:
+    trial_id = start_on_two_hosts(server)
+    run_id = server.begin(trial_id).run_id
+    for node in (0, 1):
+        entry = {"text": f"line of node {node}", "time": 1.0, "rank": node}
+        server.post(f"/runs/{run_id}/logs", {"first": 0, "entries": [entry], "node": node})
+    lines = server.get(f"/trials/{trial_id}/logs")["logs"]
+    assert [(line["text"], line["host"]) for line in lines if line["stream"] != "server"] == [
+        ("line of node 0", "worker-1"),
+        ("line of node 1", "worker-2"),
+    ]

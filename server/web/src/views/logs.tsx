@@ -27,7 +27,11 @@ const LEVELS: [string, string][] = [
 ];
 
 const plain = (line: LogLine): string => line.text.replace(ESCAPES, "").replace(PREFIX, "");
-const source = (line: LogLine): string => (line.rank === null ? line.stream : `rank ${line.rank}`);
+const origin = (line: LogLine): string => (line.rank === null ? line.stream : `rank ${line.rank}`);
+const source = (line: LogLine, hosts: boolean): string => (hosts && line.host ? `${line.host} ${origin(line)}` : origin(line));
+
+/** True if lines come from several hosts. */
+const haveHosts = (lines: LogLine[]): boolean => new Set(lines.map((line) => line.host).filter(Boolean)).size > 1;
 
 interface LogsProps {
   /** Whose log: of an experiment, or of a trial. */
@@ -57,6 +61,7 @@ export function Logs({ path, tick, ranks, several }: LogsProps) {
   }, [lines.value, follow]);
   const found = (lines.value ?? []).filter((line) => line.text.toLowerCase().includes(text.toLowerCase()));
   const full = lines.value !== null && lines.value.length >= most;
+  const hosts = haveHosts(lines.value ?? []);
   return (
     <section>
       {lines.error && <Problem text={lines.error} />}
@@ -83,7 +88,7 @@ export function Logs({ path, tick, ranks, several }: LogsProps) {
       </div>
       <pre class="logs" ref={box} tabIndex={0} aria-label="log lines">
         {found.map((line) => (
-          <Line key={line.id} line={line} several={several} />
+          <Line key={line.id} line={line} several={several} hosts={hosts} />
         ))}
         {lines.value === null ? "Reading…" : found.length === 0 && "No line."}
       </pre>
@@ -115,7 +120,8 @@ function Download({ path, query }: { path: string; query: string }) {
       after = page.next_after;
     }
     const cut = after === null ? "" : `the first ${MOST_SAVED} lines only\n`;
-    const told = (line: LogLine) => [clock(line.time), line.trial_id ?? "-", source(line), line.text].join("\t");
+    const hosts = haveHosts(rows);
+    const told = (line: LogLine) => [clock(line.time), line.trial_id ?? "-", source(line, hosts), line.text].join("\t");
     save(`${path.slice(1).replace("s/", "-")}.log`, `${rows.map(told).join("\n")}\n${cut}`);
   };
   return (
@@ -125,14 +131,14 @@ function Download({ path, query }: { path: string; query: string }) {
   );
 }
 
-function Line({ line, several }: { line: LogLine; several: boolean }) {
+function Line({ line, several, hosts }: { line: LogLine; several: boolean; hosts: boolean }) {
   const level = (line.level ?? "").toLowerCase();
   return (
     <span class={`line ${line.stream} ${level === "critical" ? "error" : level}`}>
       <time title={clock(line.time)}>{clock(line.time).slice(11)}</time>
       <i>
         {several && line.trial_id !== null ? `trial ${line.trial_id} ` : ""}
-        {source(line)}
+        {source(line, hosts)}
       </i>
       <b>{level === "info" ? "" : level}</b>
       {plain(line)}

@@ -26,6 +26,8 @@ class Log(Resource, frozen=True):
     """The line."""
     time: Time | None
     """When it was written."""
+    host: str | None
+    """Host of the agent that sent it; null for the server."""
 
 
 class LogPage(Resource, frozen=True):

@@ -15,7 +15,7 @@ from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.nodes import next_log, save_next_log
+from zeroserver.orchestrator.nodes import host_of, next_log, save_next_log
 from zeroserver.states import RunState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import logs, runs
@@ -84,7 +84,8 @@ def store_logs(
         return wanted + len(fresh)
     check_times(entry.time for entry in fresh)
     secrets = world.secrets_of(transaction, run["experiment_id"])
-    rows = [_log_row(run, entry, secrets) for entry in fresh]
+    host = host_of(transaction.connection, run, batch.node)
+    rows = [_log_row(run, entry, secrets, host) for entry in fresh]
     names = ", ".join(rows[0])
     marks = ", ".join("?" * len(rows[0]))
     transaction.many(
@@ -159,7 +160,9 @@ def _drop_oldest(world: World, transaction: Transaction, run: RowMapping, size: 
     )  # fmt: skip
 
 
-def _log_row(run: RowMapping, entry: LogEntry, secrets: Sequence[str]) -> dict[str, Any]:
+def _log_row(
+    run: RowMapping, entry: LogEntry, secrets: Sequence[str], host: str | None
+) -> dict[str, Any]:
     return {
         "experiment_id": run["experiment_id"],
         "trial_id": run["trial_id"],
@@ -169,4 +172,5 @@ def _log_row(run: RowMapping, entry: LogEntry, secrets: Sequence[str]) -> dict[s
         "level": entry.level,
         "text": mask_values(entry.text[:_LINE_CHARACTERS], secrets).replace("\0", "\ufffd"),
         "time": entry.time,
+        "host": host,
     }
