@@ -156,6 +156,8 @@ class LifeCycle(RuleBasedStateMachine):
         if action == "continue":
             self.asked_to_go_on.add(before["id"])
             self._goes_on(before["experiment_id"])
+            if before["state"] in ENDED:  # one more than the search would have at a time
+                self.meddled.add(before["experiment_id"])
         may_refuse = action in {"activate", "continue"}  # by more than the state
         self._ask(path, "trial", before, TRIAL_ALLOWED.get(action), may_refuse=may_refuse)
 
@@ -283,9 +285,18 @@ class LifeCycle(RuleBasedStateMachine):
             return "COMPLETED", restarts, False
         if code == EXIT_INFRASTRUCTURE:
             return rests, restarts, True
-        if restarts < MAX_RESTARTS:
+        if restarts < MAX_RESTARTS and (restarts or self._has_reported(trial_id)):
             return rests, restarts + 1, True
         return "ERROR", restarts, False
+
+    def _has_reported(self, trial_id: int) -> bool:
+        """Whether a trial has a checkpoint or a metric: without them an error is final."""
+        ((checkpoint, points),) = self.server.sql(
+            "SELECT latest_checkpoint IS NOT NULL, (SELECT count(*) FROM points p JOIN metric_keys k "
+            "ON k.id = p.key_id WHERE p.trial_id = trials.id AND k.group_name <> 'system') "
+            f"FROM trials WHERE id = {trial_id}"
+        )
+        return bool(checkpoint or points)
 
     @rule(agent=st.sampled_from([1, 2]))
     def a_machine_dies(self, agent: int) -> None:
