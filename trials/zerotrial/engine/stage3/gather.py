@@ -21,7 +21,7 @@ from torch import nn
 
 from zerolab.config.engine.zero import LIVE_LIMIT
 from zerotrial.engine.module.replicated import is_replicated
-from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
+from zerotrial.engine.stage3.internals import UnitParameters, keep_after_forward, parameters_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -42,7 +42,7 @@ def set_gathering(module: nn.Module, units: Sequence[Unit], zero: ZeroConfig) ->
     kept = kept_to_backward(order, zero)
     whole = kept_between_steps(order, zero)
     for unit in kept | whole:
-        _sharded(unit).set_reshard_after_forward(False, recurse=False)
+        keep_after_forward(_sharded(unit))
     for unit in whole:
         _sharded(unit).set_reshard_after_backward(False, recurse=False)
     if zero.stage3_prefetch_bucket_size is not None:

@@ -45,6 +45,7 @@ __all__ = [
     "also_whole",
     "cut_into_shards",
     "enter_forward",
+    "keep_after_forward",
     "keep_class_name",
     "leave_forward",
     "local_part",
@@ -155,6 +156,16 @@ def set_reduce_scatter(unit: FSDPModule, reduce_scatter: ReduceScatter) -> None:
         set_divide_factor(unit, 1.0)
         return
     _Collectives.of(unit).reduce_scatter = reduce_scatter
+
+
+def keep_after_forward(unit: FSDPModule) -> None:
+    """Keep a unit's parameters gathered from forward to backward."""
+    if hasattr(unit, "set_reshard_after_forward"):  # torch 2.8
+        unit.set_reshard_after_forward(False, recurse=False)
+        return
+    parameters = parameters_of(unit)
+    if parameters is not None:
+        parameters.frees_after_forward = None
 
 
 def sum_only(unit: FSDPModule) -> None:
