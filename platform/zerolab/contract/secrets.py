@@ -2,7 +2,8 @@
 
 Secrets are the credentials of ``checkpoint_storage``, and values whose name looks like a key, a
 token, a secret or a password: of an environment variable, of an assignment or an option in the
-entrypoint (``NAME=value``, ``--name value``), and of a key under ``data``. Hyperparameters are
+entrypoint (``NAME=value``, ``--name value``), and of a key under ``data`` with all that is below
+it. So are addresses with a password, a token or a signature in these places. Hyperparameters are
 never masked.
 """
 
@@ -32,16 +33,20 @@ STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential"
 """Keys of ``checkpoint_storage`` that hold credentials."""
 
 _NAME = re.compile(
-    r"SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|CONN(ECTION)?_?STR"
+    r"SECRET|PASSW(OR)?D|SSHPASS|PASSPHRASE|CREDENTIAL|CONN(ECTION)?_?STR"
     r"|(KEYS?|TOKEN|PWD)(?![A-Z])|(?<![A-Z])(PASS|PAT|AUTH|DSN)(?![A-Z])"
 )
-_PASSWORD_IN_URL = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+_LOGIN_IN_URL = re.compile(r"://(?:[^/\s@]*:[^/\s@]+|[^/\s@:]{16,})@")
+"""A user with a password, or a token in place of the user."""
+_QUERY_IN_URL = re.compile(r"://[^\s?]*\?\S+")
+_PARAMETER = re.compile(r"[?&]([\w.-]+)=[^&\s]")
 _OPTION = re.compile(r"-{0,2}[A-Za-z_][\w.-]*")
+_NAMES = r"(?<![\w-])(?:(-{0,2}[A-Za-z_][\w-]*)(=)|(--[A-Za-z_][\w-]*)([ \t]+)(?!-))"
 _VALUE = r"(\"[^\"]*\"|'[^']*'|[^\s\"']+)"
-_ASSIGNMENT = re.compile(r"(?<![\w-])(-{0,2}[A-Za-z_][\w-]*)(=)" + _VALUE)
+_IN_COMMAND = re.compile(rf"{_NAMES}{_VALUE}|([A-Za-z][\w+.-]*)(://)([^\s\"'|;<>()]+)")
+"""An assignment, an option with its value, or an address."""
 _NUMBER = re.compile(r"[0-9]{1,5}")
 """Value of an option like ``--key-size``, which is no secret."""
-_OPTION_VALUE = re.compile(r"(?<![\w-])(--[A-Za-z_][\w-]*)([ \t]+)(?!-)" + _VALUE)
 SHORTEST = 6
 """Characters of a value that is looked for in other text; shorter ones occur by chance."""
 
@@ -52,6 +57,16 @@ _Swap = Callable[[_Place, str], str]
 def is_secret_name(name: str) -> bool:
     """Return whether a name looks like that of a key, a token, a secret or a password."""
     return _NAME.search(name.upper()) is not None
+
+
+def _is_secret_url(value: str) -> bool:
+    if _LOGIN_IN_URL.search(value):
+        return True
+    return any(
+        is_secret_name(name) or name.lower().endswith(("sig", "signature"))
+        for query in _QUERY_IN_URL.findall(value)
+        for name in _PARAMETER.findall(query)
+    )
 
 
 def mask_secrets(config: Mapping[str, Any], *, for_trial: bool = False) -> dict[str, Any]:
@@ -206,7 +221,7 @@ def _swap_line(line: Any, place: _Place, swap: _Swap) -> Any:
     if not isinstance(line, str):
         return line
     name, equals, value = line.partition("=")
-    is_secret = value and (is_secret_name(name) or _PASSWORD_IN_URL.search(value))
+    is_secret = value and (is_secret_name(name) or _is_secret_url(value))
     if not equals or not (is_secret or value == MASK):
         return line
     return f"{name}={swap((*place, name), value)}"
@@ -221,38 +236,54 @@ def _swap_words(value: Any, swap: _Swap) -> Any:
         return swap(("entrypoint", name, str(seen[name])), given)
 
     def replace(found: re.Match[str]) -> str:
-        name, between, given = found[1], found[2], found[3]
-        if not is_secret_name(name) or _NUMBER.fullmatch(given):
-            return found[0]
-        return f"{name}{between}{swap_next(name, given)}"
+        name, between, given = (each for each in found.groups() if each is not None)
+        if between == "://":
+            is_secret = given == MASK or _is_secret_url(found[0])
+            return f"{name}://{swap_next('url', given)}" if is_secret else found[0]
+        if not is_secret_name(name):
+            return f"{name}{between}{_IN_COMMAND.sub(replace, given)}"
+        return found[0] if _NUMBER.fullmatch(given) else f"{name}{between}{swap_next(name, given)}"
 
     if isinstance(value, str):
-        return _OPTION_VALUE.sub(replace, _ASSIGNMENT.sub(replace, value))
+        return _IN_COMMAND.sub(replace, value)
     if not isinstance(value, list | tuple):
         return value
     words: list[Any] = []
     for word in value:
         before = words[-1] if words else None
-        words.append(_swap_word(word, before, swap_next))
+        swapped = _swap_word(word, before, swap_next)
+        if swapped is None and isinstance(word, str):  # perhaps a command of its own: bash -c "..."
+            swapped = _IN_COMMAND.sub(replace, word)
+        words.append(word if swapped is None else swapped)
     return words
 
 
-def _swap_word(word: Any, before: Any, swap_next: Callable[[str, str], str]) -> Any:
+def _swap_word(word: Any, before: Any, swap_next: Callable[[str, str], str]) -> str | None:
+    """Replace a word that is an assignment or the value of an option; None for any other."""
     if not isinstance(word, str) or _NUMBER.fullmatch(word.partition("=")[2] or word):
-        return word
+        return None
     name, equals, value = word.partition("=")
     if equals and value and _OPTION.fullmatch(name) and is_secret_name(name):
         return f"{name}={swap_next(name, value)}"
     is_option = isinstance(before, str) and before.startswith("--") and _OPTION.fullmatch(before)
     if is_option and is_secret_name(before) and not word.startswith("-"):
         return swap_next(before, word)
-    return word
+    return None
 
 
-def _swap_keys(value: Any, place: _Place, swap: _Swap) -> Any:
+def _swap_keys(value: Any, place: _Place, swap: _Swap, *, secret: bool = False) -> Any:
+    """Replace texts whose key, or one above it, has a secret's name."""
     if isinstance(value, Mapping):
-        return {key: _swap_keys(each, (*place, str(key)), swap) for key, each in value.items()}
+        return {
+            key: _swap_keys(
+                each, (*place, str(key)), swap, secret=secret or is_secret_name(str(key))
+            )
+            for key, each in value.items()
+        }
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_swap_keys(each, (*place, str(i)), swap) for i, each in enumerate(value)]
-    is_secret = isinstance(value, str) and value and is_secret_name(place[-1])
-    return swap(place, value) if is_secret else value
+        return [
+            _swap_keys(each, (*place, str(i)), swap, secret=secret) for i, each in enumerate(value)
+        ]
+    if not isinstance(value, str) or not value:
+        return value
+    return swap(place, value) if secret or value == MASK or _is_secret_url(value) else value

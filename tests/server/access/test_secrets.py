@@ -51,6 +51,7 @@ def test_other_names_are_not_secret(name: str) -> None:
         ["A_TOKEN=hush-1", "B=2", "C_KEY=", "URL=https://me:hush-2@host/x"],
         {"cpu": ["A_TOKEN=hush-1"], "cuda": ["A_TOKEN=hush-2", "B=2"]},
         {"gpu": ["A_TOKEN=hush-1"]},
+        ["SSHPASS=hush-1", "INDEX=https://hush-hush-hush-hush@host/x", "B=az://c?a=1&sig=hush-2"],
     ],
 )
 @pytest.mark.parametrize(
@@ -59,6 +60,9 @@ def test_other_names_are_not_secret(name: str) -> None:
         "env A_KEY='hush 5' A_KEY=hush-6 python train.py --api_key=hush-7 --hub-token hush-8 -k x",
         ["env", "A_KEY=hush-5", "x", "--token", "hush-6", "--token", "hush-7", "--key=hush-8"],
         "python train.py --use_auth_token --lr 0.1 wandb.key=hush-5",
+        "t --a_key=db://u:hush-5@h --db db://u:hush-6@h --to=https://h/?a=1&sig=hush-7 | tee x",
+        ["bash", "-c", "HF_TOKEN=hush-5 python train.py --db db://u:hush-6@h --a-key hush-7"],
+        ["python", "--token", "db://u:hush-5@h", "--db", "db://u:hush-6@h"],
     ],
 )
 def test_restore_undoes_mask(variables: Any, entrypoint: Any) -> None:
@@ -73,6 +77,34 @@ def test_restore_undoes_mask(variables: Any, entrypoint: Any) -> None:
     assert restore_secrets(shown, config) == config
     assert all(value not in json.dumps(shown) for value in find_secrets(config))
     assert mask_secrets(shown) == shown
+
+
+def test_data_below_a_secret_name_and_addresses_are_masked() -> None:
+    config = {
+        "data": {
+            "token": {"value": "hush-1"}, "keys": [["hush-2"], {"a": "hush-3"}],
+            "urls": ["postgres://me:hush-4@host/x", "https://host/x?X-Amz-Signature=hush-5"],
+        }
+    }  # fmt: skip
+    shown = mask_secrets(config)
+    assert "hush" not in json.dumps(shown)
+    assert restore_secrets(shown, config) == config
+
+
+def test_addresses_without_secrets_are_shown() -> None:
+    urls = [
+        "ssh://git@host/x",
+        "https://host:80/x?page=1&limit=2",
+        "s3://bucket/a@b",
+        "db://me@h/x",
+    ]
+    for each in urls:
+        config = {
+            "data": {"url": each},
+            "entrypoint": f"python t.py --db {each}",
+            "environment": {"environment_variables": [f"URL={each}"]},
+        }
+        assert mask_secrets(config) == config
 
 
 def test_small_numbers_in_commands_are_shown() -> None:
