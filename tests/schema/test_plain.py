@@ -3,6 +3,8 @@
 import enum
 import types
 from collections import UserDict, UserList
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ class Device(enum.StrEnum):
         (np.str_("a"), "a"),
         (torch.tensor(2), 2),
         (torch.tensor([1.0]), [1.0]),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 4), 0.25),
         (Path("/tmp/x"), "/tmp/x"),
         (Device.CPU, "cpu"),
         (UserDict({"a": UserList([UserDict({"b": (1,)})])}), {"a": [{"b": [1]}]}),
@@ -51,6 +55,12 @@ def test_cycles_end() -> None:
     cycle |= {"a": cycle, "b": [cycle]}
     with pytest.raises(ConfigError, match="nested at most"):
         load_engine_config(cycle)
+
+
+def test_iterators_are_refused() -> None:
+    optimizer = {"type": "AdamW", "params": {"betas": map(float, (0.9, 0.95))}}
+    with pytest.raises(ConfigError, match=r"params\.betas: must be a list, got a map"):
+        load_engine_config({"train_batch_size": 8, "optimizer": optimizer})
 
 
 def test_engine_config_reads_python_values() -> None:

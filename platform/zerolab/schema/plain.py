@@ -8,6 +8,8 @@ import enum
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from zerolab.schema.section import Path, dotted
@@ -24,7 +26,8 @@ def to_plain(value: Any) -> Any:
     """Convert values of Python code to those that a file holds.
 
     Mappings (OmegaConf's too) become dicts, sequences and arrays lists, paths text, enumerations
-    their values, numbers of numpy and torch Python's. Everything else stays, to be checked later.
+    their values, numbers of numpy and torch, Decimals and Fractions Python's. Everything else stays,
+    to be checked later.
 
     Args:
         value: A configuration, or a part of it.
@@ -43,6 +46,8 @@ def _converted(value: Any, outer: tuple[int, ...]) -> Any:
         value = value.value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, Decimal | Fraction):
+        value = float(value)
     if type(value).__module__.partition(".")[0] in {"numpy", "torch"} and hasattr(value, "tolist"):
         return value.tolist()
     inside = (*outer, id(value))
@@ -87,6 +92,8 @@ def _values(content: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _problem(value: Any) -> str | None:
+    if isinstance(value, Iterator):
+        return f"must be a list, got a {type(value).__name__}, which can be read once; use list()"
     if isinstance(value, float) and not math.isfinite(value):
         return f"must be a finite number, got {value}"
     if isinstance(value, str):
