@@ -175,6 +175,8 @@ def other_calls(stage: int) -> None:
         assert engine.module.first.weight.grad is not None
     with pytest.raises(EngineError, match="must have the parameter's shape"):
         engine.module.first.weight.grad = torch.ones(2)
+    with pytest.raises(TypeError, match="must be a tensor or None, got int"):
+        engine.module.first.weight.grad = 5
     norm = float(clip_grad_norm_(engine.parameters(), 1e9))
     assert engine.step().grad_norm == pytest.approx(norm, rel=1e-5)
     engine.close()
@@ -237,4 +239,40 @@ def test_plain_parameters_keep_torchs_gradients() -> None:
     assert other.weight.grad is not None
     other.weight.grad = None
     assert other.weight.grad is None
+    engine.close()
+
+
+def read_on_one_rank() -> str:
+    engine = make_engine(2)
+    engine.backward(engine(inputs(0)[:4]))
+    try:
+        if dist.get_rank() == 0:
+            clip_norm(engine)
+        engine.step()
+    except (EngineError, RuntimeError) as error:  # the other rank's knows of no p.grad
+        return str(error)
+    return ""
+
+
+def test_reading_on_one_rank_is_named() -> None:
+    assert "p.grad" in run_on_ranks(read_on_one_rank, 2)[0]
+
+
+def test_stage3_looks_up_its_parameters_once() -> None:
+    engine = make_engine(3)
+    other = nn.Linear(2, 2)
+    engine.backward(engine(inputs(0)))
+    looked = 0
+    leaves = engine.stage.leaves
+
+    def counted() -> Any:
+        nonlocal looked
+        looked += 1
+        return leaves()
+
+    engine.stage.leaves = counted
+    for _ in range(10):
+        assert other.weight.grad is None
+    assert looked == 1
+    engine.step()
     engine.close()

@@ -20,6 +20,7 @@ from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.checkpoint.whole import WholeCalls
 from zerotrial.engine.comm.attendance import Attendance
+from zerotrial.engine.comm.wires import PeerError
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
 from zerotrial.engine.mesh import Mesh
@@ -263,7 +264,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             EngineError: At stage 3, and in fp16 while losses are multiplied by a loss scale.
         """
         self._check_unscaled()
-        with self._gradient_call if self.stage.gathers_gradients else nullcontext():
+        with self._gradient_access():
             return self.stage.read_gradient(parameter)
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
@@ -273,11 +274,28 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             EngineError: As there, and for a value of another shape.
         """
         self._check_unscaled()
+        if value is not None and not isinstance(value, Tensor):
+            msg = f"p.grad: must be a tensor or None, got {type(value).__name__}"
+            raise TypeError(msg)
         if value is not None and value.shape != parameter.shape:
             shapes = f"{tuple(parameter.shape)}, got {tuple(value.shape)}"
             raise EngineError(f"p.grad: must have the parameter's shape {shapes}")
-        with self._gradient_call if self.stage.gathers_gradients else nullcontext():
+        with self._gradient_access():
             self.stage.write_gradient(parameter, value)
+
+    @contextmanager
+    def _gradient_access(self) -> Iterator[None]:
+        """Name ``p.grad`` where ranks wait for others that do not read it, or fail for it."""
+        if not self.stage.gathers_gradients:
+            yield
+            return
+        with self._gradient_call:
+            try:
+                yield
+            except PeerError as error:
+                msg = "p.grad: at stages 1 and 2 its first access after backward() is a call that "
+                msg += f"every rank must make (no `if rank == 0`); read it on all ranks: {error}"
+                raise EngineError(msg) from error
 
     def _check_unscaled(self) -> None:
         if self.scaler.scale != 1:

@@ -129,6 +129,8 @@ class Stage3:
         self._held: frozenset[str] = frozenset()
         """Parameters that the last step has left alone."""
         self._torn = False  # inside a backward pass, or after one that raised
+        self._owned: frozenset[Tensor] | None = None
+        """Parameters whose gradients are kept here; looked up once after each backward pass."""
         self._paged: PagedGradients | None = None
         if files is not None:
             page_units(units)
@@ -175,6 +177,7 @@ class Stage3:
         for shard in self._shards:
             shard.parameter.grad = None
         self._torn = True
+        self._owned = None
         if self._paged is not None:
             self._paged.reached.clear()
             self._paged.listening, self._paged.share = True, share
@@ -307,9 +310,9 @@ class Stage3:
 
     def owns_gradient(self, parameter: Tensor) -> bool:
         """See :class:`~zerotrial.engine.seams.Stage`."""
-        return any(shard.parameter is parameter for shard in self._shards) or any(
-            leaf is parameter for leaf in self.leaves()
-        )
+        if self._owned is None:
+            self._owned = frozenset([*(shard.parameter for shard in self._shards), *self.leaves()])
+        return parameter in self._owned
 
     def read_gradient(self, parameter: Tensor) -> NoReturn:
         """Refuse; see :class:`~zerotrial.engine.seams.Stage`."""
