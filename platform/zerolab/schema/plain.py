@@ -26,8 +26,8 @@ def to_plain(value: Any) -> Any:
     """Convert values of Python code to those that a file holds.
 
     Mappings (OmegaConf's too) become dicts, sequences and arrays lists, paths text, enumerations
-    their values, numbers of numpy and torch, Decimals and Fractions Python's. Everything else stays,
-    to be checked later.
+    their values, numbers of numpy and torch, Decimals and Fractions Python's. Everything else
+    stays, to be checked later.
 
     Args:
         value: A configuration, or a part of it.
