@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from zerolab.cli.following import exit_code
-from zerolab.cli.output import checkpoint_text, end_state
+from zerolab.cli.output import checkpoint_text, end_state, problem_lines
 
 
 def ended(state: str, failed: int = 0, canceled: int = 0, problem: str | None = None) -> Any:
@@ -32,6 +32,14 @@ def ended(state: str, failed: int = 0, canceled: int = 0, problem: str | None = 
 def test_state_shows_failed_trials(experiment: Any, text: str, tone: str, code: int) -> None:
     shown = end_state(experiment)
     assert (str(shown), shown.tone, exit_code(experiment)) == (text, tone, code)
+
+
+def test_failed_is_told_from_without_result() -> None:
+    failed = {"id": 6, "state": "ERROR", "result_problem": "boom", "best_validation": 0.9}
+    empty = {"id": 7, "state": "COMPLETED", "result_problem": "no validation"}
+    good = {"id": 8, "state": "COMPLETED", "result_problem": None}
+    lines = problem_lines("trial", [failed, empty, good])
+    assert lines == ["trial 6 failed: boom", "trial 7 has no result: no validation"]
 
 
 def test_best_checkpoint_shows_its_own_metric() -> None:

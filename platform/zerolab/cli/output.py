@@ -111,10 +111,11 @@ def checkpoint_text(best: Mapping[str, Any], metric: str | None) -> str | None:
 
 
 def problem_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line for each experiment or trial that has ended without a result: why."""
+    """One line for each experiment or trial that has failed, or ended without a result: why."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
     lines = [
-        f"{noun} {one['id']} has no result: {one['result_problem']}"
+        f"{noun} {one['id']} {'failed' if one['state'] == 'ERROR' else 'has no result'}: "
+        f"{one['result_problem']}"
         for one in resources
         if one["result_problem"]
     ]
