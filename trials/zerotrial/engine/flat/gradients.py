@@ -133,18 +133,22 @@ class Gradients:
 
         They are frozen and have had no gradient since the last step, or user code has removed it.
         """
-        touched, dropped = self._touched[bucket], self._dropped[bucket]
-        if touched is None:
-            return sorted(dropped)
-        return [
-            index
-            for index, place in enumerate(self._buckets[bucket].places)
-            if index in dropped or (index not in touched and not place.parameter.requires_grad)
-        ]
+        if self._touched[bucket] is None:
+            return sorted(self._dropped[bucket])
+        places = range(len(self._buckets[bucket].places))
+        return [place for place in places if self._is_idle(bucket, place)]
+
+    def _is_idle(self, bucket: int, place: int) -> bool:
+        if place in self._dropped[bucket]:
+            return True
+        touched = self._touched[bucket]
+        if touched is None or place in touched:
+            return False
+        return not self._buckets[bucket].places[place].parameter.requires_grad
 
     def read(self, bucket: int, place: int) -> Tensor | None:
         """Return a parameter's average, in its shape, out of :attr:`exposed`."""
-        if place in self.idle(bucket):
+        if self._is_idle(bucket, place):
             return None
         at = self._buckets[bucket].places[place]
         return self.exposed[bucket][at.start : at.stop].view(at.parameter.shape)
