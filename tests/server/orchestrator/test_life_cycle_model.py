@@ -293,7 +293,8 @@ class LifeCycle(RuleBasedStateMachine):
         """Whether a trial has a checkpoint or a metric: without them an error is final."""
         ((checkpoint, points),) = self.server.sql(
             "SELECT latest_checkpoint IS NOT NULL, "
-            "(SELECT count(*) FROM points p JOIN metric_keys k ON k.id = p.key_id WHERE p.trial_id = trials.id AND k.group_name <> 'system') "
+            "(SELECT count(*) FROM points p JOIN metric_keys k ON k.id = p.key_id "
+            "WHERE p.trial_id = trials.id AND k.group_name <> 'system') "
             f"FROM trials WHERE id = {trial_id}"
         )
         return bool(checkpoint or points)
