@@ -127,7 +127,7 @@ def test_the_failure_of_one_node_ends_all_and_is_named(keys: Keys, tmp_path: Pat
     (tmp_path / "fail_2").touch()
     code, _, err = launched.end()
     assert code == 1
-    assert "worker-2: rank 2 exited with code 1: ValueError: no such layer" in err
+    assert "worker-2: rank 2 exited with code 1: train.py:10: ValueError: no such layer" in err
     gone(*pids)
 
 
