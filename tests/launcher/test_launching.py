@@ -417,7 +417,7 @@ sys.exit(66)
     # There need not be a GPU: this is what the agent sets for a run that has one.
     environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "0"}
     outcome = end_of(server.start(folder, environment), folder)
-    assert outcome == Outcome(EXIT_PREEMPTED, "rank 0 exited with code 66")
+    assert outcome == Outcome(EXIT_PREEMPTED, "preempted")
     assert folder.stdout(0).read_text() == "rank 0 model\nat exit\n"
 
 
