@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerolab.config.describe import table, with_tables
+from zerolab.config.key_tables import table, with_tables
 from zerotrial.engine.memory import estimate, kept_activations
 from zerotrial.plan.layouts import bubble, data_traffic, pipe_traffic, tensor_traffic
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from zerolab.config import load_experiment
 from zerolab.config.experiment.entrypoint import parse_entrypoint
-from zerolab.config.experiment.for_runs import sections_of
+from zerolab.config.experiment.run_spec import sections_of
 
 SEARCHER = {"name": "single", "metric": "validation_loss"}
 

@@ -27,7 +27,7 @@ MODEL = """
 import pathlib, time
 import torch
 import zerotrial
-from zerolab.core.preempt import DirectivePoller
+from zerolab.core.preemption import DirectivePoller
 
 class Poller(DirectivePoller):
     made = []

@@ -27,7 +27,7 @@ from zerolab.cli.main import main
 from zerolab.cli.output import number
 from zerolab.contract.spec import RunSpec
 from zerolab.contract.wire import MetricsRecord
-from zerolab.reports.file import MetricsFile
+from zerolab.reports.metrics_file import MetricsFile
 
 pytestmark = pytest.mark.processes
 

@@ -13,9 +13,9 @@ from tests.waiting import until
 from zerolab.client.http import Client
 from zerolab.contract.wire import MetricsRecord, RunExit
 from zerolab.errors import ConfigError, StaleRunError
-from zerolab.reports.delivery import deliver
 from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter
 from zerolab.reports.spool import Spool
+from zerolab.reports.spool_recovery import deliver
 from zerolab.storage.store import new_uuid
 
 pytestmark = pytest.mark.processes

@@ -17,7 +17,7 @@ from tests.client.helpers import closed_port, make_spec
 from tests.waiting import until
 from zerolab.contract import wire
 from zerolab.contract.spec import RunSpec
-from zerolab.core.preempt import DirectivePoller
+from zerolab.core.preemption import DirectivePoller
 from zerolab.errors import ConfigError
 from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter, plain_metadata
 from zerolab.reports.spool import SpoolReader

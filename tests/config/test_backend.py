@@ -10,7 +10,7 @@ import yaml
 
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment, check_file, load_engine_config, load_experiment
-from zerolab.config.experiment.for_runs import sections_of
+from zerolab.config.experiment.run_spec import sections_of
 from zerolab.errors import ConfigError
 
 EXPERIMENT: dict[str, Any] = {

@@ -7,7 +7,7 @@ import yaml
 
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment, check_file, load_engine_config, resolve
-from zerolab.config.engine.resolved import format_entries
+from zerolab.config.engine.resolved_config import format_entries
 from zerolab.errors import ConfigError
 
 EXPERIMENT: dict[str, Any] = {

@@ -8,9 +8,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from zerolab.config import load_engine_config, load_experiment
-from zerolab.config.describe import TABLES, with_tables
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
+from zerolab.config.key_tables import TABLES, with_tables
 from zerolab.schema.hints import HINT
 from zerolab.schema.section import Section, choices_of, section_of
 
@@ -21,7 +21,7 @@ PAGES = ("ds_config.md", "experiment_config.md", "from_determined.md")
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tables_of_a_page_are_those_of_the_schema(name: str) -> None:
     text = (DOCS / name).read_text(encoding="utf-8")
-    assert with_tables(text) == text, "run: python -m zerolab.config.describe docs"
+    assert with_tables(text) == text, "run: python -m zerolab.config.key_tables docs"
 
 
 def test_every_table_stands_in_a_page() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from zerolab.config import load_engine_config
-from zerolab.config.checking import check_experiment
 from zerolab.config.engine.batch import BatchSizes, keep_batch, keeping_batch_of
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.config.experiment.resources import ResourcesConfig, fewer_slots
+from zerolab.config.validation import check_experiment
 from zerolab.errors import ConfigError
 
 ENGINE = {

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
-from zerolab.config.experiment.for_runs import sections_of
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
+from zerolab.config.experiment.run_spec import sections_of
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import extremes
-from zerolab.searcher.registered import SEARCHERS
+from zerolab.searcher.registry import SEARCHERS
 
 MINIMAL: dict[str, Any] = {
     "entrypoint": "model_def:DigitsTrial",

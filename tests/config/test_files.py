@@ -7,9 +7,9 @@ import pytest
 
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_file
-from zerolab.config.checking import check_experiment
-from zerolab.config.engine.reading import parse_engine_config
+from zerolab.config.engine.reader import parse_engine_config
 from zerolab.config.files import experiment_file, parse_json, parse_yaml
+from zerolab.config.validation import check_experiment
 from zerolab.errors import ConfigError
 
 LATIN_1 = "name: x\ndescription: caf\u00e9\n".encode("latin-1")

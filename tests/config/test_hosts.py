@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from zerolab.config.checking import check_experiment
 from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
-from zerolab.config.experiment.for_runs import sections_of
 from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.config.experiment.run_spec import sections_of
+from zerolab.config.validation import check_experiment
 from zerolab.contract.spec import HostSlots
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.experiments import resource_columns

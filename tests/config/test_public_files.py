@@ -16,7 +16,7 @@ from zerolab.config import (
     load_engine_config,
     overwrite_deepspeed_config,
 )
-from zerolab.config.engine.reading import parse_engine_config
+from zerolab.config.engine.reader import parse_engine_config
 from zerolab.errors import ConfigError
 
 BATCH = {"train_micro_batch_size_per_gpu": 1}

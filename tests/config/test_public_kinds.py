@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zerolab.config.checking import check_file
+from zerolab.config.validation import check_file
 from zerolab.errors import ConfigError
 
 FILES = Path(__file__).parent / "public"

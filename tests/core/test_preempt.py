@@ -10,7 +10,7 @@ from tests.faults.helpers import KillableServer, make_runs
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.contract.wire import RunExit
-from zerolab.core.preempt import DirectivePoller
+from zerolab.core.preemption import DirectivePoller
 
 
 def test_without_a_server_nobody_asks_to_leave(tmp_path: Path) -> None:

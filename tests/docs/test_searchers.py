@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from zerolab.searcher.tpe import (
-    agreement,
     candidates,
     gaussian,
     ladder,
     parzen,
     proposals,
+    rung_correlation,
     scores,
     search,
 )
@@ -21,8 +21,8 @@ PROBES = [number for number in range(1, 130) if ladder._is_probe(number)]
 LENGTHS = {27: "a 27th", 9: "a 9th", 3: "a third"}
 NAMES = ", ".join(LENGTHS[ladder._DIVISOR**power] for power in range(ladder._RUNGS - 1, 0, -1))
 LONG = ladder._DIVISOR ** (ladder._RUNGS - 1)
-LOW, HIGH = agreement._NOTHING, agreement._PRIOR
-STRENGTH = agreement._STRENGTH
+LOW, HIGH = rung_correlation._NOTHING, rung_correlation._PRIOR
+STRENGTH = rung_correlation._STRENGTH
 WIDTHS = candidates._WIDTHS
 
 SAID = (
@@ -34,10 +34,10 @@ SAID = (
     f"{PROBES[3]}, {PROBES[4]}, {PROBES[5]} and so on",
     f"Of {sum(ENTRIES)} other new trials {ENTRIES[0]}, {ENTRIES[1]} and {ENTRIES[2]} are first "
     "judged at rung 0, 1 and 2",
-    f"the newest {agreement._NEWEST} of them; they are m",
+    f"the newest {rung_correlation._NEWEST} of them; they are m",
     f"p(a, b) = (A + {STRENGTH} e) / (W + {STRENGTH}), and p(a, b) = e when m < 2",
     f"e, is {HIGH} for p(0, 1), then p(k - 1, k), but at least {LOW} and at most {HIGH}",
-    f"(min over b of p(k, b) - {LOW}) / ({agreement._FULL} - {LOW})",
+    f"(min over b of p(k, b) - {LOW}) / ({rung_correlation._FULL} - {LOW})",
     f"One trial in {1 / proposals._UNIFORM:.0f} ({proposals._UNIFORM:.0%}".replace("%", " %)"),
     f"at least {proposals._ENOUGH} finite values",
     f"the best {proposals._GOOD:.0%}".replace("%", " %")

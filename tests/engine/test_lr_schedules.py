@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from zerolab.config.engine import schedules
-from zerolab.config.engine.reading import load_engine_config
+from zerolab.config.engine.reader import load_engine_config
 from zerolab.errors import ConfigError
 from zerolab.schema.section import PositiveInt, Section
 from zerotrial.engine import initialize, lr_schedules

@@ -431,7 +431,7 @@ def test_an_entrypoint_that_cannot_be_started_is_named(server: ForkServer, tmp_p
 HEED = """
 import os, pathlib, signal, time
 from zerolab.contract.outcome import write_reason
-from zerolab.core.preempt import SigtermFlag
+from zerolab.core.preemption import SigtermFlag
 if os.environ["RANK"] == "1":
     print("not ready", flush=True)
     while not pathlib.Path("go").exists():  # still being imported, as it were

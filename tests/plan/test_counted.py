@@ -15,7 +15,7 @@ import zerotrial
 from tests.engine.pipelines import LENGTH, MICRO, SAMPLES, WIDTH, batches, config_of
 from tests.engine.ranks import run_on_ranks
 from tests.plan import test_activation_memory as paper
-from zerolab.config.engine.reading import load_engine_config
+from zerolab.config.engine.reader import load_engine_config
 from zerotrial.engine.memory import block_activations
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 from zerotrial.engine.pipeline.stage import ZeroStage

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from zerolab.config.engine.reading import load_engine_config
+from zerolab.config.engine.reader import load_engine_config
 from zerolab.sizes import size_text
 from zerotrial.engine.memory import block_activations
 from zerotrial.plan.layouts import (

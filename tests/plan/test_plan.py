@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 from tests.waiting import DEADLINE_S
-from zerolab.config.engine.reading import load_engine_config
+from zerolab.config.engine.reader import load_engine_config
 from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.build import initialize
 from zerotrial.engine.engine import Engine

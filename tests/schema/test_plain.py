@@ -15,7 +15,7 @@ import torch
 from zerolab.config import load_engine_config
 from zerolab.config.experiment.experiment_config import load_experiment
 from zerolab.errors import ConfigError
-from zerolab.schema.plain import to_plain
+from zerolab.schema.json_values import to_plain
 
 
 class Device(enum.StrEnum):

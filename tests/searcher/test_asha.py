@@ -8,7 +8,7 @@ import pytest
 from zerolab.errors import ConfigError
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop, make_searcher
 from zerolab.searcher.asha import Bracket, make_brackets, make_rungs, simulate
-from zerolab.searcher.make import read_section
+from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView
 
 SPACE: dict[str, Any] = {"lr": {"type": "log", "minval": -4, "maxval": -1}}

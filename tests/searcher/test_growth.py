@@ -9,7 +9,7 @@ import pytest
 
 from tests.searcher.test_folds import SPACE, Platform, tell
 from zerolab.searcher import Continue, Create, Operation, Reopen, Searcher, Shutdown, Stop
-from zerolab.searcher.make import make_searcher, read_section
+from zerolab.searcher.factory import make_searcher, read_section
 from zerolab.searcher.section import SearcherConfig
 
 HALVING: dict[str, Any] = {"name": "async_halving", "num_rungs": 3, "divisor": 3, "max_trials": 9}

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 REGISTER = """
-from zerolab.searcher.registered import SEARCHERS
+from zerolab.searcher.registry import SEARCHERS
 from tests.searcher.toy_searcher import ToyConfig
 SEARCHERS["toy"] = ToyConfig  # the one line
 """
 
 CONFIGURE = """
 from zerolab.config import load_experiment
-from zerolab.config.describe import TABLES
+from zerolab.config.key_tables import TABLES
 from zerolab.errors import ConfigError
 from zerolab.searcher import make_searcher
 

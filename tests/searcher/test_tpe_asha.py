@@ -23,9 +23,9 @@ from zerolab.searcher import (
     Stop,
     make_searcher,
 )
-from zerolab.searcher.tpe.agreement import Agreement
 from zerolab.searcher.tpe.ladder import Ladder, forecast, make_levels
 from zerolab.searcher.tpe.proposals import Proposer
+from zerolab.searcher.tpe.rung_correlation import Agreement
 from zerolab.searcher.tpe.search import TpeAshaSearcher
 
 SPACE: dict[str, Any] = {

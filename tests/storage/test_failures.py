@@ -25,7 +25,7 @@ from zerolab.core import init
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.faults import StorageRefusedError
 from zerolab.storage.store import CheckpointStore, new_uuid
-from zerotrial.loop.ending import Ending
+from zerotrial.loop.stop_reason import Ending
 
 
 def problems(server: Server, storage: dict[str, Any]) -> list[str]:

@@ -12,8 +12,8 @@ from s3fs.errors import translate_boto_error
 
 from tests.core.test_socket_ranks import on_ranks
 from tests.storage.buckets import S3
+from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.context import CheckpointContext
-from zerolab.core.saving import CheckpointSaver
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, StorageError
 from zerolab.storage.progress import TransferProgress

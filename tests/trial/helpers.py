@@ -14,9 +14,9 @@ from tests.specs import sections
 from zerolab.contract.spec import CheckpointRef, RunSpec
 from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.controller import Controller
-from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.stop_reason import Ending
 from zerotrial.ranks import Distributed
 
 

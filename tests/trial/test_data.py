@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from zerolab.errors import ConfigError, TrialError
 from zerotrial import DataLoader, data_length
 from zerotrial.data import samplers
-from zerotrial.data.feeds import make_feed
+from zerotrial.data.batch_iterators import make_feed
 from zerotrial.data.loader import EpochPlan
 
 

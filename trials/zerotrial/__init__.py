@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.build import initialize
     from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
-    from zerotrial.loop.ending import Ending
+    from zerotrial.loop.stop_reason import Ending
     from zerotrial.loop.units import Batch, Epoch
     from zerotrial.mpu import ModelParallelUnit
     from zerotrial.ranks import Distributed
@@ -29,7 +29,7 @@ _EXPORTS = {
     "Callback": "zerotrial.callbacks",
     "DataLoader": "zerotrial.data.loader",
     "Distributed": "zerotrial.ranks",
-    "Ending": "zerotrial.loop.ending",
+    "Ending": "zerotrial.loop.stop_reason",
     "Epoch": "zerotrial.loop.units",
     "InvalidHP": "zerotrial.trial",
     "MetricReducer": "zerotrial.reducers",

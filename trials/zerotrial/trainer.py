@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from zerolab.config import load_experiment
-from zerolab.config.experiment.for_runs import sections_of
-from zerolab.config.experiment.of_run import determined_by_run
+from zerolab.config.experiment.run_overrides import determined_by_run
+from zerolab.config.experiment.run_spec import sections_of
 from zerolab.config.experiment.storage import read_address
 from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.secrets import mask_secrets
@@ -23,10 +23,10 @@ from zerolab.errors import ConfigError
 from zerolab.storage.store import CheckpointStore, local_owner
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
-from zerotrial.loop.ending import Ending
 from zerotrial.loop.run_directories import RunDirectories, in_directory, is_used
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings, Policy
+from zerotrial.loop.stop_reason import Ending
 from zerotrial.loop.units import Batch, TrainUnit, read_unit
 from zerotrial.ranks import Distributed
 from zerotrial.trial import ZeroTrial

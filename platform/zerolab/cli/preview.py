@@ -75,7 +75,7 @@ def _check(given: Mapping[str, float], like: int | None) -> None:
 
 def _computed(file: Path, given: Mapping[str, float]) -> dict[str, Any]:
     from zerolab.config import load_experiment
-    from zerolab.config.experiment.previewing import preview_of
+    from zerolab.config.experiment.search_preview import preview_of
 
     seconds = given.get("seconds_per_batch"), given.get("seconds_per_epoch")
     config = load_experiment(file)

@@ -170,7 +170,7 @@ class Client(Transport):
         try:
             text = msgspec.json.encode(config, enc_hook=_plain).decode()
         except UnicodeEncodeError:
-            from zerolab.schema.plain import plain_problems  # takes long, and is rarely asked
+            from zerolab.schema.json_values import plain_problems  # takes long, and is rarely asked
 
             raise ConfigError("experiment", plain_problems(config)) from None
         response = self._send(
@@ -499,7 +499,7 @@ def _plain(value: Any) -> Any:
     Raises:
         ConfigError: If it cannot be converted.
     """
-    from zerolab.schema.plain import to_plain  # takes long, and is rarely needed
+    from zerolab.schema.json_values import to_plain  # takes long, and is rarely needed
 
     plain = to_plain(value)
     if plain is value:

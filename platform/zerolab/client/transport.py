@@ -202,7 +202,9 @@ class Transport:
             except httpx.TransportError as error:
                 raise self._unreachable(error) from error
             except ValueError:  # JSON has no number for it, or UTF-8 no text
-                from zerolab.schema.plain import plain_problems  # takes long, and is rarely asked
+                from zerolab.schema.json_values import (
+                    plain_problems,
+                )  # takes long, and is rarely asked
 
                 problems = plain_problems(content.get("json") or {})
                 if not problems:

@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zerolab.config.checking import check_experiment, check_file
     from zerolab.config.engine.batch import BatchSizes
     from zerolab.config.engine.engine_config import EngineConfig
     from zerolab.config.engine.merge import overwrite_deepspeed_config
-    from zerolab.config.engine.reading import load_engine_config
-    from zerolab.config.engine.resolved import resolve
+    from zerolab.config.engine.reader import load_engine_config
+    from zerolab.config.engine.resolved_config import resolve
     from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
+    from zerolab.config.validation import check_experiment, check_file
     from zerolab.schema.hyperparameters import grid_points, sample_hyperparameters
 
 __all__ = [
@@ -34,13 +34,13 @@ _HOMES = {
     "BatchSizes": "zerolab.config.engine.batch",
     "EngineConfig": "zerolab.config.engine.engine_config",
     "ExperimentConfig": "zerolab.config.experiment.experiment_config",
-    "check_experiment": "zerolab.config.checking",
-    "check_file": "zerolab.config.checking",
+    "check_experiment": "zerolab.config.validation",
+    "check_file": "zerolab.config.validation",
     "grid_points": "zerolab.schema.hyperparameters",
-    "load_engine_config": "zerolab.config.engine.reading",
+    "load_engine_config": "zerolab.config.engine.reader",
     "load_experiment": "zerolab.config.experiment.experiment_config",
     "overwrite_deepspeed_config": "zerolab.config.engine.merge",
-    "resolve": "zerolab.config.engine.resolved",
+    "resolve": "zerolab.config.engine.resolved_config",
     "sample_hyperparameters": "zerolab.schema.hyperparameters",
 }
 

@@ -291,7 +291,7 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
 
 
 def _too_deep(source: str) -> ConfigError:
-    from zerolab.schema.plain import MAX_DEPTH
+    from zerolab.schema.json_values import MAX_DEPTH
 
     problem = f"file: must be nested at most {MAX_DEPTH} deep, got far more; flatten it"
     return ConfigError(source, [problem])

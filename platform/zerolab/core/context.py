@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from zerolab.config.experiment.of_run import determined_by_run
+from zerolab.config.experiment.run_overrides import determined_by_run
 from zerolab.contract.hparam_reads import hand_out, tracked, warn_of_unread
 from zerolab.contract.outcome import BEYOND_BOUND, REACHED_BOUND, write_reason
 from zerolab.contract.spec import (
@@ -21,9 +21,9 @@ from zerolab.contract.spec import (
     CheckpointRef,
     RunSpec,
 )
-from zerolab.core.machines import Machines, Sample
-from zerolab.core.preempt import DirectivePoller, SigtermFlag
-from zerolab.core.saving import CheckpointSaver
+from zerolab.core.checkpoint_writer import CheckpointSaver
+from zerolab.core.machine_metrics import Machines, Sample
+from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.determined.names import CHECKPOINT, CONTEXT, PREEMPT, TRAIN, missing
 from zerolab.errors import (

@@ -29,7 +29,7 @@ from zerolab.contract.wire import (
     wire_number,
 )
 from zerolab.errors import ConfigError, one_line
-from zerolab.reports.file import MetricsFile
+from zerolab.reports.metrics_file import MetricsFile
 from zerolab.reports.sender import Sender, Shipment
 from zerolab.reports.spool import Spool, SpoolReader
 

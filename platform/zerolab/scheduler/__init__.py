@@ -1,7 +1,7 @@
 """Which trials get which slots: pure, from the queue and the free slots alone."""
 
 from zerolab.scheduler.backfill import lendable
-from zerolab.scheduler.decide import schedule, turn
+from zerolab.scheduler.decision import schedule, turn
 from zerolab.scheduler.placement import place
 from zerolab.scheduler.types import (
     DEFAULT_POOL,

@@ -1,7 +1,7 @@
 """Which trials exist and how far they go: pure, and replayable from the events it was told."""
 
+from zerolab.searcher.factory import make_searcher
 from zerolab.searcher.interface import ExitReason, Searcher, ServedOutside
-from zerolab.searcher.make import make_searcher
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
 
 __all__ = [

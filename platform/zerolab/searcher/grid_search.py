@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from zerolab.schema.hyperparameters import grid_size, space_problems
 from zerolab.schema.space import Space
 from zerolab.searcher.interface import Searcher
-from zerolab.searcher.listed import ListedSearcher
+from zerolab.searcher.predefined import ListedSearcher
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["GridConfig"]

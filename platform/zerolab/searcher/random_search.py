@@ -9,7 +9,7 @@ from pydantic import Field
 from zerolab.schema.section import PositiveInt
 from zerolab.schema.space import MAX_TRIALS, Space
 from zerolab.searcher.interface import Searcher
-from zerolab.searcher.listed import ListedSearcher
+from zerolab.searcher.predefined import ListedSearcher
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["RandomConfig"]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from zerolab.schema.hyperparameters import needs_search, sample_hyperparameters
 from zerolab.searcher.interface import Searcher
-from zerolab.searcher.listed import ListedSearcher
+from zerolab.searcher.predefined import ListedSearcher
 from zerolab.searcher.section import MetricName, SearcherConfig
 
 __all__ = ["SingleConfig"]

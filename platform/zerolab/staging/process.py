@@ -22,7 +22,7 @@ from zerolab.contract.spec import (
     StageSpec,
     read_run_spec,
 )
-from zerolab.core.preempt import DirectivePoller
+from zerolab.core.preemption import DirectivePoller
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
 from zerolab.linux import die_with_parent
 from zerolab.staging.copying import Copy, StoppedError, Watch

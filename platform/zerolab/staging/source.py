@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
-from zerolab.schema.plain import is_text
+from zerolab.schema.json_values import is_text
 from zerolab.storage.faults import StorageRefusedError, storage_error
 from zerolab.storage.opening import missing_package, open_remote
 

@@ -73,8 +73,8 @@ def local_owner(address: StorageAddress, run_dir: str) -> str:
 class CheckpointStore:
     """A place that holds checkpoints.
 
-    Several ranks write one checkpoint as :mod:`zerolab.core.saving` does: each calls :meth:`begin`
-    with the same uuid and writes; when all have finished, each brings up its files
+    Several ranks write one checkpoint as :mod:`zerolab.core.checkpoint_writer` does: each calls
+    :meth:`begin` with the same uuid and writes; when all have finished, each brings up its files
     (:meth:`upload`; a directory needs none of it), and one of them calls :meth:`commit`.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolab.config.describe import field_texts, table, with_tables
+from zerolab.config.key_tables import field_texts, table, with_tables
 from zeroserver.api import resources
 from zeroserver.api.common import RESOURCES, schemas
 from zeroserver.api.rows import Resource

@@ -88,7 +88,7 @@ async def get_engine(services: ServicesDep, trial_id: IdPath) -> Response:
 def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
     # They load the engine's configuration, which a server that only starts can do without.
     from zerolab.config import resolve
-    from zerolab.config.checking import engine_files
+    from zerolab.config.validation import engine_files
 
     config = config_of(row)
     hparams: Mapping[str, Any] = msgspec.json.decode(trial["hparams"])

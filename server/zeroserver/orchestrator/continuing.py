@@ -246,7 +246,7 @@ def _settled(wish: Continuation, before: "ExperimentConfig") -> Continuation:
     section = wish.config.searcher
     if section.name != before.searcher.name:
         return wish
-    from zerolab.searcher.make import read_section  # loaded when the first experiment comes
+    from zerolab.searcher.factory import read_section  # loaded when the first experiment comes
 
     # Read again: what follows may be more than a section can hold.
     settled = read_section(section.settled(before.searcher).model_dump(mode="json"))

@@ -13,7 +13,7 @@ from zerolab.contract.names import printable
 from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
-from zerolab.reports.file import FORMAT, MetricsHeader
+from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError
 from zeroserver.orchestrator.desk import World, touch
 from zeroserver.orchestrator.ingest.validations import best_of

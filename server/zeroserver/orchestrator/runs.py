@@ -115,7 +115,7 @@ def assign(
         "spec": "",
         "created_at": now,
     }
-    from zerolab.config.experiment.for_runs import sections_of  # pydantic, not before it is needed
+    from zerolab.config.experiment.run_spec import sections_of  # pydantic, not before it is needed
 
     made = transaction.connection.execute(runs.insert().values(row).returning(runs.c.id))
     run_id = int(made.scalar_one())

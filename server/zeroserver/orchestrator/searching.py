@@ -25,7 +25,7 @@ from zerolab.searcher import (
     Shutdown,
     make_searcher,
 )
-from zerolab.searcher.make import read_section
+from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
 from zeroserver.states import ExperimentState

@@ -12,9 +12,9 @@ from tests.config.memory_files import MemoryFiles
 from zerolab import core
 from zerolab.cli.main import app
 from zerolab.config import check_experiment, load_engine_config, resolve
-from zerolab.config.engine.auto import determined_by
+from zerolab.config.engine.auto_values import determined_by
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.reading import parse_engine_config
+from zerolab.config.engine.reader import parse_engine_config
 from zerolab.errors import ConfigError
 
 AUTO: dict[str, Any] = {

@@ -16,11 +16,11 @@ from zerolab.config import (
     overwrite_deepspeed_config,
     resolve,
 )
-from zerolab.config.describe import rows
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import AdamParams
-from zerolab.config.engine.reading import parse_engine_config
+from zerolab.config.engine.reader import parse_engine_config
 from zerolab.config.engine.refused import REFUSED
+from zerolab.config.key_tables import rows
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 

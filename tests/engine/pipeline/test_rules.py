@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment, check_file
-from zerolab.config.engine.reading import load_engine_config
+from zerolab.config.engine.reader import load_engine_config
 from zerolab.errors import ConfigError
 
 STAGES = {"train_micro_batch_size_per_gpu": 2, "pipeline": {"stages": 2}}

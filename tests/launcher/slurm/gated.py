@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import zerotrial
-from zerolab.core.preempt import DirectivePoller
+from zerolab.core.preemption import DirectivePoller
 
 __all__ = ["Gated", "engine_config", "listen", "losses_of_plain_torch"]
 

@@ -16,7 +16,7 @@ from tests.server.helpers import metrics
 from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
-from zerolab.reports.file import MetricsFile
+from zerolab.reports.metrics_file import MetricsFile
 from zeroserver.access.connections import Patience
 from zeroserver.app import create_app
 from zeroserver.process import serving

@@ -11,7 +11,7 @@ from tests.server.conftest import new_database
 from tests.server.helpers import Server, metrics, serve
 from tests.waiting import until
 from zerolab.contract.spec import RunSpec
-from zerolab.reports.file import MetricsFile
+from zerolab.reports.metrics_file import MetricsFile
 from zerolab.reports.reporter import METRICS_FILE, Reporter
 from zeroserver.store.points import store_points
 

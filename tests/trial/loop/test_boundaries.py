@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import zerotrial
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec, metrics
 from zerolab.config import load_experiment
-from zerolab.config.experiment.for_runs import sections_of
+from zerolab.config.experiment.run_spec import sections_of
 from zerolab.contract.spec import FitSpec, LengthSpec
 from zerolab.errors import ConfigError
 from zerotrial import Batch, Epoch

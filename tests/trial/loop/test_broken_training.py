@@ -10,7 +10,7 @@ import torch
 import zerotrial
 from tests.trial.helpers import Line, LineTrial, fit, make_settings, make_spec, metrics
 from zerolab.errors import TrialError
-from zerotrial.loop.ending import Ending
+from zerotrial.loop.stop_reason import Ending
 
 
 class NanTrial(LineTrial):

@@ -24,7 +24,7 @@ from tests.trial.helpers import (
     records,
 )
 from zerolab.contract.spec import ProfilingSpec
-from zerolab.core.machines import Machines
+from zerolab.core.machine_metrics import Machines
 from zerolab.errors import TrialError
 from zerolab.ranks import OneRank
 from zerolab.reports.system_metrics import SystemMetrics, _gpu_sample, _open_gpus

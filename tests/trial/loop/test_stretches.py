@@ -11,8 +11,8 @@ from tests.trial.helpers import LineTrial, fit, last_checkpoint, make_settings, 
 from zerolab.contract.outcome import read_reason
 from zerolab.contract.spec import EXIT_REACHED, FitSpec, LengthSpec, write_run_spec
 from zerotrial import Batch, Epoch
-from zerotrial.loop.ending import Ending
 from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.stop_reason import Ending
 
 
 def test_a_run_pauses_where_it_should_and_the_next_one_goes_on_from_there(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.trial.helpers import (
 from zerolab.contract.wire import Directive
 from zerotrial.loop import validation
 from zerotrial.loop.console import PROGRESS
-from zerotrial.loop.ending import Ending
+from zerotrial.loop.stop_reason import Ending
 from zerotrial.ranks import Distributed
 
 

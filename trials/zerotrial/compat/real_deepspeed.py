@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from zerolab.config.engine.public import read_source
+from zerolab.config.engine.normalization import read_source
 from zerolab.config.experiment.backends import NOT_INSTALLED
 from zerolab.contract.spec import ENV_AS_DEEPSPEED, Backend
 from zerolab.errors import ConfigError

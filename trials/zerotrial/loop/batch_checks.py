@@ -7,7 +7,7 @@ from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
-from zerotrial.data.feeds import Feed
+from zerotrial.data.batch_iterators import Feed
 
 __all__ = ["BatchChecks", "GivenAnIterator"]
 

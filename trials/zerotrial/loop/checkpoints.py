@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from zerolab.contract.spec import CheckpointRef
-from zerolab.core.saving import CheckpointSaver, Draft, Sending
+from zerolab.core.checkpoint_writer import CheckpointSaver, Draft, Sending
 from zerolab.errors import TrialError, one_line
 from zerolab.reports.reporter import Reporter
 from zerolab.storage.store import CheckpointStore

@@ -16,25 +16,25 @@ from typing import Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from zerolab.contract.wire import Extension
-from zerolab.core.extending import ask_to_go_on
-from zerolab.core.machines import Machines
-from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerolab.core.length_extension import ask_to_go_on
+from zerolab.core.machine_metrics import Machines
+from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
-from zerotrial.data.feeds import EmptyFeed
+from zerotrial.data.batch_iterators import EmptyFeed
 from zerotrial.data.samplers import derive_seed
 from zerotrial.loop.batch_checks import BatchChecks, GivenAnIterator
 from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
 from zerotrial.loop.console import Console
-from zerotrial.loop.ending import Ending, Wishes
 from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.skipping import SkippedSteps
+from zerotrial.loop.skipped_steps import SkippedSteps
+from zerotrial.loop.stop_reason import Ending, Wishes
 from zerotrial.loop.training_data import agree_on_epoch_length, make_training_feed
 from zerotrial.loop.units import Schedule
 from zerotrial.loop.validation import ValidationInterruptedError, Validator

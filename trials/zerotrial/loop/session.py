@@ -10,14 +10,14 @@ from types import FrameType
 
 from zerolab.contract.outcome import LEAVING, read_reason
 from zerolab.contract.spec import RunSpec
-from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.reports.reporter import Reporter
 from zerolab.storage.store import CheckpointStore
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.loop.controller import Controller
-from zerotrial.loop.ending import Ending
 from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.stop_reason import Ending
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["Session"]

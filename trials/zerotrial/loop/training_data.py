@@ -1,7 +1,7 @@
 """What a trial trains on: its feed, and how long an epoch of it is."""
 
 from zerotrial.context import ZeroTrialContext
-from zerotrial.data.feeds import EmptyFeed, Feed, make_feed
+from zerotrial.data.batch_iterators import EmptyFeed, Feed, make_feed
 from zerotrial.loop.settings import FitSettings
 from zerotrial.trial import ZeroTrial
 

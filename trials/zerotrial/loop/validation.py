@@ -13,7 +13,7 @@ from zerolab.errors import TrialError
 from zerolab.sizes import duration_text
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
-from zerotrial.data.feeds import check_loader, keeps_position, loader_length
+from zerotrial.data.batch_iterators import check_loader, keeps_position, loader_length
 from zerotrial.data.loader import DataLoader
 from zerotrial.loop.batch_checks import GivenAnIterator
 from zerotrial.loop.console import PROGRESS

@@ -25,13 +25,13 @@ import psutil
 import torch
 
 from zerolab.config import sample_hyperparameters
-from zerolab.config.checking import check_experiment
-from zerolab.config.engine.auto import determined_by
+from zerolab.config.engine.auto_values import determined_by
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.config.files import read_yaml
+from zerolab.config.validation import check_experiment
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError, TrialError, ZerolabError
 from zerolab.sizes import size_text

@@ -67,7 +67,7 @@ from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
 from zerolab.staging.start import staged
 from zerotrial.compat.deepspeed import install_from_environment
-from zerotrial.process.early import EarlySignal, StoppedEarlyError
+from zerotrial.process.early_sigterm import EarlySignal, StoppedEarlyError
 from zerotrial.process.preloading import FOR_CLASSES, import_next
 from zerotrial.process.rendezvous import meet, name_interface
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from zerolab.contract.spec import TrialClass, read_run_spec
 from zerolab.linux import head_a_family
-from zerotrial.process.early import EarlySignal
+from zerotrial.process.early_sigterm import EarlySignal
 from zerotrial.process.preloading import FOR_CLASSES, import_next
 
 __all__ = ["serve"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from zerolab.config.experiment.of_run import determined_by_run
+from zerolab.config.experiment.run_overrides import determined_by_run
 from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
@@ -22,9 +22,9 @@ from zerolab.errors import TrialError
 from zerotrial.compat.real_deepspeed import engines_of
 from zerotrial.context import ZeroTrialContext
 from zerotrial.failures import exit_code_of, reason_of
-from zerotrial.loop.ending import Ending
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
+from zerotrial.loop.stop_reason import Ending
 from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import Distributed
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from zerolab.linux import die_with_parent, head_a_family
-from zerotrial.process.early import EarlySignal
+from zerotrial.process.early_sigterm import EarlySignal
 
 __all__ = ["main"]
 

@@ -13,7 +13,7 @@ FOR_CLASSES = (
     "zerotrial.loop.session",
     "zerotrial.engine.build",
     "zerolab.client.http",
-    "zerolab.config.checking",
+    "zerolab.config.validation",
     "httpcore",  # httpx imports it with its first client
     "encodings.idna",  # the elastic agent asks for the name of this machine
     "torch.utils.data",

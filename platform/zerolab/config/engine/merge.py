@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from zerolab.config.engine.public import log_changes, read_source, tolerate
+from zerolab.config.engine.normalization import log_changes, read_source, tolerate
 from zerolab.errors import ConfigError
 
 __all__ = ["merge", "overwrite_deepspeed_config"]

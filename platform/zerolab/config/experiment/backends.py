@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zerolab.config.engine.merge import merge
-from zerolab.config.engine.reading import EngineFile
+from zerolab.config.engine.reader import EngineFile
 from zerolab.config.experiment.sections import EnvironmentConfig
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 

@@ -27,8 +27,8 @@ from zerolab.contract.secrets import masked_places
 from zerolab.contract.spec import Backend, TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
+from zerolab.schema.json_values import plain_problems, to_plain
 from zerolab.schema.lengths import Length
-from zerolab.schema.plain import plain_problems, to_plain
 from zerolab.schema.section import (
     Count,
     NonNegativeInt,
@@ -39,7 +39,7 @@ from zerolab.schema.section import (
     validate,
     without_nulls,
 )
-from zerolab.searcher.registered import SEARCHERS
+from zerolab.searcher.registry import SEARCHERS
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["ExperimentConfig", "ExperimentFile", "load_experiment", "parse_experiment"]

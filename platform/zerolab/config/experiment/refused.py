@@ -3,7 +3,7 @@
 from typing import Any
 
 from zerolab.config.refusing import EMPTY, Refused
-from zerolab.searcher.registered import SEARCHERS
+from zerolab.searcher.registry import SEARCHERS
 
 __all__ = ["OTHER_SEARCHERS", "REFUSED_FIELDS", "STRANGERS"]
 

@@ -13,7 +13,7 @@ from zerolab.launcher.nodes.accelerate import Accelerate, read_accelerate
 from zerolab.launcher.nodes.environment import exported, sent_variables
 from zerolab.launcher.nodes.head import DEFAULT_PORT, Place, Plan
 from zerolab.launcher.nodes.places import Wanted, choose_places
-from zerolab.schema.plain import plain_problems
+from zerolab.schema.json_values import plain_problems
 
 __all__ = ["FindSlots", "LaunchOptions", "make_command", "make_plan"]
 

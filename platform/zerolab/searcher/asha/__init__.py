@@ -6,6 +6,6 @@ References:
     (Li et al., JMLR 2018). Rungs and brackets are computed as Determined computes them.
 """
 
-from zerolab.searcher.asha.arithmetic import Bracket, make_brackets, make_rungs, simulate
+from zerolab.searcher.asha.rung_sizes import Bracket, make_brackets, make_rungs, simulate
 
 __all__ = ["Bracket", "make_brackets", "make_rungs", "simulate"]

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field
 
 from zerolab.schema.section import PositiveInt
-from zerolab.searcher.asha.arithmetic import MAX_RUNGS, Bracket, Mode, make_brackets
+from zerolab.searcher.asha.rung_sizes import MAX_RUNGS, Bracket, Mode, make_brackets
 from zerolab.searcher.asha.section import HalvingConfig
 
 __all__ = ["AdaptiveAshaConfig"]

@@ -10,10 +10,10 @@ from pydantic import Field
 from zerolab.schema.lengths import LONGEST, Length
 from zerolab.schema.section import PositiveInt
 from zerolab.schema.space import MAX_TRIALS, Space
-from zerolab.searcher.asha.arithmetic import MAX_DIVISOR, Bracket, make_rungs, simulate
-from zerolab.searcher.asha.promoting import PromotingRungs
+from zerolab.searcher.asha.brackets import Tournament
+from zerolab.searcher.asha.promotion import PromotingRungs
+from zerolab.searcher.asha.rung_sizes import MAX_DIVISOR, Bracket, make_rungs, simulate
 from zerolab.searcher.asha.stopping import StoppingRungs
-from zerolab.searcher.asha.tournament import Tournament
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.operations import Operation
 from zerolab.searcher.section import SearcherConfig

@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from zerolab.schema.space import Point, Space
-from zerolab.searcher.filling import FillingSearcher
+from zerolab.searcher.concurrency import FillingSearcher
 from zerolab.searcher.interface import ExitReason
-from zerolab.searcher.listed import trial_rng
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
+from zerolab.searcher.predefined import trial_rng
 from zerolab.searcher.tpe.ladder import Ladder
 from zerolab.searcher.tpe.proposals import Proposer
 from zerolab.searcher.view import BracketView, EntryState, RungEntry, RungView, SearchView

@@ -53,7 +53,7 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
     """Say how many trials a search has at which length, and what that costs; nothing starts."""
     # They load the whole configuration, which a server that only starts can do without.
     from zerolab.config import load_experiment
-    from zerolab.config.experiment.previewing import preview_of
+    from zerolab.config.experiment.search_preview import preview_of
 
     config = load_experiment(replace_masks(wanted.config, "masked"))
     like, seconds = None, None

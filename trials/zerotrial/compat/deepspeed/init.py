@@ -14,7 +14,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from zerolab.config.engine.public import read_source
+from zerolab.config.engine.normalization import read_source
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.gathering import note_that_ranks_differ
 from zerotrial.compat.deepspeed.once_a_host import host_memory

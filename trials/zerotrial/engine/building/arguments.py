@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.reading import load_engine_config
+from zerolab.config.engine.reader import load_engine_config
 from zerolab.errors import ConfigError
 from zerolab.sizes import first_few
 from zerotrial.engine.checkpoint.state import unsavable

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zerolab.config.engine.resolved import format_entries, resolve, without_effect
+from zerolab.config.engine.resolved_config import format_entries, resolve, without_effect
 from zerolab.sizes import size_text
 from zerotrial.engine.seams import NullObserver, Observer
 from zerotrial.engine.watch.breakdown import Breakdown

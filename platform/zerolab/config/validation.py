@@ -10,14 +10,13 @@ from typing import Any
 
 from zerolab.config.engine.batch import BatchSizes, keep_batch
 from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.normalization import read_engine_text, read_source
 from zerolab.config.engine.pipelines import schedule_problems
-from zerolab.config.engine.public import read_engine_text, read_source
-from zerolab.config.engine.reading import EngineFile, parse_engine_config
-from zerolab.config.engine.resolved import format_entries, resolve
+from zerolab.config.engine.reader import EngineFile, parse_engine_config
+from zerolab.config.engine.resolved_config import format_entries, resolve
 from zerolab.config.experiment.backends import missing_deepspeed, other_engine_file
 from zerolab.config.experiment.entrypoint import launcher_of, parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
-from zerolab.config.experiment.for_runs import variables_of
 from zerolab.config.experiment.hosts import with_hosts, with_ranks
 from zerolab.config.experiment.model_source import (
     FolderFiles,
@@ -27,6 +26,7 @@ from zerolab.config.experiment.model_source import (
     source_problems,
 )
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_with, launcher_problem
+from zerolab.config.experiment.run_spec import variables_of
 from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.torch_versions import torch_problems
@@ -34,7 +34,7 @@ from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
-from zerolab.schema.plain import plain_problems
+from zerolab.schema.json_values import plain_problems
 from zerolab.schema.section import keys_of
 from zerolab.schema.space import misplaced_specs
 

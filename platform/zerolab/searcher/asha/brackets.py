@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 
 from zerolab.schema.space import Space
 from zerolab.searcher.asha.rungs import Rungs, Verdict, rank_of
-from zerolab.searcher.filling import FillingSearcher
+from zerolab.searcher.concurrency import FillingSearcher
 from zerolab.searcher.interface import ExitReason
-from zerolab.searcher.listed import trial_rng
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
+from zerolab.searcher.predefined import trial_rng
 from zerolab.searcher.view import SearchView
 
 __all__ = ["Tournament"]

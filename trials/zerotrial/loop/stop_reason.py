@@ -3,7 +3,7 @@
 import enum
 
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED, EXIT_STALE
-from zerolab.core.preempt import DirectivePoller, SigtermFlag
+from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerotrial.context import ZeroTrialContext
 
 __all__ = ["Ending", "Wishes"]

@@ -42,7 +42,7 @@ def read_section(block: Mapping[str, Any]) -> "SearcherConfig":
         ConfigError: If it is not a valid one.
     """
     from zerolab.schema.section import OneOf, Section, validate
-    from zerolab.searcher.registered import SEARCHERS
+    from zerolab.searcher.registry import SEARCHERS
     from zerolab.searcher.section import SearcherConfig
 
     class File(Section):

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from zerolab.config.engine.auto import determined_by
+from zerolab.config.engine.auto_values import determined_by
 from zerolab.config.engine.batch import keeping_batch_of
 from zerolab.contract.spec import RunSpec
 

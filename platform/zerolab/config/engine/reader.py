@@ -6,21 +6,21 @@ from os import PathLike
 from typing import Any
 
 from zerolab.config.engine import optimizers, schedules
-from zerolab.config.engine.auto import Filled, fill_auto
+from zerolab.config.engine.auto_values import Filled, fill_auto
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.merge import merge
-from zerolab.config.engine.pipelines import pipeline_checks
-from zerolab.config.engine.public import (
+from zerolab.config.engine.normalization import (
     drop_whole_parameters,
     log_changes,
     read_source,
     tolerate,
 )
+from zerolab.config.engine.pipelines import pipeline_checks
 from zerolab.config.engine.refused import REFUSED, without_aliases
 from zerolab.config.refusing import take_refused
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
-from zerolab.schema.plain import plain_problems, to_plain
+from zerolab.schema.json_values import plain_problems, to_plain
 from zerolab.schema.section import Path, Section, dotted, validate, without_nulls
 
 __all__ = ["EngineFile", "load_engine_config", "parse_engine_config"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from zerolab.searcher.filling import FillingSearcher
+from zerolab.searcher.concurrency import FillingSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.operations import Create, Operation, Shutdown
 

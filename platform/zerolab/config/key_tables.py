@@ -1,6 +1,6 @@
 """Tables of every key for the documents, from the sections themselves.
 
-``python -m zerolab.config.describe docs`` writes them between the markers of
+``python -m zerolab.config.key_tables docs`` writes them between the markers of
 ``docs/ds_config.md``, ``docs/experiment_config.md`` and ``docs/from_determined.md``.
 """
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.files import parse_hjson, parse_json, read_bytes, read_yaml
 from zerolab.errors import ConfigError
-from zerolab.schema.plain import plain_problems, to_plain
+from zerolab.schema.json_values import plain_problems, to_plain
 from zerolab.schema.section import Section, dotted, keys_of, section_of
 
 __all__ = ["drop_whole_parameters", "log_changes", "read_engine_text", "read_source", "tolerate"]
