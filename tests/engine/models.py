@@ -3,12 +3,24 @@
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Reference", "TinyModel", "config_of", "full_batches", "share"]
+__all__ = [
+    "HAS_MUON",
+    "Reference",
+    "TinyModel",
+    "config_of",
+    "full_batches",
+    "needs_muon",
+    "share",
+]
 
 FEATURES, CLASSES = 12, 5
+
+HAS_MUON = hasattr(torch.optim, "Muon")
+needs_muon = pytest.mark.skipif(not HAS_MUON, reason="Muon needs torch 2.9")
 
 
 class TinyModel(nn.Module):

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard, parallel
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
-    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
 )
@@ -159,6 +158,21 @@ class Tutorial(nn.Module):
 
     def tensor_parallel_plan(self) -> dict[str, Any]:
         tokens, whole = Shard(1), Replicate()
+        gather = PrepareModuleInput(input_layouts=tokens, desired_input_layouts=whole)
+        both_sides: dict[str, Any] = {
+            "layers.1.feed_forward": gather,
+            "layers.1.feed_forward.w2": RowwiseParallel(output_layouts=tokens),
+        }
+        if hasattr(parallel, "PrepareModuleInputOutput"):  # torch 2.8
+            both_sides = {
+                "layers.1.feed_forward": parallel.PrepareModuleInputOutput(
+                    input_layouts=tokens,
+                    desired_input_layouts=whole,
+                    output_layouts=whole,
+                    desired_output_layouts=tokens,
+                ),
+                "layers.1.feed_forward.w2": RowwiseParallel(),
+            }
         return {
             "tok_embeddings": RowwiseParallel(input_layouts=whole, output_layouts=tokens),
             "layers.*.attention_norm": SequenceParallel(),
@@ -171,20 +185,12 @@ class Tutorial(nn.Module):
             "layers.*.attention.w[qkv]": ColwiseParallel(use_local_output=False),
             "layers.*.attention.wo": RowwiseParallel(output_layouts=tokens),
             "layers.*.ffn_norm": SequenceParallel(),
-            "layers.0.feed_forward": PrepareModuleInput(
-                input_layouts=tokens, desired_input_layouts=whole
-            ),
-            "layers.1.feed_forward": PrepareModuleInputOutput(
-                input_layouts=tokens,
-                desired_input_layouts=whole,
-                output_layouts=whole,
-                desired_output_layouts=tokens,
-            ),
+            "layers.0.feed_forward": gather,
             "layers.*.feed_forward.w[13]": ColwiseParallel(),
             "layers.0.feed_forward.w2": RowwiseParallel(output_layouts=tokens),
-            "layers.1.feed_forward.w2": RowwiseParallel(),
             "norm": SequenceParallel(),
             "output": ColwiseParallel(input_layouts=tokens, output_layouts=whole),
+            **both_sides,
         }
 
 

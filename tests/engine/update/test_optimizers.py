@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import zerotrial
+from tests.engine.models import needs_muon
 from zerolab.errors import ConfigError
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
@@ -133,6 +134,7 @@ def test_lamb_scales_the_step_to_the_weights() -> None:
     assert found == pytest.approx(weights.tolist(), rel=1e-5)
 
 
+@needs_muon
 @pytest.mark.parametrize("rates", [{"lr": 0.1}, {"lr": 1e-3, "muon_lr": 0.1}])
 def test_muon_takes_matrices_and_adamw_the_rest(rates: dict[str, float]) -> None:
     torch.manual_seed(0)
@@ -244,7 +246,7 @@ def test_parameter_groups_go_to_the_configured_optimizer() -> None:
         ({"type": "RMSprop"}, torch.optim.RMSprop, None),
         ({"type": "Lion"}, Lion, None),
         ({"type": "Lamb"}, Lamb, None),
-        ({"type": "muon"}, MuonWithAdamW, None),
+        pytest.param({"type": "muon"}, MuonWithAdamW, None, marks=needs_muon),
     ],
 )
 def test_a_name_in_the_file_becomes_an_optimizer(

@@ -207,10 +207,13 @@ class GpuTrace:
         with self._reporting(), _quiet():
             self._wait()
             with self._counting():
-                trace = profile(activities=[self._activity])
+                # Without acc_events, torch 2.10 to 2.12 warn of more cycles than the only one here.
+                trace = profile(activities=[self._activity], acc_events=True)
                 self._stopping = weakref.finalize(self, _stop, trace)
                 self._began, self._thread = time.monotonic(), threading.get_ident()
                 trace.__enter__()  # type: ignore[no-untyped-call]  # ends in another call
+                if trace.profiler is not None:
+                    trace.profiler.acc_events = False  # else it parses all events as it stops
                 self._profile = trace
                 self._marker.add_(1)
                 self._anchor = self._clock.mark()
