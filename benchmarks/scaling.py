@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md, by the planner's own functions; published figures stand beside.
+"""Tables of docs/scaling.md: memory, traffic and waiting beside published figures.
 
     python -m benchmarks.scaling docs/scaling.md      writes them between the page's markers
 
@@ -10,9 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.formulas import (
+    bubble,
+    data_traffic,
+    kept_activations,
+    pipe_traffic,
+    tensor_traffic,
+)
 from zerolab.config.key_tables import table, with_tables
-from zerotrial.engine.memory import estimate, kept_activations
-from zerotrial.plan.layouts import bubble, data_traffic, pipe_traffic, tensor_traffic
+from zerotrial.engine.memory import estimate
 
 PEAK_FLOPS = 312e12
 """Of an A100 in 16 bits, as both papers count it."""

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from zerotrial.engine.build import initialize
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import MemoryEstimate, estimate
-from zerotrial.plan.noting import _note, note_engines
-from zerotrial.plan.plan import Devices, _largest_bucket, _of_engine, find_devices, fits, main
+from zerotrial.plan.model_profile import profile_model, profile_trial
+from zerotrial.plan.plan import Devices, bucket_of, estimates, find_devices, fits, main
 
 TRIAL = '''
 import torch
@@ -159,11 +160,11 @@ def test_sums_in_fp32_are_a_column_of_their_own_and_files_hold_what_the_text_say
     choices = json.loads(plan("planned_json", "--json", **two))["choices"]
     assert [choice["accumulation"] for choice in choices[:4]] == [160, 160, 80, 0]
     text = plan("planned_text", **two)
-    assert "of it sums: what fp32 sums take beyond gradients of 16 bits" in text
-    in_place = "in files are the moments alone where the weights are their own master"
+    assert "of it sums: additional bytes of 16-bit gradients that are summed in fp32" in text
+    in_place = "in files are only the moments where the weights are their own master"
     assert (in_place in text) == (find_devices(1, tmp_path).kind == "cpu")
     narrow = plan("planned_narrow", **two, data_types={"grad_accum_dtype": "bf16"})
-    assert "of it sums: what" not in narrow
+    assert "of it sums: additional" not in narrow
 
 
 def test_mistakes_are_one_message_and_code_2(
@@ -258,24 +259,24 @@ def test_the_plan_states_the_buckets_that_the_engine_cuts(
     read = load_engine_config(config)
     trained = list(model.parameters())
     parted = [{"params": trained[index::groups]} for index in range(groups)]
-    noted = _note(model, read, None, parted)
+    noted = profile_model(model, read, None, parted)
     engine, *_ = initialize(model=model, model_parameters=parted, config=config)
     cut = max(bucket.numel for bucket in engine.stage.buckets)
     engine.close()
-    assert _largest_bucket(noted, 1, "cpu", stage, "none") == cut
+    assert bucket_of(noted, 1, "cpu", stage, "none") == cut
     if not zero and optimizer == "AdamW":  # what no test can train
         large = replace(noted, parameters=1 << 31, sizes=((1 << 22,) * 512,))
-        assert _largest_bucket(large, 1, "cuda", stage, "none") == 1 << 27
+        assert bucket_of(large, 1, "cuda", stage, "none") == 1 << 27
 
 
 def test_what_no_optimizer_group_has_is_noted_as_frozen() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
     config = load_engine_config({"train_batch_size": 1})
     groups = [{"params": model[2].parameters()}, {"params": [model[0].bias], "lr": 0.1}]
-    noted = _note(model, config, None, groups)
+    noted = profile_model(model, config, None, groups)
     assert noted.sizes == ((20, 5), (3,))
     assert (noted.parameters, noted.frozen) == (28, 6 + 16)
-    made = _note(model, config, lambda ps: torch.optim.SGD(ps, 0.1, 0.9), [model[0].weight])
+    made = profile_model(model, config, lambda ps: torch.optim.SGD(ps, 0.1, 0.9), [model[0].weight])
     assert (made.sizes, made.optimizer) == (((6,),), "momentum")
 
 
@@ -285,8 +286,7 @@ def test_an_engine_is_noted_under_any_name_of_initialize_and_built_again_afterwa
     def build_trial() -> object:
         return initialize(model=nn.Linear(2, 3), config_params=given)[0]
 
-    (noted,), on_meta = note_engines(build_trial)
-    assert on_meta
+    (noted,) = profile_trial(build_trial)
     assert (noted.parameters, noted.config.train_micro_batch_size_per_gpu) == (9, 2)
     assert isinstance(build_trial(), Engine)
 
@@ -297,8 +297,8 @@ def test_states_are_divided_by_the_ranks_of_a_shard(stage: int) -> None:
 
     def planned(ranks: int, **zero: Any) -> MemoryEstimate:
         content = {"train_batch_size": 8, "zero_optimization": {"stage": 3, **zero}}
-        noted = _note(model, load_engine_config(content), None, None)
-        return next(e for e in _of_engine(noted, ranks, "cpu") if e.stage == stage)
+        noted = profile_model(model, load_engine_config(content), None, None)
+        return next(e for e in estimates(noted, ranks, "cpu") if e.stage == stage)
 
     assert planned(8, mics_shard_size=2) == replace(planned(2), world_size=8)
     assert planned(8, mics_shard_size=-1) == planned(8)
@@ -309,10 +309,63 @@ def test_blocks_kept_whole_by_the_file_are_noted() -> None:
 
     def kept(**zero: Any) -> int:
         content = {"train_batch_size": 2, "zero_optimization": {"stage": 3, **zero}}
-        return _note(model, load_engine_config(content), None, None).kept_whole
+        return profile_model(model, load_engine_config(content), None, None).kept_whole
 
     assert kept() == 0
     assert kept(stage3_param_persistence_threshold=101) == 4 * 110
     assert kept(stage3_param_persistence_threshold=100) == 0
     assert kept(stage3_max_live_parameters=1e9) == 4 * 110
     assert kept(stage3_max_live_parameters=250) == 2 * 110
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Import the ``model_def`` of each example anew."""
+    monkeypatch.delitem(sys.modules, "model_def", raising=False)
+    yield
+    sys.modules.pop("model_def", None)
+
+
+@pytest.mark.usefixtures("example_modules")
+def test_plan_for_other_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [str(EXAMPLES / "stdlib_gpt" / "smoke.yaml"), "--gpu-memory"]
+    assert main([*asked, "80", "--world-size", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "8 x GPU (given); a rank may use 80.0 GB, and 80.0 GB of the host" in text
+    assert text.splitlines()[-1].startswith("recommended: stage 0")
+    assert main([*asked, "80", "--host-memory", "20"]) == 0
+    assert "and 20.0 GB of the host" in capsys.readouterr().out
+    assert main([*asked, "0.0001"]) == 0
+    assert "nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("example_modules")
+def test_plan_divides_model_over_pipeline_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXAMPLES / "pipeline_gpt" / "experiment.yaml")
+    assert main([file, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (engine,), now = plan["engines"], plan["configured"]
+    assert engine["largest_block"] == 12 * 64 * 64 + 9 * 64  # of a transformer
+    width = 4 if engine["precision"] == "fp32" else 2
+    assert now["parameters"] == width * engine["parameters"] // 4
+    assert {choice["stage"] for choice in plan["choices"]} == {0, 1, 2}
+    assert main([file, "--world-size", "2"]) == 2
+    assert "world size: must be a multiple of 4" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("example_modules")
+def test_plan_refuses_unshareable_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(EXAMPLES / "stdlib_gpt" / "smoke.yaml"), "--world-size", "17"]) == 2
+    (head, problem) = capsys.readouterr().err.splitlines()
+    assert head.endswith("smoke.yaml: 1 problem(s)")
+    assert problem.startswith("  ds_config.json: train_batch_size: must be a multiple of ")
+
+
+def test_removed_option_tokens_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["experiment.yaml", "--tokens", "512"])
+    assert caught.value.code == 2
+    assert "--tokens: was removed" in capsys.readouterr().err

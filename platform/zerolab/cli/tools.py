@@ -38,11 +38,11 @@ def plan(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="experiment.yaml, with the model beside it.")],
 ) -> None:
-    """Say how many bytes each rank needs at each ZeRO stage, before anything trains.
+    """Print the bytes of each rank at every ZeRO stage, before anything trains.
 
-    Further options go to `python -m zerotrial.plan`: --world-size N, --tokens T (of a micro-batch),
-    --gpu-memory GB and --host-memory GB (for GPUs that are not here), --json.
-    Example: zerolab plan experiment.yaml --world-size 8 --tokens 4096 --gpu-memory 80
+    Further options go to `python -m zerotrial.plan`: --world-size N, --gpu-memory GB and
+    --host-memory GB (for other GPUs than those of this machine), --json.
+    Example: zerolab plan experiment.yaml --world-size 8 --gpu-memory 80
     """
     import subprocess
     import sys

@@ -49,7 +49,6 @@ def check_experiment(
     source: str = "experiment",
     *,
     strict: bool = False,
-    shared: bool = True,
 ) -> ExperimentConfig:
     """Check an experiment's configuration, its entrypoint and the engine file that it names.
 
@@ -61,7 +60,6 @@ def check_experiment(
         model: The files of the model directory.
         source: The experiment file's name, for messages.
         strict: Read the engine file without the tolerant step.
-        shared: The ranks of a trial must be able to share its batch as the file divides them.
 
     Raises:
         ConfigError: With every problem of both files.
@@ -94,8 +92,8 @@ def check_experiment(
             # A Trainer fills them from its own arguments.
             left = found.left_open if is_command else []
             problems += [line for line in found.problems if line not in left]
-            problems += _batch_problems(found, slots, shared=shared)
-            problems += _schedule_problems(found, slots) if shared else []
+            problems += _batch_problems(found, slots)
+            problems += _schedule_problems(found, slots)
             counts = _counts_that_divide(found, slots)
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
     environment = _environment(parsed.config)
@@ -282,12 +280,12 @@ def _slots(content: Mapping[str, Any], resources: ResourcesConfig | None) -> int
 _SAY_STAGES = "; ranks that are pipeline stages are no replicas: say pipeline.stages"
 
 
-def _batch_problems(found: EngineFile, slots: int | None, *, shared: bool = True) -> list[str]:
+def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
     config = found.config
     if config is None or slots is None or found.bad & set(_BATCH_KEYS):
         return []
     problem = config.layout_problem(slots)
-    if problem is None and shared:
+    if problem is None:
         problem = config.batch_problem(config.data_parallel_size(slots))
         if problem and slots > 1 and "pipeline" in config.model_fields_set:
             problem += "" if config.pipeline.stages else _SAY_STAGES

@@ -19,7 +19,7 @@ _LAUNCHERS = {
     "jsrun": _SSH,
 }
 _TUNERS = (
-    "there is no autotuner: `zerolab plan experiment.yaml` compares ZeRO stages and layouts before "
+    "there is no autotuner: `zerolab plan experiment.yaml` compares ZeRO stages before "
     "a run, and a search over `hyperparameters.overwrite_deepspeed_args` compares settings by "
     "samples_per_second"
 )

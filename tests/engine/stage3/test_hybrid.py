@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.formulas import data_traffic
 from tests.engine import pipelines
 from tests.engine.checkpointing import Net, all_states, make_engine, probe
 from tests.engine.ranks import run_on_ranks
@@ -18,7 +19,6 @@ from zerotrial.engine import Engine, initialize
 from zerotrial.engine.checkpoint.shards import read_tensors
 from zerotrial.engine.memory import estimate
 from zerotrial.engine.watch.census import storage_bytes
-from zerotrial.plan.layouts import data_traffic
 
 STEPS, ACCUMULATION, CLIP = 10, 4, 0.5
 STAGES = (1, 2, 3)

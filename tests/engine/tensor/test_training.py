@@ -16,13 +16,13 @@ from torch.distributed.tensor.parallel import (
 )
 
 import zerotrial
+from benchmarks.formulas import tensor_traffic
 from tests.engine.ranks import run_on_ranks
 from tests.engine.tensor_models import CONFIG, PLANS, SmallGpt, loss_of, reference, tokens_of, train
 from zerolab.config.engine.parallel import TensorParallelConfig
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.tensor.plan import find_layers
-from zerotrial.plan.layouts import tensor_traffic
 
 RANKS, STEPS = 4, 20
 CASES = [

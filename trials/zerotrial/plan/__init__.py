@@ -1,1 +1,1 @@
-"""What a trial needs before it is started: bytes a rank, at each stage and offload."""
+"""Planner: memory of each rank at every ZeRO stage and offload."""

@@ -28,30 +28,7 @@ if TYPE_CHECKING:
     from zerolab.config.engine.parallel import ScheduleName
     from zerotrial.engine.pipeline.stage import ZeroStage
 
-__all__ = ["kept_passes", "make_schedule"]
-
-
-def kept_passes(
-    name: ScheduleName, stages: int, rank: int, micro_batches: int, chunks: int = 1
-) -> int:
-    """Count the passes of a chunk forward whose backward is still to come, at most.
-
-    Args:
-        name: Of the configuration.
-        stages: Ranks of a pipeline.
-        rank: Which of them.
-        micro_batches: Of a batch.
-        chunks: On each rank.
-    """
-    every = chunks * micro_batches
-    before = (chunks - 1) * (micro_batches // max(1, micro_batches // stages))
-    most = {
-        "gpipe": every,
-        "1f1b": stages - rank,
-        "interleaved": before + 2 * (stages - 1 - rank) + 1,
-        "zero-bubble": before + stages,
-    }
-    return min(every, most[name])
+__all__ = ["make_schedule"]
 
 
 def make_schedule(
