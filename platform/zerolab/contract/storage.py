@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from zerolab.contract.secrets import MASK, STORAGE_SECRETS
+from zerolab.contract.secret_text import MASK
+from zerolab.contract.secrets import STORAGE_SECRETS
 
 __all__ = ["StorageAddress"]
 

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Query, Response
 from sqlalchemy import RowMapping
 from starlette.concurrency import run_in_threadpool
 
-from zerolab.contract.secrets import MASK, SHORTEST, find_secrets, mask_secrets
+from zerolab.contract.secret_text import mask_values
+from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, IdPath, answer
@@ -64,9 +65,9 @@ async def get_file(
     if content is None:
         raise NotFoundError(f"experiment {experiment_id} has no file {name[:200]!r}")
     # The experiment file is often one of them.
-    for secret in find_secrets(msgspec.json.decode(row["raw_config"])):
-        if len(secret) >= SHORTEST:
-            content = content.replace(secret.encode(), MASK.encode())
+    secrets = find_secrets(msgspec.json.decode(row["raw_config"]))
+    text = mask_values(content.decode(errors="surrogateescape"), secrets)
+    content = text.encode(errors="surrogateescape")
     return Response(content, media_type="application/octet-stream")
 
 

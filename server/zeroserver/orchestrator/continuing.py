@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import RowMapping, select
 
-from zerolab.contract.secrets import find_secrets, mask_secrets, mask_values
+from zerolab.contract.secret_text import mask_values
+from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator import searching

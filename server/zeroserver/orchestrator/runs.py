@@ -8,7 +8,8 @@ from sqlalchemy import RowMapping, func, select
 
 from zerolab.contract.names import printable
 from zerolab.contract.outcome import BEYOND_BOUND, is_failure
-from zerolab.contract.secrets import mask_secrets, mask_values
+from zerolab.contract.secret_text import mask_values
+from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,

@@ -1,6 +1,7 @@
 """Secrets of configurations: masked in every response and log, kept for runs and forks."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,19 +12,15 @@ import pytest
 from tests.server.helpers import Server, checkpoint, experiment_config, validation
 from zerolab.client.archive import pack
 from zerolab.config import load_experiment
-from zerolab.contract.secrets import (
-    find_secrets,
-    is_secret_name,
-    mask_secrets,
-    restore_secrets,
-)
+from zerolab.contract.secret_text import is_secret_name, mask_values
+from zerolab.contract.secrets import find_secrets, mask_secrets, restore_secrets
 from zerolab.errors import ConfigError
 
 S3 = {"type": "s3", "bucket": "b", "endpoint_url": "http://127.0.0.1:9"}
 KEYS = {"access_key": "AKIA-hush-1", "secret_key": "hush-hush-2"}
 SECRETS: dict[str, Any] = {
     "environment": {"environment_variables": ["WANDB_API_KEY=hush-hush-3", "COLOUR=green"]},
-    "data": {"login": {"password": "hush-hush-4"}, "path": "/data"},
+    "data": {"login": {"password": "hush-hush-4", "passwd": 4711}, "path": "/data"},
 }
 
 
@@ -63,6 +60,14 @@ def test_other_names_are_not_secret(name: str) -> None:
         "t --a_key=db://u:hush-5@h --db db://u:hush-6@h --to=https://h/?a=1&sig=hush-7 | tee x",
         ["bash", "-c", "HF_TOKEN=hush-5 python train.py --db db://u:hush-6@h --a-key hush-7"],
         ["python", "--token", "db://u:hush-5@h", "--db", "db://u:hush-6@h"],
+        "mysql -u root -phush-5 -e 'a; b' && /usr/bin/mysqldump --x=1 -p'hush 6' db | sh",
+        ["mysql", "-u", "root", "-phush 5", "-e", "select 1"],
+        "sshpass -p hush-5 ssh -p 22 h; docker login -u me -p hush-6; redis-cli -h x -a hush-7",
+        "curl -u me:hush-5 -H 'Authorization: Bearer hush-6' -H \"X-Api-Key: hush-7\" https://h/x",
+        ["curl", "--user", "me:hush-5", "-H", "X-Api-Key: hush-6", "--proxy-user=me:hush-7"],
+        't.py --config \'{"api_key": "hush-5", "lr": 1}\' -token hush-6 +db.password=hush-7',
+        'TOKEN=hush-5 t.py --password=hush-6 --password hush-7; PW="hush \\" 8" t.py',
+        'bash -c "mysql -phush-5 < x.sql" && mongosh --x -p hush-6 db://u:hu@hush@h/x',
     ],
 )
 def test_restore_undoes_mask(variables: Any, entrypoint: Any) -> None:
@@ -89,6 +94,54 @@ def test_data_below_a_secret_name_and_addresses_are_masked() -> None:
     shown = mask_secrets(config)
     assert "hush" not in json.dumps(shown)
     assert restore_secrets(shown, config) == config
+
+
+@pytest.mark.parametrize(
+    ("config", "masked"),
+    [
+        ({"data": {"password": 1234, "user": 17}}, 1),
+        ({"data": {"db": {"passwd": 1.5}, "token": 123456789}}, 2),
+        ({"data": {"secret": [{"pin": 12}], "api_key": 987654321}}, 2),
+        ({"entrypoint": "t.py --password 1234 --db_password=99 --seed 1234"}, 2),
+        ({"entrypoint": ["t.py", "--password", "1234", "--passwd=5", "--seed", "1234"]}, 2),
+        ({"entrypoint": "mysql -p1234 -P 3306"}, 1),
+        ({"entrypoint": "ftp ftp://me:1234@host/x"}, 1),
+        ({"environment": {"environment_variables": ["PGPASSWORD=1234", "ARGS=--pw 77"]}}, 2),
+        ({"data": {"command": "mysql -p1234", "dsn": "host=x password=77 user=me"}}, 2),
+    ],
+)
+def test_numeric_passwords_are_masked(config: dict[str, Any], masked: int) -> None:
+    shown = mask_secrets(config)
+    assert json.dumps(shown).count("********") == masked
+    assert restore_secrets(shown, config) == config
+    assert len(find_secrets(config)) >= masked
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"data": {"pad_token": 0, "key_dim": 64.0, "use_auth_token": True, "token": None}},
+        {"data": {"text": "mysql and -p 3", "note": "a key: value"}},
+        {"entrypoint": "python train.py -p 3 --port 22 --login -p 8 --model key:loss"},
+        {"entrypoint": 'HF_TOKEN=$HF_TOKEN t.py --token ${T} --password "$(cat /run/pw)"'},
+        {"entrypoint": "mysql -u root -p db && docker run -p 8080:80 x; ssh -p 22 h"},
+        {"entrypoint": ["torchrun", "--rdzv_endpoint", "h:1", "-p", "3", "t.py"]},
+    ],
+)
+def test_harmless_values_are_shown(config: dict[str, Any]) -> None:
+    assert mask_secrets(config) == config
+
+
+def test_short_secrets_are_masked_after_a_name() -> None:
+    config = {"data": {"password": 1234}, "entrypoint": "x db://me:hush@host/db"}
+    secrets = find_secrets(config)
+    for line in (
+        "password: 1234", '{"password": 1234}', "--password 1234", "DB_PASSWORD='1234'",
+        "mysql -p1234", "db://me:hush@other/db", "PGPASSWORD=hush x",
+    ):  # fmt: skip
+        assert "********" in mask_values(line, secrets), line
+    for line in ("step 1234 of 12345", "password of 5 x 1234.5", "hush now"):
+        assert mask_values(line, secrets) == line
 
 
 def test_addresses_without_secrets_are_shown() -> None:
@@ -143,6 +196,7 @@ def _check_shown(server: Server) -> None:
     assert len(responses) > 30
     for path, text in responses.items():
         assert "hush" not in text, path
+        assert not re.search(r"passwd\W+4711", text), path
 
 
 def test_no_route_shows_a_secret(sqlite_server: Server) -> None:
@@ -151,7 +205,7 @@ def test_no_route_shows_a_secret(sqlite_server: Server) -> None:
     server.add_agent()
     run = server.begin()
     server.report(run.run_id, checkpoint(1), validation(1, 0.5))
-    server.log(run.run_id, 0, "the key is hush-hush-3", "and hush-hush-4")
+    server.log(run.run_id, 0, "the key is hush-hush-3", "and hush-hush-4", "passwd: 4711")
     assert run.variables["cpu"]["WANDB_API_KEY"] == "hush-hush-3"
     assert run.config["data"] == SECRETS["data"]
     assert "hush-hush-3" not in json.dumps(run.config)
@@ -174,7 +228,7 @@ def test_forks_use_the_original_secrets(sqlite_server: Server) -> None:
     server.post("/trials/1/fork", {"config": {"data": submitted["data"]}})
     for (raw,) in server.sql("SELECT raw_config FROM experiments"):
         assert "********" not in raw
-        for secret in ("hush-hush-3", "hush-hush-4"):
+        for secret in ("hush-hush-3", "hush-hush-4", '"passwd":4711'):
             assert secret in raw
     for number in (2, 3, 4, 5):
         assert "hush" not in json.dumps(server.experiment(number))

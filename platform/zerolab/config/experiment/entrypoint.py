@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from zerolab.contract.secrets import mask_assignments
+from zerolab.contract.secret_text import mask_assignments
 from zerolab.contract.spec import Command, TrialClass
 
 __all__ = ["Launcher", "launcher_of", "parse_entrypoint", "what_python_runs"]

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from zerolab.config.experiment.patterns import compile_pattern
 from zerolab.contract.names import check_name
-from zerolab.contract.secrets import MASK, is_secret_name
+from zerolab.contract.secret_text import MASK, is_secret_name
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.section import (
     NonNegativeInt,

@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
 
-from zerolab.contract.secrets import MASK, STORAGE_SECRETS
+from zerolab.contract.secret_text import MASK
+from zerolab.contract.secrets import STORAGE_SECRETS
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError
 from zerolab.schema.section import NonNegativeInt, Section, validate, without_nulls

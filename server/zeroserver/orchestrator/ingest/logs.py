@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping, select
 
-from zerolab.contract.secrets import mask_values
+from zerolab.contract.secret_text import mask_values
 from zerolab.contract.wire import LogBatch, LogEntry
 from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.desk import World, find, save, touch
