@@ -10,10 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.engine.ranks import run_on_ranks
-from zerolab.errors import EngineError
 from zerotrial.compat.deepspeed import install
 from zerotrial.compat.deepspeed.names import checkpointing
-from zerotrial.engine.module.activation import recomputed
 
 pytestmark = pytest.mark.processes
 
@@ -293,66 +291,6 @@ def on_device() -> None:
         assert nn.Linear(2, 2).weight.dtype == torch.float32
 
 
-class Ranks:
-    """Megatron's mpu: each rank has a part of every layer."""
-
-    def get_model_parallel_rank(self) -> int:
-        return dist.get_rank()
-
-
-def named_random_states(path: str) -> None:
-    """What is dropped is dropped again where it is computed again, and after a resume."""
-    import deepspeed
-
-    drawing, tracker = nn.Dropout(), deepspeed.checkpointing.get_cuda_rng_tracker()
-    with pytest.raises(EngineError, match=r"'model-parallel-rng' \(there are none\); call"):
-        tracker.fork().__enter__()
-
-    def layer(x: torch.Tensor) -> torch.Tensor:
-        with tracker.fork():
-            x = x * drawing(x)
-        return x * drawing(x)
-
-    def gradient(run: Any) -> torch.Tensor:
-        deepspeed.checkpointing.model_parallel_cuda_manual_seed(11)
-        x = torch.ones(64, requires_grad=True)
-        run(run(x)).sum().backward()
-        assert x.grad is not None
-        return x.grad
-
-    wanted = gradient(layer)
-    for run in (lambda x: deepspeed.checkpointing.checkpoint(layer, x), recomputed(layer)):
-        assert torch.equal(gradient(run), wanted)
-
-    deepspeed.checkpointing.configure(Ranks())
-    deepspeed.checkpointing.model_parallel_cuda_manual_seed(11)
-    drawn: list[Any] = [None, None]
-    with tracker.fork():
-        own = torch.rand(3).tolist()
-    dist.all_gather_object(drawn, (own, torch.rand(3).tolist()))
-    (first, common), (second, same) = drawn
-    assert common == same
-    torch.manual_seed(11 + 2718)
-    assert first == torch.rand(3).tolist() != second
-    with pytest.raises(EngineError, match="the name 'model-parallel-rng' is taken; call reset"):
-        tracker.add("model-parallel-rng", 1)
-
-    config = {"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
-    engine = deepspeed.initialize(model=nn.Linear(2, 2), config=config)[0]
-    engine.save_checkpoint(path)
-    with tracker.fork():
-        next_ones = torch.rand(3)
-    deepspeed.checkpointing.model_parallel_reconfigure_tp_seed(5)
-    with tracker.fork():
-        assert not torch.equal(torch.rand(3), next_ones)
-    engine.load_checkpoint(path)
-    with tracker.fork():
-        assert torch.equal(torch.rand(3), next_ones)
-    engine.close()
-    tracker.reset()
-    deepspeed.checkpointing.configure(None)
-
-
 def everything(path: str) -> bool:
     install()
     import deepspeed
@@ -370,7 +308,6 @@ def everything(path: str) -> bool:
     communicate()
     on_device()
     devices()
-    named_random_states(path)
     return True
 
 

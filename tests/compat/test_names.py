@@ -140,6 +140,9 @@ SCRIPT = """
 from __future__ import annotations
 import deepspeed.moe.layer
 import deepspeed.somewhere.new as new
+from deepspeed.checkpointing import (
+    CudaRNGStatesTracker, get_cuda_rng_tracker, model_parallel_cuda_manual_seed
+)
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.config import LAMB_OPTIMIZER
@@ -181,6 +184,9 @@ def use(_: str) -> dict[str, str]:
         "str(LAMB_OPTIMIZER)",
         "f'{LAMB_OPTIMIZER}'",
         "[*LAMB_OPTIMIZER]",
+        "get_cuda_rng_tracker().fork()",
+        "CudaRNGStatesTracker()",
+        "model_parallel_cuda_manual_seed(1)",
     ):
         with pytest.raises((EngineError, AttributeError)) as error:
             exec(code, names)
@@ -192,6 +198,9 @@ def test_missing_names_import_and_fail_when_used() -> None:
     (found,) = run_on_ranks(use, 1, "")
     assert all("Zerolab stands in for deepspeed" in message for message in found.values())
     assert "use stage 3" in found["Own()"]
+    for code in found:
+        if "get_cuda_rng" in code or "CudaRNG" in code or "manual_seed" in code:
+            assert "named random states are not supported" in found[code]
     assert "use stage 3" in found["deepspeed.moe.layer.MoE(hidden_size=1)"]
     assert found["OwnSchedule(2)"].startswith("deepspeed.runtime.pipe.schedule.PipeSchedule: ")
     assert found["new.Thing()"].startswith("deepspeed.somewhere.new.Thing: ")
@@ -199,7 +208,6 @@ def test_missing_names_import_and_fail_when_used() -> None:
 
 def call_launcher_names(directory: str) -> Any:
     install()
-    from deepspeed.checkpointing import _CUDA_RNG_STATE_TRACKER, _set_cuda_rng_state
     from deepspeed.compression.helper import recursive_getattr, recursive_setattr
     from deepspeed.launcher.runner import fetch_hostfile, parse_inclusion_exclusion
     from deepspeed.runtime.utils import move_to_device
@@ -210,11 +218,6 @@ def call_launcher_names(directory: str) -> Any:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     recursive_setattr(model, "0.bias", None)
     recursive_setattr(model, "1", nn.Tanh())
-    state = torch.get_rng_state()
-    first = torch.rand(1)
-    _set_cuda_rng_state(state)
-    assert torch.equal(first, torch.rand(1))
-    assert _CUDA_RNG_STATE_TRACKER.get_states() == {}
     item = torch.ones(1)
     moved = move_to_device({"a": [item], "b": (item,)}, "meta", lambda x: isinstance(x, float))
     return (

@@ -112,6 +112,13 @@ def test_a_trials_engine_file_finds_its_hyperparameters_and_its_length(tmp_path:
     assert filled["scheduler"]["params"] == {"total_num_steps": 4, "warmup_num_steps": 2}
 
 
+def test_harness_refuses_removed_backend(tmp_path: Path) -> None:
+    spec = make_run(tmp_path)
+    stored = msgspec.structs.replace(spec, config={**spec.config, "backend": "deepspeed"})
+    assert harness.run(stored) == 64
+    assert "backend: is not supported; remove it to train with Zerolab's engine" in reason(spec)[1]
+
+
 def test_test_mode_trains_one_batch(tmp_path: Path) -> None:
     spec = make_run(tmp_path, test_mode=True)
     assert harness.run(spec) == 0

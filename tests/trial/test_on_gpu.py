@@ -18,7 +18,6 @@ from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.data.random_state import capture, restore
 from zerotrial.engine import initialize
-from zerotrial.engine.module.random_states import NamedStates, seed_generator
 from zerotrial.engine.watch import trace
 from zerotrial.engine.watch.step_observer import memory_line
 from zerotrial.engine.watch.timers import PhaseTimer
@@ -103,19 +102,6 @@ def test_random_numbers_of_the_gpu_are_put_back() -> None:
     restore(before)
     assert torch.equal(torch.randn(8, device=GPU), drawn[0])
     assert random.random() == drawn[1]
-
-
-def test_within_a_fork_the_gpu_draws_from_the_named_state() -> None:
-    states = NamedStates()
-    states.add("own", 11)
-    seed_generator(3)
-    with states.fork("own"):
-        own = torch.rand(8, device=GPU)
-    after = torch.rand(8, device=GPU)
-    seed_generator(11)
-    assert torch.equal(own, torch.rand(8, device=GPU))
-    seed_generator(3)
-    assert torch.equal(after, torch.rand(8, device=GPU))
 
 
 def test_a_rank_computes_on_its_own_gpu_and_batches_go_there() -> None:

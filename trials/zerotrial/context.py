@@ -14,7 +14,6 @@ from zerolab.determined.names import TRIAL_CONTEXT, missing
 from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
 from zerotrial.compat.engine_view import EngineView, view_of
-from zerotrial.compat.into_deepspeed import take_our_checkpoints
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.mpu import ModelParallelUnit, make_data_parallel_mpu
 from zerotrial.ranks import Distributed
@@ -84,7 +83,6 @@ class ZeroTrialContext:
                 self._first.micro_batch_size,
                 view.micro_batch_size,
             )
-        take_our_checkpoints(model)
         self.engines.append(view)
         if len(self.engines) == 1:
             self._mpu = view.make_mpu() or self._mpu

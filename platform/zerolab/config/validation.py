@@ -14,7 +14,6 @@ from zerolab.config.engine.normalization import read_engine_text, read_source
 from zerolab.config.engine.pipelines import schedule_problems
 from zerolab.config.engine.reader import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved_config import format_entries, resolve
-from zerolab.config.experiment.backends import missing_deepspeed, other_engine_file
 from zerolab.config.experiment.entrypoint import launcher_of, parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.hosts import with_hosts, with_ranks
@@ -81,14 +80,11 @@ def check_experiment(
     slots = _slots(content, resources)
     space = content.get("hyperparameters")
     fit: list[int] | None = None
-    theirs = content.get("backend") == "deepspeed"
-    if theirs and parsed.config is not None:
-        problems += missing_deepspeed(parsed.config.environment)
     if isinstance(space, Mapping) and not space_problems(space):
         problems += misplaced_specs(space)
         batches = _batches(parsed.config)
         is_command = _is_command(parsed.config, content)
-        for _, found in engine_files(space, model, batches, strict=strict, theirs=theirs):
+        for _, found in engine_files(space, model, batches, strict=strict):
             # A Trainer fills them from its own arguments.
             left = found.left_open if is_command else []
             problems += [line for line in found.problems if line not in left]
@@ -189,7 +185,6 @@ def engine_files(
     batches: int | None = None,
     *,
     strict: bool = False,
-    theirs: bool = False,
 ) -> Iterator[tuple[str, EngineFile]]:
     """Read the engine file of each extreme sample of a space, overrides merged.
 
@@ -198,8 +193,6 @@ def engine_files(
         model: The files of the model directory.
         batches: How far the searcher lets a trial train, in optimizer steps.
         strict: Leave the tolerant step out.
-        theirs: DeepSpeed itself will read the file: nothing but its form is looked at here, and
-            no configuration comes of it.
 
     Yields:
         The engine file's name (empty when the experiment holds its content) and what was read;
@@ -222,8 +215,6 @@ def engine_files(
             batches=batches,
             strict=strict,
         )
-        if theirs:
-            read = partial(other_engine_file, overrides=overrides)
         yield _read_engine(base, model, read, strict=strict)
 
 
@@ -400,18 +391,13 @@ def _check_experiment_file(
     parts = [_experiment_report(str(path), content, config)]
     slots = config.resources.slots_per_trial
     seen = set()
-    theirs = config.backend == "deepspeed"
     batches = _batches(config)
-    for name, found in engine_files(
-        config.hyperparameters, model, batches, strict=strict, theirs=theirs
-    ):
+    for name, found in engine_files(config.hyperparameters, model, batches, strict=strict):
         if name in seen:
             continue
         seen.add(name)
         label = name or "hyperparameters.deepspeed_config"
-        if theirs:
-            parts.append(f"{label}: left to DeepSpeed, which checks it when a trial starts")
-        elif found.left_open:
+        if found.left_open:
             parts.append(f"{label}: ok; each 'auto' that nothing here says is left to the script")
         elif found.config is not None:
             if torch is not None and (too_old := torch_problems(found.config, torch)):

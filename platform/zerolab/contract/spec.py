@@ -29,7 +29,6 @@ __all__ = [
     "EXIT_REACHED",
     "EXIT_STALE",
     "EXIT_USER_ERROR",
-    "Backend",
     "CheckpointRef",
     "Command",
     "FitSpec",
@@ -90,10 +89,6 @@ and runs again, however often; ``max_restarts`` does not count it."""
 EXIT_REACHED = 69
 """The run has trained as far as the searcher let it, has validated, saved a checkpoint and gave its
 slots back: the searcher decides whether the trial goes on."""
-
-
-Backend = Literal["zerolab", "deepspeed"]
-"""Whose engine a trial class trains with."""
 
 
 class CheckpointRef(msgspec.Struct, frozen=True):
@@ -243,8 +238,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What every rank runs; None outside an experiment."""
     fit: FitSpec | None = None
     """None outside an experiment."""
-    backend: Backend = "zerolab"
-    """Whose engine ``zerotrial.initialize`` makes."""
     variables: dict[str, dict[str, str]] = {}
     """Environment variables of the ranks, by kind of slot: ``cpu`` and ``cuda``."""
     python: str = ""

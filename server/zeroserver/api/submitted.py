@@ -99,7 +99,6 @@ def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
             hparams,
             ArchiveFiles(path.read_bytes()),
             length.batches if length is not None else None,
-            theirs=config.backend == "deepspeed",
         ),
         None,
     )
@@ -113,6 +112,4 @@ def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
             entries = [EngineEntry(*each) for each in resolve(file.config, replicas)]
         except ConfigError as error:
             problems += error.problems
-    elif not problems:
-        problems = ["backend: is deepspeed, which reads the file itself"]
     return EngineAnswer(name or None, entries, list(file.changes), problems)

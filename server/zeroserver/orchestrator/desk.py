@@ -187,6 +187,7 @@ def config_of(row: RowMapping) -> "ExperimentConfig":
         stored["name"] = printable(stored["name"])
         stored["description"] = printable(stored["description"] or "") or None
         stored["labels"] = [printable(label) for label in stored["labels"]]
+    stored.pop("backend", None)  # removed: the trial refuses `backend: deepspeed` when it starts
     stored.pop("log_policies", None)  # old ones may hold patterns that are refused now
     return load_experiment(stored)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.engine.checkpointing import all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
 from zerotrial.engine import initialize
-from zerotrial.engine.checkpoint.deepspeed.convert import import_deepspeed
+from zerotrial.engine.checkpoint.deepspeed.convert import import_deepspeed, main
 from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointNotFoundError
 from zerotrial.engine.checkpoint.shards import ShardReader
 
@@ -335,6 +335,30 @@ def test_stage_0_asks_for_names_where_shapes_leave_a_doubt(tmp_path: Path) -> No
     for key, value in all_states(engine).items():
         assert torch.equal(value, states[key])
     assert engine.stage.scalars() == {"group0.step": 1.0}
+
+
+def test_import_refuses_universal_and_zerolab_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "universal" / "t" / "zero").mkdir(parents=True)
+    (tmp_path / "universal" / "t" / "zero" / "optimizer_state.pt").touch()
+    with pytest.raises(CheckpointError, match="universal checkpoint; import the ZeRO checkpoint"):
+        import_deepspeed(tmp_path / "universal", tmp_path / "ours", tag="t")
+    engine = make_engine(1)
+    train(engine, 1)
+    engine.save_checkpoint(tmp_path / "own")
+    with pytest.raises(CheckpointError, match=r"Zerolab's own checkpoint already; load it with"):
+        import_deepspeed(tmp_path / "own", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_command_refuses_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), str(tmp_path / "a"), "--export"])
+    assert main() == 2
+    problem = capsys.readouterr().err
+    assert problem.startswith("--export: was removed")
+    assert "read_weights" in problem
+    assert list(tmp_path.iterdir()) == []
 
 
 def train_with_deepspeed(directory: str) -> dict[str, Any]:

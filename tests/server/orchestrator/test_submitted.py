@@ -1,5 +1,6 @@
 """What was submitted can be read again: the file, the model directory, the engine's values."""
 
+import json
 from typing import Any
 
 import pytest
@@ -60,6 +61,20 @@ def test_an_engine_that_no_file_names_is_told(
     else:
         assert told in found["problems"][0]
         assert found["entries"] == []
+
+
+def test_stored_backend_of_older_version_is_readable(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit()
+    config = json.loads(server.sql("SELECT config FROM experiments")[0][0])
+    server.execute(
+        "UPDATE experiments SET config = :config",
+        config=json.dumps(config | {"backend": "deepspeed"}),
+    )
+    server.services.world.configs.clear()
+    server.add_agent()
+    assert server.get("/trials/1/engine")["problems"] == []
+    assert server.begin().config["backend"] == "deepspeed"  # the trial refuses it when it starts
 
 
 def test_a_fork_takes_a_whole_file_in_place_of_the_original(sqlite_server: Server) -> None:

@@ -52,7 +52,7 @@ from zerotrial.engine.update.choose import choose_optimizer
 from zerotrial.engine.update.savable import check_savable
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
-__all__ = ["built_by", "initialize", "planning"]
+__all__ = ["initialize", "planning"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,24 +75,6 @@ def planning(planner: Planner) -> Iterator[None]:
         yield
     finally:
         _planner.reset(token)
-
-
-Builder = Callable[..., tuple[Any, Any, Any, Any]]
-_builder: "ContextVar[Builder | None]" = ContextVar("builder", default=None)
-
-
-@contextlib.contextmanager
-def built_by(builder: Builder | None) -> Iterator[None]:
-    """Have :func:`initialize` hand its arguments to another maker of engines, in this context.
-
-    Args:
-        builder: Gets them by name, and returns what :func:`initialize` returns; None for ours.
-    """
-    token = _builder.set(builder)
-    try:
-        yield
-    finally:
-        _builder.reset(token)
 
 
 @uncollected()
@@ -145,26 +127,6 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     Raises:
         ConfigError: With all problems of the arguments or the file.
     """
-    builder = _builder.get()
-    if builder is not None:
-        if weights is not None:
-            problem = "weights: is this engine's own, and another builds here; load them before"
-            raise ConfigError("initialize()", [problem])
-        return builder(
-            args=args,
-            model=model,
-            optimizer=optimizer,
-            model_parameters=model_parameters,
-            training_data=training_data,
-            lr_scheduler=lr_scheduler,
-            distributed_port=distributed_port,
-            mpu=mpu,
-            dist_init_required=dist_init_required,
-            collate_fn=collate_fn,
-            config=config if config is not None else config_params,
-            mesh_param=mesh_param,
-            device=device,
-        )
     problems = unusable(optimizer, training_data)
     given = config if config is not None else config_params
     resolved = read_config(args, model, given, problems)

@@ -118,11 +118,6 @@ def make_plan(
     if world_size is not None:
         content = with_ranks(content, world_size)
     experiment = check_experiment(content, FolderFiles(directory), str(file))
-    if experiment.backend != "zerolab":
-        raise TrialError(
-            f"backend: must be zerolab for a plan, got {experiment.backend!r}: the formulas are "
-            "those of Zerolab's engine"
-        )
     ranks = experiment.resources.slots_per_trial
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(directory):
         engines = profile_trial(lambda: _build_trial(experiment, directory, scratch))

@@ -18,8 +18,7 @@ from zerolab.config.experiment.run_overrides import determined_by_run
 from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
-from zerolab.errors import TrialError
-from zerotrial.compat.real_deepspeed import engines_of
+from zerolab.errors import ConfigError, TrialError
 from zerotrial.context import ZeroTrialContext
 from zerotrial.failures import exit_code_of, reason_of
 from zerotrial.loop.session import Session
@@ -84,6 +83,10 @@ class _Rank:
 
     def run(self) -> Ending:
         spec = self._spec
+        if spec.config.get("backend") == "deepspeed":  # submitted before this key was removed
+            from zerolab.config.experiment.refused import REMOVED_BACKEND
+
+            raise ConfigError("experiment", [f"backend: is not supported; {REMOVED_BACKEND}"])
         if spec.fit is None or not isinstance(spec.entrypoint, TrialClass):
             raise TrialError(f"entrypoint: must be module:Class, got {spec.entrypoint}")
         settings = FitSettings.from_spec(spec.fit, test_mode=spec.test_mode)
@@ -92,7 +95,7 @@ class _Rank:
         session = Session(ZeroTrialContext(spec, distributed))
         ending = None
         try:
-            with determined_by_run(spec), engines_of(spec.backend):
+            with determined_by_run(spec):
                 controller = session.build(trial_class, settings)
             self.building = False
             ending = controller.run()

@@ -24,7 +24,7 @@ from zerolab.config.refusing import take_refused
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
 from zerolab.contract.names import check_name, check_text
 from zerolab.contract.secrets import masked_places
-from zerolab.contract.spec import Backend, TrialClass
+from zerolab.contract.spec import TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
 from zerolab.schema.json_values import plain_problems, to_plain
@@ -87,10 +87,6 @@ class ExperimentConfig(Section):
 
     entrypoint: Annotated[Any, AfterValidator(_entrypoint)]
     """``module:Class`` of a ZeroTrial, or a command as text or as a list of words."""
-
-    backend: Backend = "zerolab"
-    """Which engine ``zerotrial.initialize`` makes in a trial class: ours, or that of a real
-    DeepSpeed (the extra ``deepspeed``), which then reads the engine file by itself."""
 
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
     """Constants and search specs at any depth; ``deepspeed_config`` names the engine file (or
@@ -275,7 +271,6 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
             "searcher.max_length: is required for a trial class, got nothing; "
             "say how far to train, e.g. {batches: 1000}"
         )
-    yield from _backend_problems(config)
     yield from storage_problems(config.checkpoint_storage)
     yield from stage_problems(config.data)
     profiling = config.profiling
@@ -286,24 +281,3 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
             f"{profiling.begin_on_batch}, got {last}"
         )
     yield from resource_problems(config.resources, is_class=config.trial_class is not None)
-
-
-def _backend_problems(config: ExperimentConfig) -> Iterator[str]:
-    """Say what a real DeepSpeed does not go together with."""
-    if config.backend != "deepspeed":
-        return
-    if config.trial_class is None:
-        yield (
-            "backend: must be zerolab where the entrypoint is a command, got 'deepspeed'; a script "
-            "chooses its engine by what it imports"
-        )
-    if config.environment.deepspeed is not None:
-        yield (
-            "environment.deepspeed: must be left out with backend: deepspeed, got 'zerolab', with "
-            "which the name deepspeed stands for this engine"
-        )
-    if config.resources.elastic is not None:
-        yield (
-            "resources.elastic: must be left out with backend: deepspeed, whose engine does not "
-            "keep a trial's batch on fewer slots"
-        )

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from zerolab.config.refusing import EMPTY, Refused
+from zerolab.config.refusing import EMPTY, Off, Refused
 from zerolab.searcher.registry import SEARCHERS
 
-__all__ = ["OTHER_SEARCHERS", "REFUSED_FIELDS", "STRANGERS"]
+__all__ = ["OTHER_SEARCHERS", "REFUSED_FIELDS", "REMOVED_BACKEND", "STRANGERS"]
 
 _NO_CONTAINERS = "trials run in the agent's own Python environment, not in containers"
 
@@ -51,7 +51,18 @@ _INSTEAD: dict[str, str] = {
 }
 """Dotted field to what the user should do instead."""
 
-REFUSED_FIELDS = {field: Refused(instead, EMPTY) for field, instead in _INSTEAD.items()}
+REMOVED_BACKEND = (
+    "remove it to train with Zerolab's engine; for DeepSpeed's own engine call "
+    "deepspeed.initialize() in the trial and give the engine to context.wrap_model_engine()"
+)
+"""Replacement of ``backend: deepspeed``."""
+
+REFUSED_FIELDS = {field: Refused(instead, EMPTY) for field, instead in _INSTEAD.items()} | {
+    "backend": Refused(
+        REMOVED_BACKEND,
+        Off(f"`zerolab`, {EMPTY.text}", lambda value: value == "zerolab" or EMPTY.holds(value)),
+    ),
+}
 """By dotted field."""
 
 OTHER_SEARCHERS: dict[str, str] = {

@@ -28,7 +28,6 @@ def sections_of(config: ExperimentConfig) -> dict[str, Any]:
     return {
         "entrypoint": parse_entrypoint(config.entrypoint),
         "fit": _fit(config),
-        "backend": config.backend,
         "variables": variables_of(config),
         "python": config.environment.python or "",
         "data": config.data,

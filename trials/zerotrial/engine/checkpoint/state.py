@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gathered import is_sharded, whole_of
-from zerotrial.engine.module.random_states import NAMED_STATES
 
 __all__ = [
     "CLIENT_STATE",
@@ -148,8 +147,6 @@ def get_random_state() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
-    if named := NAMED_STATES.get_states():
-        state["named"] = named
     return state
 
 
@@ -162,8 +159,6 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-    if "named" in state:
-        NAMED_STATES.set_states(state["named"])
 
 
 def module_targets(

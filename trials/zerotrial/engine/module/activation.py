@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from zerotrial.engine.module.random_states import kept_for_recomputation
 from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
@@ -83,8 +82,7 @@ def recomputed(forward: Forward) -> Forward:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        kept = kept_for_recomputation()
-        return checkpoint(forward, *args, use_reentrant=False, **kept, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     return call
 
@@ -134,8 +132,7 @@ def _kept(forward: Forward, keep: _Keep) -> Forward:
 
         # An empty tensor tells checkpoint() of which device to keep the random state.
         device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None)
-        kept = kept_for_recomputation()
-        return checkpoint(compute, torch.empty(0, device=device), use_reentrant=False, **kept)
+        return checkpoint(compute, torch.empty(0, device=device), use_reentrant=False)
 
     return call
 

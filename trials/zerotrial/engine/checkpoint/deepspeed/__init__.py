@@ -1,1 +1,1 @@
-"""DeepSpeed's checkpoints, made into ours, and ours into DeepSpeed's."""
+"""Conversion of DeepSpeed's checkpoints to Zerolab's format."""

@@ -25,7 +25,6 @@ from zerotrial.engine.checkpoint.deepspeed.stages import (
     read_stage3,
     read_stages_1_and_2,
 )
-from zerotrial.engine.checkpoint.deepspeed.universal import OWN_KEYS, export_deepspeed
 from zerotrial.engine.checkpoint.files import (
     CheckpointError,
     Manifest,
@@ -37,6 +36,24 @@ from zerotrial.engine.checkpoint.save import SaveJob, save_now
 from zerotrial.engine.checkpoint.state import CLIENT_STATE, ENGINE_STATE, to_bytes
 
 __all__ = ["import_deepspeed"]
+
+_MODEL_FILE_KEYS = frozenset(
+    {
+        *("module", "buffer_names", "optimizer", "lr_scheduler", "data_sampler", "random_ltd"),
+        *("param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"),
+        *("skipped_steps", "global_steps", "global_samples", "dp_world_size", "mp_world_size"),
+        *("ds_config", "ds_version", "checkpoint_parallel_dimensions", "num_experts"),
+        *("sparse_tensor_module_names", "ds_autoep_layers", "universal_checkpoint_info"),
+    }
+)
+"""Keys that DeepSpeed writes into a model file; every other key is the user's client state."""
+
+_NO_EXPORT = (
+    "--export: was removed, checkpoints are not converted to DeepSpeed's format; write the weights "
+    "with engine.export(PATH), or read them with "
+    "zerotrial.engine.checkpoint.export.read_weights(DIR), and load them into the model before "
+    "deepspeed.initialize()"
+)
 
 
 def import_deepspeed(
@@ -124,7 +141,7 @@ def _scaler_state(scaler: Any) -> dict[str, Any] | None:
 
 
 def _write(destination: Path, tag: str, found: Found, model: Mapping[str, Any]) -> str:
-    client = {key: value for key, value in model.items() if key not in OWN_KEYS}
+    client = {key: value for key, value in model.items() if key not in _MODEL_FILE_KEYS}
     objects = {
         ENGINE_STATE: to_bytes("engine state", _engine_state(found, model)),
         CLIENT_STATE: to_bytes("client_state", client),
@@ -145,18 +162,18 @@ def _write(destination: Path, tag: str, found: Found, model: Mapping[str, Any]) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Make a DeepSpeed checkpoint one of ours, or the other way."
+        description="Convert a DeepSpeed checkpoint to Zerolab's format."
     )
-    parser.add_argument("source", help="as it was passed to save_checkpoint")
+    parser.add_argument("source", help="directory that was passed to DeepSpeed's save_checkpoint")
     parser.add_argument("destination", help="directory for the new checkpoint")
-    parser.add_argument("--tag", help="the one that `latest` names by default")
-    parser.add_argument(
-        "--export", action="store_true", help="make one of ours a universal one of DeepSpeed's"
-    )
-    given = parser.parse_args()
-    convert = export_deepspeed if given.export else import_deepspeed
+    parser.add_argument("--tag", help="tag to convert; default: the tag in `latest`")
+    parser.add_argument("--export", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.export:
+        sys.stderr.write(f"{_NO_EXPORT}\n")
+        return 2
     try:
-        path = convert(given.source, given.destination, given.tag)
+        path = import_deepspeed(options.source, options.destination, options.tag)
     except ZerolabError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -89,7 +89,10 @@ def find_sources(directory: Path, tag: str | None) -> Sources:
         raise CheckpointNotFoundError(msg)
     names = sorted(item.name for item in path.iterdir())
     if MANIFEST in names:
-        msg = f"{path}: is one of Zerolab's own; export_deepspeed (--export) makes it DeepSpeed's"
+        msg = f"{path}: is Zerolab's own checkpoint already; load it with load_checkpoint()"
+        raise CheckpointError(msg)
+    if (path / "zero" / "optimizer_state.pt").is_file():
+        msg = f"{path}: is a universal checkpoint; import the ZeRO checkpoint it was converted from"
         raise CheckpointError(msg)
     other = [n for n in names if n.startswith(("layer_", "expp_rank_"))]
     parallel = [n for n in names if (m := _MODEL.match(n)) and int(m[2]) > 0]
