@@ -126,7 +126,9 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if b"%00" in scope["query_string"] or "\0" in path:
             raise ConfigError("request", ["a NUL character is in no name"])
-        principal = self._keys.identify(_bearer(headers), _cookie(headers, self._keys.cookie))
+        bearer = _bearer(headers)
+        cookie = _cookie(headers, self._keys.cookie) if bearer is None else None
+        principal = self._keys.identify(bearer, cookie)
         if path in OPEN_PATHS or path.startswith(_OPEN_PREFIX):
             return principal
         if principal == NOBODY:

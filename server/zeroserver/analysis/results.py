@@ -14,6 +14,9 @@ Fields = Mapping[str, Any] | RowMapping
 __all__ = ["experiment_problem", "has_result", "missing_checkpoint", "trial_problem"]
 
 
+_ERROR, _COMPLETED = str(TrialState.ERROR), str(TrialState.COMPLETED)
+
+
 def experiment_problem(row: Fields) -> str | None:
     """Say why an experiment that has ended has no result; None if it has one, or goes on.
 
@@ -43,9 +46,10 @@ def trial_problem(row: Fields, metric: str) -> str | None:
         row: Of the trial.
         metric: The searcher's; empty where there is none, and no validation is expected.
     """
-    if row["state"] == TrialState.ERROR:
+    state = row["state"]
+    if state == _ERROR:
         return str(row["error"] or "it ended with an error")
-    if row["state"] != TrialState.COMPLETED:
+    if state != _COMPLETED:
         return None
     if row["error"]:
         return str(row["error"])

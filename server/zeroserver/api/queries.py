@@ -1,6 +1,7 @@
 """Reading for the windows: pages by keyset, never by offset; no query in a loop."""
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -34,14 +35,12 @@ from zeroserver.store.rows import one
 from zeroserver.store.schema import (
     agents,
     checkpoints,
-    experiments,
     logs,
     metric_keys,
     points,
     rollups,
     run_nodes,
     runs,
-    trials,
 )
 
 __all__ = [
@@ -162,27 +161,34 @@ def experiment_list(
         rows: Of the table of experiments.
         waiting: Knows why they wait.
     """
-    columns = trials.c
-    counted = connection.execute(
-        select(columns.experiment_id, columns.state, func.count())
-        .where(
-            columns.state.in_([TrialState.ERROR, TrialState.CANCELED]),
-            columns.experiment_id.in_([row["id"] for row in rows]),
-        )
-        .group_by(columns.experiment_id, columns.state)
-    )
-    counts = {(experiment_id, state): count for experiment_id, state, count in counted}
+    ids = tuple(row["id"] for row in rows)
+    query = _COUNT_UNSUCCESSFUL.format(", ".join("?" * len(ids)) or "NULL")
+    counts = {(number, state): count for number, state, count in raw_rows(connection, query, ids)}
     return [
         Experiment.of(
             row,
-            config=mask_secrets(msgspec.json.decode(row["config"])),
-            failed_trials=counts.get((row["id"], TrialState.ERROR), 0),
-            canceled_trials=counts.get((row["id"], TrialState.CANCELED), 0),
+            config=_masked_config(row["config"]),
+            failed_trials=counts.get((row["id"], _ERROR), 0),
+            canceled_trials=counts.get((row["id"], _CANCELED), 0),
             waiting_reason=waiting.of_experiment(row["id"], row["state"]),
             result_problem=experiment_problem(row),
         )
         for row in rows
     ]
+
+
+_ERROR, _CANCELED, _PAUSED = map(str, (TrialState.ERROR, TrialState.CANCELED, TrialState.PAUSED))
+_COUNT_UNSUCCESSFUL = (
+    "SELECT experiment_id, state, count(*) FROM trials "  # noqa: S608 - our own words
+    f"WHERE state IN ('{_ERROR}', '{_CANCELED}') AND experiment_id IN ({{}}) "
+    "GROUP BY experiment_id, state"
+)
+
+
+@lru_cache(maxsize=256)  # an experiment is read again and again, and its configuration stays
+def _masked_config(stored: str) -> msgspec.Raw:
+    """Return a stored configuration as JSON without secrets; old versions stored them with it."""
+    return msgspec.Raw(msgspec.json.encode(mask_secrets(msgspec.json.decode(stored))))
 
 
 def count_trials(
@@ -236,27 +242,30 @@ def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World)
         world: Knows the time, and why trials wait.
     """
     costs = slot_seconds_of(connection, [row["id"] for row in rows], world.clock())
-    columns = experiments.c
-    owners = {row["experiment_id"] for row in rows}
-    query = select(columns.id, columns.metric).where(columns.id.in_(owners))
-    metrics = {row.id: row.metric for row in connection.execute(query)}
-    return [
-        Trial.of(
-            row,
-            slot_seconds=costs.get(row["id"], 0.0),
-            waiting_reason=_paused_by(row)
-            or world.waiting.of_trial(row["id"], row["experiment_id"], row["state"], row["run_id"]),
-            error=None if _paused_by(row) else row["error"],
-            result_problem=trial_problem(row, metrics.get(row["experiment_id"], "")),
+    owners = tuple({row["experiment_id"] for row in rows})
+    query = _METRICS.format(", ".join("?" * len(owners)) or "NULL")
+    metrics: dict[int, str] = dict(raw_rows(connection, query, owners))
+    of_trial = world.waiting.of_trial
+    found = []
+    for row in rows:
+        number, home, state, error = row["id"], row["experiment_id"], row["state"], row["error"]
+        # A trial that waits for its searcher shows there what its script did wrong.
+        waiting = (
+            error if error and state == _PAUSED else of_trial(number, home, state, row["run_id"])
         )
-        for row in rows
-    ]
+        found.append(
+            Trial.of(
+                row,
+                slot_seconds=costs.get(number, 0.0),
+                waiting_reason=waiting,
+                error=None if state == _PAUSED else error,
+                result_problem=trial_problem(row, metrics.get(home, "")),
+            )
+        )
+    return found
 
 
-def _paused_by(row: RowMapping) -> str | None:
-    """Return what the script of a trial did wrong that waits for its searcher."""
-    error: str | None = row["error"]
-    return error if row["state"] == TrialState.PAUSED else None
+_METRICS = "SELECT id, metric FROM experiments WHERE id IN ({})"
 
 
 def runs_of(connection: Connection, trial_id: int) -> list[Run]:

@@ -17,7 +17,7 @@ from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError
 from zeroserver.orchestrator.desk import World, touch
 from zeroserver.orchestrator.ingest.validations import best_of
-from zeroserver.orchestrator.ingest.values import check_times, read_points
+from zeroserver.orchestrator.ingest.values import PointReader, check_times
 from zeroserver.states import ExperimentState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.orphans import forget_points
@@ -143,7 +143,8 @@ def _reserve(world: World, transaction: Transaction, rows: _Rows) -> tuple[int, 
 def _store(
     world: World, transaction: Transaction, trial_id: int, chunk: list[MetricsRecord]
 ) -> None:
-    new = [point for record in chunk for point in read_points(world, transaction, trial_id, record)]
+    points = PointReader(world, transaction, trial_id)
+    new = [point for record in chunk for point in points.read(record)]
     store_points(transaction, trial_id, new)
 
 

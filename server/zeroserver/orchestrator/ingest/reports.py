@@ -25,7 +25,7 @@ from zeroserver.orchestrator.ingest.checkpoints import (
 )
 from zeroserver.orchestrator.ingest.sender import Reporting, reporting_run
 from zeroserver.orchestrator.ingest.validations import validated
-from zeroserver.orchestrator.ingest.values import check_times, read_points, stored_number
+from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
 from zeroserver.orchestrator.runs import shown_activity
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.store.database import Transaction
@@ -102,10 +102,11 @@ class _Told:
 def _read(world: World, transaction: Transaction, trial_id: int, fresh: list[Record]) -> _Told:
     """Check every record of a batch and sort out what it says."""
     told = _Told()
+    points = PointReader(world, transaction, trial_id)
     check_times([record.time for record in fresh])
     for record in fresh:
         if isinstance(record, MetricsRecord):
-            told.points += read_points(world, transaction, trial_id, record)
+            told.points += points.read(record)
             if record.steps > told.steps and record.group != "system":
                 told.steps = record.steps
             if record.group == "validation":

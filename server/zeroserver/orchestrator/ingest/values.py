@@ -1,7 +1,7 @@
 """What may be stored of a record: its time, its numbers, its points."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from zerolab.contract.wire import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
@@ -14,44 +14,68 @@ from zeroserver.orchestrator.ingest.names import (
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point
 
-__all__ = ["check_times", "read_points", "stored_number"]
+__all__ = ["PointReader", "check_times", "stored_number"]
 
 _NAMES_LOOKED_AT = 10_000
 """Names of a record that are looked at, besides those that are known already."""
 _YEAR_10000 = 253_402_300_800
 
 
-def read_points(
-    world: World, transaction: Transaction, trial_id: int, record: MetricsRecord
-) -> list[Point]:
-    """Turn a record into points; metrics whose names the trial may not use are left out.
+class PointReader:
+    """Turns the records of one report, or of an import, into points.
 
-    Raises:
-        ConfigError: If it holds what cannot be stored.
+    Args:
+        world: The orchestrator's memory.
+        transaction: Of the writer.
+        trial_id: Whose records.
     """
-    if not 0 <= record.steps < MAX_STEP:
-        raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
-    steps, when = record.steps, record.time
-    ids = world.keys.known(record.group)
-    values = record.values
-    if len(values) > _NAMES_LOOKED_AT:
-        values = shorten_record(world, transaction, trial_id, record, _NAMES_LOOKED_AT)
-    reported = reported_keys(world, transaction, trial_id)
-    new = [name for name in values if ids.get(name) not in reported]
-    if new:
-        omitted = len(record.values) - len(values)
-        accepted = admit_names(world, transaction, trial_id, record.group, new, omitted=omitted)
-        refused = set(new).difference(accepted)
-        values = {name: value for name, value in values.items() if name not in refused}
-    return [
-        (
-            ids[name],
-            steps,
-            value if type(value) is float and value == value else stored_number(name, value),  # noqa: PLR0124 - false for NaN
-            when,
-        )
-        for name, value in values.items()
-    ]
+
+    def __init__(self, world: World, transaction: Transaction, trial_id: int) -> None:
+        self._world = world
+        self._transaction = transaction
+        self._trial_id = trial_id
+        self._ids: dict[str, dict[str, int]] = {}
+        """Group to the names that the trial may use, as far as they were looked up."""
+
+    def read(self, record: MetricsRecord) -> list[Point]:
+        """Turn a record into points; metrics whose names the trial may not use are left out.
+
+        Raises:
+            ConfigError: If it holds what cannot be stored.
+        """
+        if not 0 <= record.steps < MAX_STEP:
+            raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
+        steps, when, values = record.steps, record.time, record.values
+        ids = self._ids.get(record.group)
+        if ids is None or not values.keys() <= ids.keys():
+            values, ids = self._admit(record)
+        return [
+            (
+                ids[name],
+                steps,
+                value if type(value) is float and value == value else stored_number(name, value),  # noqa: PLR0124 - false for NaN
+                when,
+            )
+            for name, value in values.items()
+        ]
+
+    def _admit(self, record: MetricsRecord) -> tuple[Mapping[str, float | str], Mapping[str, int]]:
+        """Return the values of a record whose names the trial may use, and the ids of these."""
+        world, transaction, trial_id = self._world, self._transaction, self._trial_id
+        values: Mapping[str, float | str] = record.values
+        if len(values) > _NAMES_LOOKED_AT:
+            values = shorten_record(world, transaction, trial_id, record, _NAMES_LOOKED_AT)
+        ids = world.keys.known(record.group)
+        reported = reported_keys(world, transaction, trial_id)
+        new = [name for name in values if ids.get(name) not in reported]
+        if new:
+            omitted = len(record.values) - len(values)
+            accepted = admit_names(world, transaction, trial_id, record.group, new, omitted=omitted)
+            refused = set(new).difference(accepted)
+            values = {name: value for name, value in values.items() if name not in refused}
+        mine = self._ids.setdefault(record.group, {})
+        mine.update((name, ids[name]) for name in values)
+        return values, mine
 
 
 def check_times(times: Iterable[float]) -> None:
