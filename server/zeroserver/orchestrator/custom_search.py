@@ -94,7 +94,7 @@ def take_operations(
         if place >= start and not (isinstance(each, Create) and each.trial_id in done)
     ]
     wanted = [told.operations[place] for place in places]
-    rest = carry_out_some(world, transaction, experiment_id, wanted, outside=True)
+    rest = carry_out_some(world, transaction, experiment_id, wanted)
     creating = int(bool(rest))
     if creating != experiment["creating"]:
         save(transaction, experiments, experiment_id, creating=creating)

@@ -74,6 +74,8 @@ class World:
     searchers: dict[int, "Searcher"] = field(default_factory=dict)
     backlog: dict[int, "tuple[Operation, ...]"] = field(default_factory=dict)
     """Experiment to what its searcher wants and was too much for one change."""
+    carrying_out: "dict[int, deque[Operation]]" = field(default_factory=dict)
+    """Experiment to the operations that the present change carries out; empty between changes."""
     lost: dict[int, str] = field(default_factory=dict)
     """Experiment to why its searcher cannot be made anew; each is ended at the next tick."""
     looked_back: dict[int, tuple[int, Any]] = field(default_factory=dict)

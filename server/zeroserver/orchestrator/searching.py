@@ -23,12 +23,13 @@ from zerolab.searcher import (
     Searcher,
     ServedOutside,
     Shutdown,
+    Stop,
     make_searcher,
 )
 from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
-from zeroserver.states import ExperimentState
+from zeroserver.states import TRIAL_ENDED, ExperimentState
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.schema import experiments, searcher_events, trials
 
@@ -165,18 +166,33 @@ def tell_created(
 
 
 def not_carried_out(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
-    """Return what a searcher has wanted of trials that were not created yet, in its order."""
+    """Return what a searcher has wanted and no change has carried out, in its order."""
     there = created(transaction, experiment_id)
-    searcher, operations, problem = _replay(world, transaction, experiment_id)
+    searcher, steps, problem = _replay(world, transaction, experiment_id)
     if problem is not None:
         return []
     _keep(world, transaction, experiment_id, searcher)
-    return [
-        wanted
-        for step in operations
-        for wanted in step
-        if isinstance(wanted, Shutdown) or wanted.trial_id not in there
-    ]
+    operations = [wanted for step in steps for wanted in step]
+    reopened = {each.trial_id: at for at, each in enumerate(operations) if isinstance(each, Reopen)}
+    ends = known_ends(world, transaction, experiment_id)
+    columns = trials.c
+    query = select(columns.request_id, columns.state, columns.stop, columns.until)
+    found = transaction.connection.execute(query.where(columns.experiment_id == experiment_id))
+    rows = {row.request_id: row for row in found}
+
+    def waits(at: int, wanted: Operation) -> bool:
+        if isinstance(wanted, Shutdown) or wanted.trial_id not in there:
+            return True
+        row = rows.get(wanted.trial_id)
+        if row is None or isinstance(wanted, Create) or at < reopened.get(wanted.trial_id, 0):
+            return False
+        if row.state in TRIAL_ENDED:  # it is to be opened again, unless it has ended since
+            return wanted.trial_id in reopened and wanted.trial_id not in ends
+        if row.stop is not None or isinstance(wanted, Reopen):
+            return False
+        return isinstance(wanted, Stop) or row.until is None or row.until < wanted.until
+
+    return [wanted for at, wanted in enumerate(operations) if waits(at, wanted)]
 
 
 def progress(world: World, transaction: Transaction, experiment_id: int) -> float:

@@ -118,14 +118,18 @@ def carry_out(
     """Do what the searcher wants, and what it wants in consequence.
 
     No more is done than one change may cost; the rest waits in the experiment's backlog, for
-    :func:`carry_out_more`.
+    :func:`carry_out_more`. What the searcher answers to an operation that is being carried out
+    is done after those that wait already.
     """
+    if experiment_id in world.carrying_out:
+        world.carrying_out[experiment_id].extend(operations)
+        return
     backlog = world.backlog.get(experiment_id, ())
     now: list[Operation] = []
     later: list[Operation] = []
-    absent = {each.trial_id for each in backlog if isinstance(each, Create)}
+    waiting = {each.trial_id for each in backlog if not isinstance(each, Shutdown)}
     for each in operations:  # what follows from the backlog must come behind it
-        waits = isinstance(each, Create | Shutdown) or each.trial_id in absent
+        waits = isinstance(each, Create | Shutdown) or each.trial_id in waiting
         (later if backlog and waits else now).append(each)
     rest = carry_out_some(world, transaction, experiment_id, now)
     _keep_backlog(world, transaction, experiment_id, (*rest, *backlog, *later))
@@ -198,20 +202,30 @@ def cost_of(operation: Operation) -> float:
 
 
 def carry_out_some(
-    world: World,
-    transaction: Transaction,
-    experiment_id: int,
-    operations: Sequence[Operation],
-    *,
-    outside: bool = False,
+    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
 ) -> Sequence[Operation]:
-    """Carry out the first operations, as many as one change may cost; return the others."""
+    """Carry out the first operations, as many as one change may cost.
+
+    Returns:
+        The other ones, and those that the searcher has answered meanwhile.
+    """
     waiting = deque(operations)
-    created, spent = 0, 0.0
+    world.carrying_out[experiment_id] = waiting
+    try:
+        _carry_out_first(world, transaction, experiment_id, waiting)
+    finally:
+        del world.carrying_out[experiment_id]
+    return waiting
+
+
+def _carry_out_first(
+    world: World, transaction: Transaction, experiment_id: int, waiting: deque[Operation]
+) -> None:
+    """Take operations from a queue and carry them out, as many as one change may cost."""
+    created, spent, over = 0, 0.0, False
     while waiting and spent < _BUDGET_MS:
         operation = waiting.popleft()
-        if outside or isinstance(operation, Create):  # a Stop may be answered by a Shutdown
-            spent += cost_of(operation)
+        spent += cost_of(operation)
         if isinstance(operation, Create):
             same = [operation]
             while (
@@ -229,7 +243,11 @@ def carry_out_some(
             numbers = [each.trial_id for each in same]
             waiting.extend(searching.tell_created(world, transaction, experiment_id, numbers))
         elif isinstance(operation, Shutdown):
+            if any(not isinstance(each, Shutdown) for each in waiting):
+                waiting.append(operation)  # the others were wanted before the end
+                continue
             save(transaction, experiments, experiment_id, searcher_done=1)
+            over = True
         elif (trial := _requested(transaction, experiment_id, operation.trial_id)) is None:
             gone = Event("exited_early", operation.trial_id, reason=DELETED)
             waiting.extend(searching.tell(world, transaction, experiment_id, gone))
@@ -247,7 +265,8 @@ def carry_out_some(
         values["progress"] = max(experiment["progress"], done)
     save(transaction, experiments, experiment_id, **values)
     touch(transaction, "experiment", experiment_id, experiment_id)
-    return waiting
+    if over:  # perhaps its last trial ended before
+        settle_experiment(world, transaction, experiment_id)
 
 
 def _create(

@@ -8,9 +8,12 @@ import pytest
 
 from tests.server.helpers import Server, serve
 from tests.waiting import until
-from zerolab.searcher import Create
+from zerolab.searcher import Create, Operation, Shutdown, Stop
 from zeroserver.orchestrator.custom_search import Answered, take_operations
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.trials import carry_out
 from zeroserver.services import Services
+from zeroserver.store.database import Transaction
 
 TRIALS = 2500
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
@@ -131,3 +134,75 @@ def test_interrupted_custom_operations_are_sent_again(sqlite_server: Server) -> 
     assert send(server, -1, operations).json() == {"handled": 0}
     assert numbers(server) == [*range(1, TRIALS + 1)]
     assert send(server, 0, [create(1)]).status_code == 422
+
+
+class Stopping:
+    """A searcher that answers to the end of some trials with others, and to the last end."""
+
+    def __init__(self, last: int) -> None:
+        self.left = last
+
+    def initial_operations(self) -> list[Operation]:
+        return []
+
+    def trial_created(self, trial_id: int) -> list[Operation]:
+        return []
+
+    def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
+        return []
+
+    def trial_exited(self, trial_id: int) -> list[Operation]:
+        self.left -= 1
+        if self.left == 0:
+            return [Shutdown()]
+        if trial_id <= 3:
+            self.left += 1
+            return [Create(5000 + trial_id, {"lr": 0.5}, 0), Stop(5000 + trial_id)]
+        return []
+
+    def trial_exited_early(self, trial_id: int, reason: str) -> list[Operation]:
+        return self.trial_exited(trial_id)
+
+    def progress(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("shutdown_first", [False, True])
+def test_many_creates_and_stops_and_shutdown(sqlite_server: Server, shutdown_first: bool) -> None:
+    server, count = sqlite_server, 1000
+    server.submit(searcher={**RANDOM, "max_trials": 1}, hyperparameters=SPACE)
+    operations: list[Operation] = [Create(n, {"lr": 0.5}, 0) for n in range(2, count + 1)]
+    operations += [Stop(n) for n in range(1, count + 1)]
+    operations += [Shutdown()] if shutdown_first else []
+    searcher = Stopping(count)
+
+    def begin(world: World, transaction: Transaction) -> None:
+        world.searchers[1] = searcher
+        carry_out(world, transaction, 1, operations)
+
+    before = server.services.database.jobs
+    server.write(begin)
+    assert server.http.portal is not None
+    server.http.portal.call(server.services.carry_out)
+    assert server.services.world.backlog == {}
+    assert len(numbers(server)) == count + 3
+    assert server.experiment()["state"] == "COMPLETED"
+    assert server.sql("SELECT searcher_done, num_trials FROM experiments") == [(1, count + 3)]
+    assert server.services.database.jobs - before >= 30
+
+
+def test_restart_carries_out_missing_operations(
+    tmp_path: Path, interrupted: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searcher = {
+        "name": "tpe_asha", "metric": "loss", "max_length": 100, "max_trials": 40,
+        "max_concurrent_trials": 20,
+    }  # fmt: skip
+    monkeypatch.setattr("zeroserver.orchestrator.trials._BUDGET_MS", 0.05)
+    with serve(tmp_path) as server:
+        server.submit(searcher=searcher, hyperparameters=SPACE)
+        assert server.sql("SELECT request_id, until FROM trials") == [(1, None)]
+    monkeypatch.undo()
+    with serve(tmp_path) as server:
+        until("all are created", server.experiment, lambda found: found["num_trials"] == 20)
+        assert server.sql("SELECT count(*) FROM trials WHERE until IS NULL") == [(0,)]
