@@ -145,17 +145,17 @@ class Controlled:
         )
         self.session = Session(ZeroTrialContext(spec, Distributed()))
         settings = FitSettings(max_length=zerotrial.Batch(10**9), report_period=report_period)
-        self.controller = self.session.build(Trial, settings)
+        self.controller = self.session.build_controller(Trial, settings)
 
     def run(self, batches: int) -> None:
         controller = self.controller
         schedule, end = controller._schedule, controller.steps + batches
         while controller.steps < end:
             controller._train_until(
-                min(schedule.next_stop(controller.steps), controller._agree_at, end)
+                min(schedule.next_stop(controller.steps), controller._next_agreement, end)
             )
             controller._report_if_due()
-            if controller.steps >= controller._agree_at:
+            if controller.steps >= controller._next_agreement:
                 controller._agree()
 
 

@@ -116,11 +116,11 @@ def own_work(kind: str, model: Path) -> float:
 
     Its process is forked from one that has imported what the fork server imports.
     """
-    from zerotrial.process.fork_server import _FIRST
-    from zerotrial.process.preloading import FOR_CLASSES, import_next
+    from zerotrial.process.fork_server import _LAUNCHER_MODULE
+    from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
 
-    importlib.import_module(_FIRST)
-    waiting = list(FOR_CLASSES)
+    importlib.import_module(_LAUNCHER_MODULE)
+    waiting = list(TRIAL_CLASS_MODULES)
     while waiting:
         import_next(waiting)
     work = {"command": lambda: os.execvp("true", ["true"]), "class": lambda: train(model)}[kind]

@@ -25,7 +25,7 @@ from zerolab.core import init
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.faults import StorageRefusedError
 from zerolab.storage.store import CheckpointStore, new_uuid
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 
 
 def problems(server: Server, storage: dict[str, Any]) -> list[str]:
@@ -240,6 +240,6 @@ def test_training_goes_on_while_a_checkpoint_that_is_saved_in_the_background_goe
     period = zerotrial.Batch(150)
     settings = make_settings(290, checkpoint_period=period, checkpoint_policy="none")
     ending, _ = fit(spec, Blocked, settings)
-    assert ending is Ending.FINISHED
+    assert ending is StopReason.FINISHED
     found = CheckpointStore(address).list()
     assert [each.steps_completed for each in found] == [150, 290]

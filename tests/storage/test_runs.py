@@ -78,7 +78,7 @@ def test_a_trial_that_is_killed_goes_on_from_its_checkpoint_in_s3(
     ended = installation.wait_for(experiment_id)
     assert ended["state"] == "COMPLETED"
     lines = installation.lines(experiment_id)
-    assert any("going on after batch 10" in line for line in lines)
+    assert any("resumed after batch 10" in line for line in lines)
     (trial,) = installation.client.trials(experiment_id)
     assert (trial["steps_completed"], trial["restarts"]) == (20, 1)
     found = installation.client.experiment_checkpoints(experiment_id)

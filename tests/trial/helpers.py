@@ -16,7 +16,7 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.loop.controller import Controller
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 from zerotrial.ranks import Distributed
 
 
@@ -195,7 +195,7 @@ def fit(
     trial_class: Callable[[ZeroTrialContext], Any] = LineTrial,
     settings: FitSettings | None = None,
     distributed: Distributed | None = None,
-) -> tuple[Ending, Any]:
+) -> tuple[StopReason, Any]:
     """Run a trial in this process; returns how it ended, and the trial."""
     controller, session = build(spec, trial_class, settings, distributed)
     ending = None
@@ -215,7 +215,7 @@ def build(
     """Make a trial's controller; the session must be closed."""
     session = Session(ZeroTrialContext(spec, distributed or Distributed()))
     try:
-        return session.build(trial_class, settings or make_settings()), session
+        return session.build_controller(trial_class, settings or make_settings()), session
     except BaseException:
         session.close(None)
         raise

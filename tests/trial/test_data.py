@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from zerolab.errors import ConfigError, TrialError
 from zerotrial import DataLoader, data_length
 from zerotrial.data import samplers
-from zerotrial.data.batch_iterators import make_feed
+from zerotrial.data.batch_iterators import make_batch_iterator
 from zerotrial.data.loader import EpochPlan
 
 
@@ -37,7 +37,7 @@ class Noise(Numbers):
 
 
 def draw(loader, count, *, rank=0, replicas=1, accumulation=1, state=None, seed=3, checked=True):
-    feed = make_feed(
+    feed = make_batch_iterator(
         loader, seed=seed, rank=rank, replicas=replicas, accumulation=accumulation, checked=checked
     )
     if state is not None:

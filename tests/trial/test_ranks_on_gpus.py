@@ -45,8 +45,8 @@ import os
 os.environ.pop("NCCL_SOCKET_IFNAME", None)
 import torch, torch.distributed as dist
 from zerolab.contract.spec import Nodes
-from zerotrial.process.rendezvous import name_interface
-name_interface(Nodes((1, 1), 0, "127.0.0.1", 0))
+from zerotrial.process.rendezvous import choose_network_interface
+choose_network_interface(Nodes((1, 1), 0, "127.0.0.1", 0))
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1, device="cuda"))
 torch.cuda.synchronize()

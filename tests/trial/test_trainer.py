@@ -16,7 +16,7 @@ from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import ENV_RUN_SPEC, write_run_spec
 from zerolab.errors import ConfigError, NotFoundError
 from zerolab.storage.store import CheckpointStore, new_uuid
-from zerotrial import Batch, Ending, Epoch, Trainer
+from zerotrial import Batch, Epoch, StopReason, Trainer
 from zerotrial.loop.console import Console
 
 
@@ -35,7 +35,7 @@ def fit(**options):
 
 def test_a_plain_script_trains_and_keeps_its_metrics_in_a_file(tmp_path: Path) -> None:
     ending, trial = fit(max_length=Epoch(2), reporting_period=Batch(1), checkpoint_policy="none")
-    assert ending is Ending.FINISHED
+    assert ending is StopReason.FINISHED
     assert len(trial.seen) == 20
     run = tmp_path / "zerolab_run"
     assert sorted(metrics(run, "training")) == list(range(1, 11))
@@ -186,7 +186,7 @@ def test_mistakes_in_a_script_are_told(tmp_path: Path) -> None:
         fit(max_length=Batch(1), latest_checkpoint="nowhere")
     with pytest.raises(NotFoundError, match="there is none"):
         fit(max_length=Batch(1), latest_checkpoint="00000000-0000-0000-0000-000000000000")
-    assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] is Ending.FINISHED
+    assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] is StopReason.FINISHED
 
 
 def test_an_engine_file_finds_the_hyperparameters_of_the_script_until_its_context_ends() -> None:

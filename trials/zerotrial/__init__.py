@@ -1,6 +1,6 @@
-"""What runs inside a trial's processes: the trial API, the controller, and the ZeRO engine.
+"""Code of a trial's processes: trial API, training loop, and the ZeRO engine.
 
-Names are imported when first used, so that ``import zerotrial`` costs nothing.
+Public names are imported at first use, so that ``import zerotrial`` does not import torch.
 """
 
 import importlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.build import initialize
     from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
-    from zerotrial.loop.stop_reason import Ending
+    from zerotrial.loop.stop_reason import Ending, StopReason
     from zerotrial.loop.units import Batch, Epoch
     from zerotrial.mpu import ModelParallelUnit
     from zerotrial.ranks import Distributed
@@ -37,6 +37,7 @@ _EXPORTS = {
     "ModelParallelUnit": "zerotrial.mpu",
     "PipelineModule": "zerotrial.engine.pipeline.module",
     "Reducer": "zerotrial.reducers",
+    "StopReason": "zerotrial.loop.stop_reason",
     "TiedLayerSpec": "zerotrial.engine.pipeline.layers",
     "TorchData": "zerotrial.data.devices",
     "Trainer": "zerotrial.trainer",
@@ -51,7 +52,7 @@ _EXPORTS = {
     "samplers": "zerotrial.data.samplers",
     "to_device": "zerotrial.data.devices",
 }
-"""Public name -> module that defines it."""
+"""Module that defines each public name."""
 
 __all__ = [
     "Batch",
@@ -66,6 +67,7 @@ __all__ = [
     "ModelParallelUnit",
     "PipelineModule",
     "Reducer",
+    "StopReason",
     "TiedLayerSpec",
     "TorchData",
     "Trainer",
@@ -84,28 +86,30 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
-        raise _absent(name)
+        raise _missing_name_error(name)
     module = importlib.import_module(_EXPORTS[name])
     value = module if module.__name__.endswith(f".{name}") else getattr(module, name)
     globals()[name] = value
     return value
 
 
-def _absent(name: str) -> Exception:
-    """Make the error for a name that is not there.
+def _missing_name_error(name: str) -> Exception:
+    """Make the error for a missing name, with a hint for names of Determined and DeepSpeed.
 
-    One of Determined's gives an ImportError, of which ``from zerotrial import`` keeps the text; it
-    replaces that of an AttributeError by its own.
+    The hint is in an ImportError, since ``from zerotrial import`` replaces the text of an
+    AttributeError.
     """
     from zerolab.determined.names import OF_DEEPSPEED, short_names
 
     if name in OF_DEEPSPEED:
-        theirs = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
-        return ImportError(f"zerotrial has no {name!r}; {theirs}", name="zerotrial")
+        alternative = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
+        return ImportError(f"zerotrial has no {name!r}; {alternative}", name="zerotrial")
     for module in ("determined.pytorch.deepspeed", "determined.pytorch", "determined"):
-        instead = short_names(module).get(name)
-        if instead is not None:
-            return ImportError(f"zerotrial has no {name!r}; instead: {instead}", name="zerotrial")
+        replacement = short_names(module).get(name)
+        if replacement is not None:
+            return ImportError(
+                f"zerotrial has no {name!r}; instead: {replacement}", name="zerotrial"
+            )
     return AttributeError(f"module 'zerotrial' has no attribute {name!r}")
 
 

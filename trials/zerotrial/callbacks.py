@@ -1,4 +1,4 @@
-"""Hooks into the moments of a trial."""
+"""Callbacks of a trial's training loop."""
 
 import logging
 from collections.abc import Mapping
@@ -10,99 +10,110 @@ __all__ = ["Callback", "CallbackList"]
 
 logger = logging.getLogger(__name__)
 
-_OLDER = {"on_checkpoint_end": "on_checkpoint_write_end", "trial_cleanup": "on_trial_shutdown"}
-"""Methods of Determined's callbacks that are others here."""
+_RENAMED_METHODS = {
+    "on_checkpoint_end": "on_checkpoint_write_end",
+    "trial_cleanup": "on_trial_shutdown",
+}
+"""Callback methods of Determined that have another name here."""
 
 
 class Callback:
-    """Override what you need; every method runs on every rank and does nothing by default.
+    """Base class of callbacks; override the methods that you need.
 
-    Return instances from ``ZeroTrial.build_callbacks``; what ``state_dict`` returns is kept in
-    each checkpoint, under the name given there.
+    Every method runs on every rank and does nothing by default. Return instances from
+    ``ZeroTrial.build_callbacks``. Checkpoints store their ``state_dict`` under that name.
+
+    Example:
+        >>> class PrintEpochs(Callback):
+        ...     def on_training_epoch_end(self, epoch_idx):
+        ...         print(f"epoch {epoch_idx} finished")
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
-        """Before anything else: how many batches are done, and the checkpoint they come from."""
+        """Run first, with the batches completed and the checkpoint to resume from."""
 
     def on_trial_shutdown(self) -> None:
-        """After everything else, an error included."""
+        """Run last, also after an error."""
 
     def on_training_start(self) -> None:
-        """Before the first batch of this run, after a checkpoint has been loaded."""
+        """Run before the first batch of this run, after a checkpoint has been loaded."""
 
     def on_training_epoch_start(self, epoch_idx: int) -> None:
-        """Before the first batch of an epoch."""
+        """Run before the first batch of an epoch."""
 
     def on_training_epoch_end(self, epoch_idx: int) -> None:
-        """After the last batch of an epoch."""
+        """Run after the last batch of an epoch."""
 
     def on_training_workload_end(
         self, avg_metrics: dict[str, float], batch_metrics: list[dict[str, float]]
     ) -> None:
-        """After training metrics were averaged over the ranks, and before they are reported."""
+        """Run after training metrics were averaged over the ranks, before they are reported."""
 
     def on_validation_start(self) -> None:
-        """Before a validation."""
+        """Run before a validation."""
 
     def on_validation_epoch_start(self) -> None:
-        """Before the pass over the validation data."""
+        """Run before the pass over the validation data."""
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """After the pass; ``outputs`` is what ``evaluate_batch`` returned on this rank."""
+        """Run after the pass, with the results of ``evaluate_batch`` on this rank."""
 
     def on_validation_end(self, metrics: dict[str, float]) -> None:
-        """After a validation, with its reduced metrics."""
+        """Run after a validation, with its reduced metrics."""
 
     def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before this rank's saved state is put back; ``checkpoint`` holds its counters."""
+        """Run before this rank's state is restored; ``checkpoint`` has its counters."""
 
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint is written; ``checkpoint`` holds its counters."""
+        """Run before a checkpoint is written; ``checkpoint`` has its counters."""
 
     def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
-        """After all files of a checkpoint are written, and before it is published."""
+        """Run after all files of a checkpoint are written, before it is published."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
-        """After a checkpoint is complete in the storage."""
+        """Run after a checkpoint is complete in the storage."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What to keep in a checkpoint: tensors, numbers, strings, and lists and dicts of them."""
+        """Return state for a checkpoint: tensors, numbers, strings, and lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
 
 
 class CallbackList:
-    """All callbacks of a trial, called in the order of ``build_callbacks``."""
+    """Callbacks of a trial, in the order of ``build_callbacks``."""
 
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
         self.by_name = dict(callbacks)
         for name, callback in self.by_name.items():
-            _warn_of_strangers(name, type(callback))
+            _warn_of_unknown_methods(name, type(callback))
 
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def call(self, moment: str, *arguments: Any) -> None:
+    def call(self, method: str, *arguments: Any) -> None:
         """Call one method of every callback."""
         for callback in self.by_name.values():
-            getattr(callback, moment)(*arguments)
+            getattr(callback, method)(*arguments)
 
-    def overrides(self, moment: str) -> bool:
-        """Whether any callback has its own version of a method."""
-        base = getattr(Callback, moment)
-        return any(getattr(type(one), moment, base) is not base for one in self.by_name.values())
+    def overrides(self, method: str) -> bool:
+        """Return whether any callback overrides a method."""
+        base = getattr(Callback, method)
+        callbacks = self.by_name.values()
+        return any(getattr(type(callback), method, base) is not base for callback in callbacks)
 
 
-def _warn_of_strangers(name: str, kind: type) -> None:
-    """Say which methods look as if they were called, and never are."""
-    moments = [known for known in dir(Callback) if known.startswith("on_")]
-    for method in dir(kind):
-        if method in _OLDER:
+def _warn_of_unknown_methods(name: str, callback_class: type) -> None:
+    """Warn of methods with a callback's name that the loop never calls."""
+    methods = [name for name in dir(Callback) if name.startswith("on_")]
+    for method in dir(callback_class):
+        if method in _RENAMED_METHODS:
             logger.warning(
-                "callback %r: %s is never called; define %s", name, method, _OLDER[method]
+                "callback %r: %s is never called; define %s", name, method, _RENAMED_METHODS[method]
             )
-        elif method.startswith("on_") and method not in moments:
-            close = suggest(method, moments)
-            logger.warning("callback %r: %s is never called by the loop%s", name, method, close)
+        elif method.startswith("on_") and method not in methods:
+            suggestion = suggest(method, methods)
+            logger.warning(
+                "callback %r: %s is never called by the loop%s", name, method, suggestion
+            )

@@ -1,4 +1,4 @@
-"""What a trial's code asks and tells the platform."""
+"""Context of a trial: hyperparameters, engines, ranks, position and metrics."""
 
 import logging
 from collections.abc import Iterator
@@ -30,11 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 class ZeroTrialContext:
-    """Given to a trial's ``__init__``; made by the harness or by :func:`zerotrial.init`.
+    """Interface of a trial's code to the platform.
+
+    The harness or :func:`zerotrial.init` makes it. A trial gets it in ``__init__``.
 
     Args:
-        spec: The run that this process belongs to.
-        distributed: Its ranks.
+        spec: Specification of the run that this process belongs to.
+        distributed: Ranks of the run.
     """
 
     def __init__(self, spec: RunSpec, distributed: Distributed) -> None:
@@ -43,7 +45,7 @@ class ZeroTrialContext:
         self.distributed = distributed
         self.device = choose_device(distributed.local_rank)
         self.engines: list[EngineView] = []
-        """As the controller sees them, in the order in which they were wrapped."""
+        """Views of the wrapped engines, in the order of wrapping."""
         self.warm_start = False
         """Whether the checkpoint being loaded belongs to another trial."""
         self.profiler: torch.profiler.profile | None = None
@@ -56,8 +58,8 @@ class ZeroTrialContext:
         self._tensorboard: SummaryWriter | None = None
         self._tensorboard_logging = True
         self.run_directories: RunDirectories | None = None
-        """Those of the script's runs, outside an experiment."""
-        self._batch: int | None = None  # the loop's place; set by the controller
+        """Run directories of a script outside an experiment."""
+        self._batch: int | None = None  # set by the controller
         self._epoch_length: int | None = None
 
     # Engines and their batch sizes
@@ -65,36 +67,39 @@ class ZeroTrialContext:
     def wrap_model_engine(self, model: Any) -> Any:
         """Register an engine of :func:`zerotrial.initialize` (or ``deepspeed.initialize``).
 
-        The first one fixes the batch size of the trial. All engines are checkpointed.
+        The first engine defines the batch size of the trial. All engines are checkpointed.
+
+        Args:
+            model: The engine.
 
         Returns:
             The engine.
 
         Raises:
-            TrialError: If it is no engine, or already wrapped.
+            TrialError: If it is not an engine, or is wrapped already.
         """
         view = view_of(model)
-        if any(model is known for known in self.models):
+        if any(model is engine for engine in self.models):
             raise TrialError("wrap_model_engine: this engine is wrapped already")
-        if self.engines and view.micro_batch_size != self._first.micro_batch_size:
+        if self.engines and view.micro_batch_size != self._first_engine.micro_batch_size:
             logger.warning(
                 "the micro-batch sizes of the engines differ (%d, then %d): samples are counted "
-                "for the first engine alone",
-                self._first.micro_batch_size,
+                "for the first engine only",
+                self._first_engine.micro_batch_size,
                 view.micro_batch_size,
             )
         self.engines.append(view)
         if len(self.engines) == 1:
             self._mpu = view.make_mpu() or self._mpu
         elif view.is_pipeline:
-            logger.warning("only the first engine decides how data is dealt out; this is another")
+            logger.warning("only the first engine decides how data is sharded; this is another")
         return model
 
     def set_mpu(self, mpu: ModelParallelUnit) -> None:
-        """Say which replica this rank belongs to, where the engine cannot know; once.
+        """Set the model-parallel unit of this rank, if the engine cannot know it.
 
         Raises:
-            TrialError: Before an engine is wrapped, or a second time.
+            TrialError: If no engine is wrapped, or on a second call.
         """
         if not self.engines:
             raise TrialError("set_mpu: wrap an engine first (context.wrap_model_engine)")
@@ -106,66 +111,66 @@ class ZeroTrialContext:
 
     @property
     def mpu(self) -> ModelParallelUnit:
-        """The replica that this rank belongs to."""
+        """Model-parallel unit of this rank."""
         return self._mpu
 
     @property
     def use_pipeline_parallel(self) -> bool:
-        """Whether the first engine is a pipeline, which trains a whole batch in one call."""
-        return bool(self.engines) and self._first.is_pipeline
+        """Whether the first engine is a pipeline, which trains a full batch in one call."""
+        return bool(self.engines) and self._first_engine.is_pipeline
 
     @property
     def models(self) -> list[Any]:
-        """The engines that are wrapped, in their order."""
+        """Wrapped engines, in the order of wrapping."""
         return [view.engine for view in self.engines]
 
     def set_default_data(self, batches: Iterator[Any] | None) -> None:
-        """Set what the engines' ``train_batch()`` and ``eval_batch()`` read without an iterator.
+        """Set the iterator that the engines' ``train_batch()`` and ``eval_batch()`` default to.
 
         Args:
-            batches: Of the loader that is read now.
+            batches: Iterator over the current loader.
         """
         for model in self.models:
             if hasattr(type(model), "default_data"):
                 model.default_data = batches
 
     def disable_auto_grad_accumulation(self) -> None:
-        """Have ``train_batch`` called once a batch; it then trains all micro-batches itself."""
+        """Call ``train_batch`` once per batch; it must then train all micro-batches itself."""
         self.auto_grad_accumulation = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Accept any data loader; sharding, shuffling and seeding are then the trial's affair."""
+        """Accept any data loader; the trial is then responsible for sharding and seeding."""
         self.dataset_checks = False
 
     def get_train_micro_batch_size_per_gpu(self) -> int:
-        """Samples in one forward pass on one rank.
+        """Return the samples in one forward pass on one rank.
 
         Raises:
-            TrialError: Before an engine is wrapped.
+            TrialError: If no engine is wrapped.
         """
-        return self._first.micro_batch_size
+        return self._first_engine.micro_batch_size
 
     def get_num_micro_batches_per_slot(self) -> int:
-        """Micro-batches in one batch on one rank (gradient accumulation steps).
+        """Return the micro-batches in one batch on one rank (gradient accumulation steps).
 
         Raises:
-            TrialError: Before an engine is wrapped.
+            TrialError: If no engine is wrapped.
         """
-        return self._first.accumulation_steps
+        return self._first_engine.accumulation_steps
 
     def get_per_slot_batch_size(self) -> int:
-        """Samples in one batch on one rank.
+        """Return the samples in one batch on one rank.
 
         Raises:
-            TrialError: Before an engine is wrapped.
+            TrialError: If no engine is wrapped.
         """
-        return self._first.micro_batch_size * self._first.accumulation_steps
+        return self._first_engine.micro_batch_size * self._first_engine.accumulation_steps
 
     def get_global_batch_size(self) -> int:
-        """Samples in one batch, over all ranks.
+        """Return the samples in one batch, over all ranks.
 
         Raises:
-            TrialError: Before an engine is wrapped.
+            TrialError: If no engine is wrapped.
         """
         return self.get_per_slot_batch_size() * self._mpu.data_parallel_world_size
 
@@ -180,7 +185,7 @@ class ZeroTrialContext:
         return self.get_num_micro_batches_per_slot()
 
     @property
-    def _first(self) -> EngineView:
+    def _first_engine(self) -> EngineView:
         if not self.engines:
             raise TrialError(
                 "no engine is wrapped yet: pass what zerotrial.initialize returns to "
@@ -191,46 +196,51 @@ class ZeroTrialContext:
     # Configuration and identity
 
     def get_hparams(self) -> dict[str, Any]:
-        """This trial's hyperparameters, nested as in the experiment file."""
+        """Return this trial's hyperparameters, nested as in the experiment file."""
         hparams: dict[str, Any] = hand_out(self._hparams)
         return hparams
 
     def get_hparam(self, name: str) -> Any:
-        """One hyperparameter.
+        """Return one hyperparameter.
+
+        Args:
+            name: Name of a hyperparameter, or of a group of them.
 
         Raises:
-            TrialError: If there is none of this name.
+            TrialError: If the name is unknown.
         """
         try:
             return hand_out(self._hparams[name])
         except KeyError:
             names = sorted(self.spec.hparams)
-            known = ", ".join(names) or "none"
+            listing = ", ".join(names) or "none"
             hint = suggest(str(name), names)
-            raise TrialError(f"unknown hyperparameter {name!r}{hint}; there are: {known}") from None
+            raise TrialError(
+                f"unknown hyperparameter {name!r}{hint}; there are: {listing}"
+            ) from None
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """The experiment's whole configuration; empty outside the platform unless given."""
+        """Return the experiment's configuration; outside the platform, what ``init`` got."""
         return self.spec.config
 
     def get_data_config(self) -> dict[str, Any]:
-        """The ``data`` section of the experiment's configuration."""
+        """Return the ``data`` section of the experiment's configuration."""
         return self.spec.data
 
     def get_experiment_id(self) -> int:
-        """The experiment's number; 0 outside the platform."""
+        """Return the experiment's number; 0 outside the platform."""
         return self.spec.experiment_id
 
     def get_trial_id(self) -> int:
-        """The trial's number; 0 outside the platform."""
+        """Return the trial's number; 0 outside the platform."""
         return self.spec.trial_id
 
     def get_trial_seed(self) -> int:
-        """What every generator of this trial is seeded from."""
+        """Return the seed of all random number generators of this trial."""
         return self.spec.trial_seed
 
     def get_initial_batch(self) -> int:
-        """Batches that were complete when this run began."""
+        """Return the batches completed before this run."""
         ref = self.spec.latest_checkpoint
         return ref.steps_completed if ref is not None else 0
 
@@ -240,39 +250,39 @@ class ZeroTrialContext:
         """Move a micro-batch, nested in any way, to this rank's device."""
         return to_device(data, self.device)
 
-    # Place in the training
+    # Position in training
 
     def current_train_batch(self) -> int:
-        """Batches completed since the trial began.
+        """Return the batches completed since the trial began.
 
         Raises:
-            TrialError: Before training has begun.
+            TrialError: If training has not begun.
         """
         if self._batch is None:
             raise TrialError("training has not begun")
         return self._batch
 
     def current_train_epoch(self) -> int:
-        """Epochs completed since the trial began.
+        """Return the epochs completed since the trial began.
 
         Raises:
-            TrialError: Before training has begun, or if the data has no length.
+            TrialError: If training has not begun, or the data has no length.
         """
         return self.current_train_batch() // self._batches_per_epoch
 
     def is_epoch_start(self) -> bool:
-        """Whether the current batch is the first one of an epoch.
+        """Return whether the current batch is the first one of an epoch.
 
         Raises:
-            TrialError: Before training has begun, or if the data has no length.
+            TrialError: If training has not begun, or the data has no length.
         """
         return self.current_train_batch() % self._batches_per_epoch == 0
 
     def is_epoch_end(self) -> bool:
-        """Whether the current batch is the last one of an epoch.
+        """Return whether the current batch is the last one of an epoch.
 
         Raises:
-            TrialError: Before training has begun, or if the data has no length.
+            TrialError: If training has not begun, or the data has no length.
         """
         return (self.current_train_batch() + 1) % self._batches_per_epoch == 0
 
@@ -282,12 +292,12 @@ class ZeroTrialContext:
             raise TrialError("the training data has no length, so there are no epochs")
         return self._epoch_length
 
-    def set_stop_requested(self, stop_requested: bool) -> None:  # noqa: FBT001 - the one argument
-        """Ask to save a checkpoint and end the trial soon; any rank may ask."""
+    def set_stop_requested(self, stop_requested: bool) -> None:  # noqa: FBT001 - its only argument
+        """Request to save a checkpoint and end the trial soon; one rank is enough."""
         self._stop_requested = bool(stop_requested)
 
     def get_stop_requested(self) -> bool:
-        """Whether this rank has asked to end the trial."""
+        """Return whether this rank has requested to end the trial."""
         return self._stop_requested
 
     # Metrics, profiles, TensorBoard
@@ -299,11 +309,11 @@ class ZeroTrialContext:
         for_training: bool = True,  # noqa: FBT001, FBT002 - Determined's signature
         for_validation: bool = True,  # noqa: FBT001, FBT002 - as above
     ) -> Any:
-        """Have a metric computed from all values of all ranks.
+        """Register a metric that is computed from all values of all ranks.
 
         Args:
             reducer: A :class:`zerotrial.MetricReducer`, or a function of the flat list of values.
-            name: Of the metric; leave it out when the reducer gives a dict of metrics.
+            name: Name of the metric; None if the reducer returns a dict of metrics.
             for_training: Reduce and reset it with training metrics.
             for_validation: Reduce and reset it with validation metrics.
 
@@ -312,15 +322,25 @@ class ZeroTrialContext:
 
         Raises:
             TrialError: If it is wrapped already, or neither a reducer nor callable.
+
+        Example::
+
+            self.median = context.wrap_reducer(statistics.median, name="median_loss")
+            ...
+            self.median.update(loss.item())  # in train_batch or evaluate_batch
         """
         return self.reducers.wrap(
             reducer, name, for_training=for_training, for_validation=for_validation
         )
 
     def set_profiler(self, *args: Any, **kwargs: Any) -> None:
-        """Profile training with ``torch.profiler.profile(...)``, stepped once a batch.
+        """Profile training with ``torch.profiler.profile(...)``, one profiler step per batch.
 
-        Traces are kept with the trial, in ``traces/`` of the run's directory.
+        Traces go to ``traces/`` in the run's directory.
+
+        Args:
+            args: Positional arguments of ``torch.profiler.profile``.
+            kwargs: Keyword arguments of ``torch.profiler.profile``.
         """
         directory = Path(self.spec.run_dir) / "traces"
         handler = torch.profiler.tensorboard_trace_handler(
@@ -330,11 +350,11 @@ class ZeroTrialContext:
         self.profiler = torch.profiler.profile(*args, **kwargs)
 
     def get_tensorboard_path(self) -> Path:
-        """Directory of this run's TensorBoard files."""
+        """Return the directory of this run's TensorBoard files."""
         return Path(self.spec.run_dir) / "tensorboard"
 
     def get_tensorboard_writer(self) -> "SummaryWriter":
-        """A writer into :meth:`get_tensorboard_path`; reported metrics go there, too."""
+        """Return a writer to :meth:`get_tensorboard_path`; it also gets all reported metrics."""
         if self._tensorboard is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -345,44 +365,44 @@ class ZeroTrialContext:
         return self._tensorboard
 
     def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:  # noqa: FBT001
-        """Choose whether reported metrics go to a TensorBoard writer that the trial asked for."""
+        """Set whether the trial's TensorBoard writer gets reported metrics."""
         self._tensorboard_logging = bool(enable_tensorboard_logging)
 
     def get_enable_tensorboard_logging(self) -> bool:
-        """Whether reported metrics go to a TensorBoard writer that the trial asked for."""
+        """Return whether the trial's TensorBoard writer gets reported metrics."""
         return self._tensorboard_logging
 
     def __getattr__(self, name: str) -> Any:
-        """Name what took the place of what is not there."""
-        close = suggest(name, _public(type(self)))
-        raise missing("the trial context", self, name, TRIAL_CONTEXT, close)
+        """Raise an error that names the replacement of a Determined attribute."""
+        suggestion = suggest(name, _public(type(self)))
+        raise missing("the trial context", self, name, TRIAL_CONTEXT, suggestion)
 
     # For the controller
 
     def use_run(self, spec: RunSpec) -> None:
-        """Train another run from now on: its directory, and the checkpoint that it begins with."""
-        before = self.get_tensorboard_path()
+        """Switch to another run: its directory, and its checkpoint to resume from."""
+        previous = self.get_tensorboard_path()
         self.spec = spec
-        after = self.get_tensorboard_path()
-        if self._tensorboard is None or before == after:
+        current = self.get_tensorboard_path()
+        if self._tensorboard is None or previous == current:
             return
         self._tensorboard.close()
-        after.mkdir(parents=True, exist_ok=True)
-        if not any(before.parent.glob("*.jsonl")):  # no run has reported there: they are ours
-            for file in before.iterdir():
-                file.rename(after / file.name)
-        self._tensorboard.log_dir = str(after)  # of the file that its next call opens
+        current.mkdir(parents=True, exist_ok=True)
+        if not any(previous.parent.glob("*.jsonl")):  # no run has reported there: move the files
+            for file in previous.iterdir():
+                file.rename(current / file.name)
+        self._tensorboard.log_dir = str(current)  # its next call opens a file there
 
     def begin_training(self, epoch_length: int | None) -> None:
-        """Note how long an epoch is."""
+        """Set the length of an epoch, in batches."""
         self._epoch_length = epoch_length
 
     def enter_batch(self, batch: int) -> None:
-        """Note the batch that is being trained, counted from 0."""
+        """Set the current batch, counted from 0."""
         self._batch = batch
 
     def log_to_tensorboard(self, prefix: str, steps: int, metrics: dict[str, Any]) -> None:
-        """Write reported metrics where the trial has asked for a writer."""
+        """Write reported metrics if the trial has a TensorBoard writer."""
         if self._tensorboard is not None and self._tensorboard_logging:
             for name, value in metrics.items():
                 if metric_name_problem(str(name)):  # the reporter has warned
@@ -391,11 +411,11 @@ class ZeroTrialContext:
             self._tensorboard.flush()
 
     def close(self) -> None:
-        """Close what the trial has opened here."""
+        """Close the TensorBoard writer."""
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
 
 
-def _public(kind: type) -> list[str]:
-    return [name for name in dir(kind) if name[0] != "_"]
+def _public(context_class: type) -> list[str]:
+    return [name for name in dir(context_class) if name[0] != "_"]

@@ -1,4 +1,4 @@
-"""What went wrong in a trial, in one line with the user's own file and line, and its exit code."""
+"""Failures of a trial: exit code, and a one-line reason with the user's file and line."""
 
 import linecache
 import socket
@@ -26,24 +26,24 @@ from zerotrial.ranks import is_peer_failure
 
 __all__ = ["exit_code_of", "reason_of", "with_causes"]
 
-_FAILED = 1
+_EXIT_FAILED = 1
 
-_OF_A_NETWORK = (
+_NETWORK_ERRORS = (
     UnreachableError, PeerFailedError, ConnectionError, TimeoutError, socket.gaierror
 )  # fmt: skip
-"""Of the server's, another rank's, a hub's that a model is fetched from: it may answer later."""
+"""Errors of connections to the server, another rank or a model hub; a retry may succeed."""
 
-_MOST_LINES = 8
-"""Of an exception's text: some list every tensor of a model."""
+_MAX_LINES = 8
+"""Maximum lines of an exception's text; some list every tensor of a model."""
 
 
 def exit_code_of(error: BaseException, *, building: bool) -> int:
-    """The code that tells the platform whether starting again makes sense.
+    """Return the exit code, which tells the platform whether to restart the trial.
 
     Args:
-        error: That ended the trial.
-        building: Whether the trial was still being imported or built, which fails the same way
-            each time; training may fail for reasons that pass.
+        error: Error that ended the trial.
+        building: Whether the trial was being imported or built. Such failures are permanent;
+            failures of training may be temporary.
     """
     if isinstance(error, StaleRunError):
         return EXIT_STALE
@@ -51,76 +51,82 @@ def exit_code_of(error: BaseException, *, building: bool) -> int:
         return EXIT_INVALID_HP
     if is_storage_failure(error):
         return EXIT_INFRASTRUCTURE
-    from_afar = any(isinstance(one, _OF_A_NETWORK) for one in with_causes(error))
-    if from_afar or is_peer_failure(error):
-        return _FAILED
+    network_failed = any(isinstance(cause, _NETWORK_ERRORS) for cause in with_causes(error))
+    if network_failed or is_peer_failure(error):
+        return _EXIT_FAILED
     if isinstance(error, ZerolabError) or building:
         return EXIT_USER_ERROR
-    return _FAILED
+    return _EXIT_FAILED
 
 
 def reason_of(error: BaseException, model_dir: Path) -> str:
-    """One message: where in the user's code, that line of it, and what.
+    """Return a message with the error and the user's file, line and source.
 
     Args:
-        error: That ended the trial.
-        model_dir: The user's code.
+        error: Error that ended the trial.
+        model_dir: Directory of the user's code.
     """
-    text = "\n".join(first_few(str(error).strip().splitlines(), _MOST_LINES))
-    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    text = "\n".join(first_few(str(error).strip().splitlines(), _MAX_LINES))
+    description = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, ZerolabError):
-        what = text or what
-    place = _users_line(error, model_dir)
-    if place is None:
-        return what + _hints(error, model_dir)
-    file, line, source = place
+        description = text or description
+    frame_info = _user_frame(error, model_dir)
+    if frame_info is None:
+        return description + _hints(error, model_dir)
+    file, line, source = frame_info
     if isinstance(error, SyntaxError):
-        what = f"{type(error).__name__}: {error.msg}"
-    where = f"{file}:{line}"
-    told = f"{where}: {what} (in: {source})" if source else f"{where}: {what}"
-    return told + _hints(error, model_dir)
+        description = f"{type(error).__name__}: {error.msg}"
+    position = f"{file}:{line}"
+    message = (
+        f"{position}: {description} (in: {source})" if source else f"{position}: {description}"
+    )
+    return message + _hints(error, model_dir)
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it came of, the newest first."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
+    """Yield an error and its causes, the newest first."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
 
 
-_NO_MEMORY = ("out of memory", "can't allocate memory")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory")
 
 
 def _hints(error: BaseException, model_dir: Path) -> str:
-    """What was being done, as our notes say, and what helps where memory has run out."""
+    """Return the notes of an error and a remedy, each after a semicolon."""
     hints = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
     text = str(error).lower()
-    if isinstance(error, MemoryError) or any(word in text for word in _NO_MEMORY):
+    if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_MEMORY_TEXTS):
         hints.append(LESS_MEMORY)
-    known = isinstance(error, ImportError | RuntimeError | AssertionError | ValueError)
-    remedy = remedy_of(str(error), model_dir=model_dir) if known else ""
+    explainable = isinstance(error, ImportError | RuntimeError | AssertionError | ValueError)
+    remedy = remedy_of(str(error), model_dir=model_dir) if explainable else ""
     return "".join(f"; {hint}" for hint in hints) + remedy
 
 
-def _users_line(error: BaseException, model_dir: Path) -> tuple[str, int, str] | None:
-    """File (relative), line and source of the last frame in the user's code."""
+def _user_frame(error: BaseException, model_dir: Path) -> tuple[str, int, str] | None:
+    """Return relative file, line and source of the last frame in the user's code."""
     root = model_dir.resolve()
-    if isinstance(error, SyntaxError) and error.filename and _inside(Path(error.filename), root):
+    if (
+        isinstance(error, SyntaxError)
+        and error.filename
+        and _is_user_code(Path(error.filename), root)
+    ):
         name = Path(error.filename).resolve().relative_to(root).as_posix()
         return name, error.lineno or 0, (error.text or "").strip()
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         path = Path(frame.f_code.co_filename)
-        if _inside(path, root):
+        if _is_user_code(path, root):
             source = linecache.getline(str(path), line).strip()
             return path.resolve().relative_to(root).as_posix(), line, source
     return None
 
 
-def _inside(path: Path, root: Path) -> bool:
+def _is_user_code(path: Path, root: Path) -> bool:
     try:
         relative = path.resolve().relative_to(root)
     except (ValueError, OSError):
         return False
-    made = path.name.startswith("<")  # of no file, such as a dataclass's __init__
-    return "site-packages" not in relative.parts and not made
+    generated = path.name.startswith("<")  # no file, such as a dataclass's __init__
+    return "site-packages" not in relative.parts and not generated

@@ -1,4 +1,4 @@
-"""Which part of a model-parallel job this rank plays, as far as data and metrics go."""
+"""Role of a rank in a model-parallel job, for data loading and metrics."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,12 @@ __all__ = ["ModelParallelUnit", "make_data_parallel_mpu", "make_mesh_mpu", "make
 
 @dataclass(frozen=True)
 class ModelParallelUnit:
-    """What the trial loop must know about model parallelism.
+    """Role of a rank as the trial loop needs it.
 
     Args:
         data_parallel_rank: Index of the model replica that this rank belongs to.
         data_parallel_world_size: Number of replicas.
-        should_report_metrics: Whether this rank's metrics count.
+        should_report_metrics: Whether this rank's metrics are included in averages.
         should_build_data_loader: Whether this rank reads data.
     """
 
@@ -27,19 +27,19 @@ class ModelParallelUnit:
 
 
 def make_data_parallel_mpu(distributed: Distributed) -> ModelParallelUnit:
-    """Every rank holds a replica of its own."""
+    """Make the unit of plain data parallelism: each rank is a replica."""
     return ModelParallelUnit(distributed.rank, distributed.size)
 
 
 def make_mesh_mpu(mesh: Mesh, *, pipeline: bool) -> ModelParallelUnit:
-    """Read the unit off an engine's mesh.
+    """Make the unit of a rank from an engine's mesh.
 
-    Ranks of one replica read the same data. Of a pipeline the first and the last stage read
-    (inputs and labels), and each metric counts once for each replica, from the last stage.
+    Ranks of one replica read the same data. In a pipeline the first stage reads inputs and the last
+    one reads labels. The last stage reports each metric once for each replica.
 
     Args:
-        mesh: Of the engine.
-        pipeline: Whether the engine passes data from stage to stage.
+        mesh: Mesh of the engine.
+        pipeline: Whether the engine is a pipeline.
     """
     last = mesh.pipe.rank == mesh.pipe.size - 1
     return ModelParallelUnit(
@@ -51,7 +51,7 @@ def make_mesh_mpu(mesh: Mesh, *, pipeline: bool) -> ModelParallelUnit:
 
 
 def make_pipeline_mpu(grid: Any) -> ModelParallelUnit:
-    """Read the unit off a pipeline engine's grid (DeepSpeed's ``PipelineParallelGrid`` or ours).
+    """Make the unit of a rank from a pipeline engine's ``PipelineParallelGrid``.
 
     The first and the last pipeline stage read data (inputs and labels), once for each
     tensor-parallel group.

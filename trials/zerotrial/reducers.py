@@ -1,4 +1,4 @@
-"""How metrics become one number: over batches, and over ranks."""
+"""Reduction of metrics over batches and ranks."""
 
 import copy
 import enum
@@ -13,15 +13,22 @@ import torch
 from zerolab.errors import TrialError
 from zerotrial.ranks import Distributed
 
-__all__ = ["MetricReducer", "ReducedMetrics", "Reducer", "ReducerSet", "naming", "reduce_values"]
+__all__ = [
+    "MetricReducer",
+    "ReducedMetrics",
+    "Reducer",
+    "ReducerSet",
+    "error_context",
+    "reduce_values",
+]
 
 ReducedMetrics = dict[str, Any]
 
-_PLAIN = (int, float, str, bool, torch.Tensor)
+_SERIALIZABLE = (int, float, str, bool, torch.Tensor)
 
 
 class Reducer(enum.Enum):
-    """What happens to a validation metric over all batches of all ranks."""
+    """Reduction of a validation metric over all batches of all ranks."""
 
     AVG = "avg"
     SUM = "sum"
@@ -32,11 +39,15 @@ class Reducer(enum.Enum):
 def reduce_values(values: Sequence[float], reducer: Reducer) -> float:
     """Reduce one metric's values, one for each batch of each rank.
 
-    A NaN among them makes the result NaN, whatever the reducer.
+    If any value is NaN, the result is NaN with every reducer.
 
     Args:
-        values: At least one.
-        reducer: How.
+        values: At least one value.
+        reducer: Reduction to apply.
+
+    Example:
+        >>> reduce_values([1.0, 3.0], Reducer.AVG)
+        2.0
     """
     if any(math.isnan(value) for value in values):
         return math.nan
@@ -45,58 +56,71 @@ def reduce_values(values: Sequence[float], reducer: Reducer) -> float:
     if reducer is Reducer.MIN:
         return min(values)
     infinite = any(math.isinf(value) for value in values)
-    total = sum(values) if infinite else math.fsum(values)  # fsum refuses both signs at once
+    total = sum(values) if infinite else math.fsum(values)  # fsum raises for inf - inf
     return total if reducer is Reducer.SUM else total / len(values)
 
 
 class MetricReducer:
-    """A metric that needs more than one number a batch, such as an F1 score.
+    """Base class of metrics that need more than one number per batch, such as an F1 score.
 
-    Feed it in ``train_batch`` or ``evaluate_batch`` by methods of your own; wrap it once with
-    ``context.wrap_reducer``.
+    Wrap the reducer once with ``context.wrap_reducer``. Add values in ``train_batch`` or
+    ``evaluate_batch`` through your own methods.
+
+    Example:
+        >>> class Accuracy(MetricReducer):
+        ...     def reset(self):
+        ...         self.correct = self.total = 0
+        ...     def update(self, correct, total):
+        ...         self.correct += correct
+        ...         self.total += total
+        ...     def per_slot_reduce(self):
+        ...         return self.correct, self.total
+        ...     def cross_slot_reduce(self, per_slot_metrics):
+        ...         correct, total = map(sum, zip(*per_slot_metrics))
+        ...         return correct / total
     """
 
     def reset(self) -> None:
-        """Forget everything; called before each validation and each reporting period.
+        """Drop all values; called before each validation and each reporting period.
 
         Raises:
-            NotImplementedError: If a subclass leaves it out.
+            NotImplementedError: If a subclass does not define it.
         """
         raise NotImplementedError
 
     def per_slot_reduce(self) -> Any:
-        """Reduce what this rank has seen to something that can be pickled.
+        """Reduce this rank's values to one object that can be pickled.
 
         Raises:
-            NotImplementedError: If a subclass leaves it out.
+            NotImplementedError: If a subclass does not define it.
         """
         raise NotImplementedError
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        """Reduce the values of all ranks to a number, or to a dict of numbers without a name.
+        """Reduce the results of all ranks to a number, or to a dict if the reducer has no name.
 
         Raises:
-            NotImplementedError: If a subclass leaves it out.
+            NotImplementedError: If a subclass does not define it.
         """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the values since the last report; nothing by default.
+        """Return the values since the last report for a checkpoint; empty by default.
 
-        Override it, with :meth:`load_state_dict`, where a restart in between must not lose them.
+        Override it together with :meth:`load_state_dict` if a restart must not lose these values.
         """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+        """Restore the values that :meth:`state_dict` returned."""
 
 
 class _FunctionReducer(MetricReducer):
-    """Calls a function with the flat list of all values that all ranks ``update``-d."""
+    """Reducer that calls a function with the flat list of all ranks' values."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
-        self.written = getattr(function, "__name__", type(function).__name__)
+        self.function_name = getattr(function, "__name__", type(function).__name__)
         """The function's name, for messages."""
         self._values: list[Any] = []
 
@@ -111,33 +135,33 @@ class _FunctionReducer(MetricReducer):
         return self._values
 
     def state_dict(self) -> dict[str, Any]:
-        plain = all(isinstance(value, _PLAIN) for value in self._values)
+        plain = all(isinstance(value, _SERIALIZABLE) for value in self._values)
         return {"values": list(self._values)} if plain else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._values = list(state_dict.get("values", []))
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        missing = object()
-        rows = zip_longest(*per_slot_metrics, fillvalue=missing)
-        return self._function([value for row in rows for value in row if value is not missing])
+        padding = object()
+        rows = zip_longest(*per_slot_metrics, fillvalue=padding)
+        return self._function([value for row in rows for value in row if value is not padding])
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Have an error that the user's code raises say in what it was: which method, of which metric.
+def error_context(label: str) -> Iterator[None]:
+    """Add a note with the method and the metric to errors of the user's code.
 
     Args:
-        what: Ends "raised by ...".
+        label: Text after "raised by".
     """
     try:
         yield
     except Exception as error:
-        error.add_note(f"raised by {what}")
+        error.add_note(f"raised by {label}")
         raise
 
 
-class _Wrapped:
+class _WrappedReducer:
     def __init__(
         self, reducer: MetricReducer, name: str | None, *, training: bool, validation: bool
     ) -> None:
@@ -147,52 +171,52 @@ class _Wrapped:
         self.validation = validation
 
     @property
-    def who(self) -> str:
-        """As messages call it."""
-        return f"reducer {self.name or self._written!r}"
+    def label(self) -> str:
+        """Name of the reducer in messages."""
+        return f"reducer {self.name or self._source_name!r}"
 
     @property
-    def _written(self) -> str:
-        """As the user's code calls it."""
+    def _source_name(self) -> str:
+        """Name of the function or class in the user's code."""
         if isinstance(self.reducer, _FunctionReducer):
-            return self.reducer.written
+            return self.reducer.function_name
         return type(self.reducer).__name__
 
     def reset(self) -> None:
-        """Forget what this rank has seen."""
-        with self._named("reset"):
+        """Drop this rank's values."""
+        with self._error_context("reset"):
             self.reducer.reset()
 
-    def begin(self) -> Any:
-        """Reduce what this rank has seen."""
-        with self._named("per_slot_reduce"):
+    def reduce_local(self) -> Any:
+        """Reduce this rank's values."""
+        with self._error_context("per_slot_reduce"):
             return self.reducer.per_slot_reduce()
 
-    def _named(self, method: str) -> AbstractContextManager[None]:
-        return naming(f"{method} of {self.who}")
+    def _error_context(self, method: str) -> AbstractContextManager[None]:
+        return error_context(f"{method} of {self.label}")
 
-    def finish(self, per_slot: list[Any]) -> ReducedMetrics:
-        """Reduce the values of all ranks to metrics."""
-        who = self.who
-        with self._named("cross_slot_reduce"):
+    def reduce_global(self, per_slot: list[Any]) -> ReducedMetrics:
+        """Reduce the results of all ranks to metrics."""
+        label = self.label
+        with self._error_context("cross_slot_reduce"):
             result = self.reducer.cross_slot_reduce(per_slot)
         if self.name is not None and isinstance(result, Mapping):
             raise TrialError(
-                f"{who}: has a name and must give one value, got a dict; drop the name"
+                f"{label}: has a name and must give one value, got a dict; drop the name"
             )
         if self.name is None and not isinstance(result, Mapping):
             raise TrialError(
-                f"{who}: has no name and must give a dict of metrics, got "
+                f"{label}: has no name and must give a dict of metrics, got "
                 f"{type(result).__name__}; pass a name to wrap_reducer"
             )
         return dict(result) if self.name is None else {self.name: result}
 
 
 class ReducerSet:
-    """The reducers that a trial has wrapped."""
+    """Collection of the reducers that a trial has wrapped."""
 
     def __init__(self) -> None:
-        self._wrapped: list[_Wrapped] = []
+        self._reducers: list[_WrappedReducer] = []
 
     def wrap(
         self,
@@ -202,85 +226,95 @@ class ReducerSet:
         for_training: bool,
         for_validation: bool,
     ) -> Any:
-        """Take up a reducer.
+        """Add a reducer.
 
         Returns:
-            The reducer; for a function an object with ``update(value)``.
+            The reducer; for a function, an object with ``update(value)``.
 
         Raises:
             TrialError: If it is wrapped already, or neither a reducer nor callable.
         """
-        if any(reducer is known.reducer for known in self._wrapped):
+        if any(reducer is wrapped.reducer for wrapped in self._reducers):
             raise TrialError("wrap_reducer: this reducer is wrapped already; wrap each one once")
         if isinstance(reducer, MetricReducer):
-            ours = reducer
+            metric_reducer = reducer
         elif callable(reducer):
-            ours = _FunctionReducer(reducer)
+            metric_reducer = _FunctionReducer(reducer)
         else:
-            found = type(reducer).__name__
-            raise TrialError(f"wrap_reducer: must get a MetricReducer or a function, got {found}")
-        wrapped = _Wrapped(ours, name, training=for_training, validation=for_validation)
+            type_name = type(reducer).__name__
+            raise TrialError(
+                f"wrap_reducer: must get a MetricReducer or a function, got {type_name}"
+            )
+        wrapped = _WrappedReducer(
+            metric_reducer, name, training=for_training, validation=for_validation
+        )
         wrapped.reset()
-        self._wrapped.append(wrapped)
-        return ours
+        self._reducers.append(wrapped)
+        return metric_reducer
 
-    def active(self, *, training: bool) -> list[_Wrapped]:
-        """Those that take part in training, or in validation."""
-        return [one for one in self._wrapped if (one.training if training else one.validation)]
+    def active(self, *, training: bool) -> list[_WrappedReducer]:
+        """Return the reducers of training or of validation."""
+        return [
+            wrapped
+            for wrapped in self._reducers
+            if (wrapped.training if training else wrapped.validation)
+        ]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """What to keep of each one, in the order of wrapping."""
-        return [one.reducer.state_dict() for one in self._wrapped]
+        """Return the state of each reducer, in the order of wrapping."""
+        return [wrapped.reducer.state_dict() for wrapped in self._reducers]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """Take back what :meth:`state_dict` returned, if as many are wrapped."""
-        if len(states) == len(self._wrapped):
-            for one, state in zip(self._wrapped, states, strict=True):
+        """Restore the states of :meth:`state_dict`; ignored if the number of reducers differs."""
+        if len(states) == len(self._reducers):
+            for wrapped, state in zip(self._reducers, states, strict=True):
                 if state:
-                    one.reducer.load_state_dict(state)
+                    wrapped.reducer.load_state_dict(state)
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """Begin empty, and leave to training what it had gathered before."""
-        shared = [one for one in self._wrapped if one.training and one.validation]
-        with _kept(shared):
+        """Reset the reducers of validation for a block, then restore the values of training."""
+        shared = [wrapped for wrapped in self._reducers if wrapped.training and wrapped.validation]
+        with _restoring_state(shared):
             self.reset(training=False)
             yield
 
     @contextmanager
-    def ignoring(self) -> Iterator[None]:
-        """Forget what validation gathers meanwhile."""
-        with _kept(self.active(training=False)):
+    def discarding(self) -> Iterator[None]:
+        """Discard the values that validation adds in a block."""
+        with _restoring_state(self.active(training=False)):
             yield
 
     def reset(self, *, training: bool) -> None:
-        """Empty those that take part."""
-        for one in self.active(training=training):
-            one.reset()
+        """Reset the reducers of training or of validation."""
+        for wrapped in self.active(training=training):
+            wrapped.reset()
 
     def reduce(self, distributed: Distributed, *, training: bool) -> ReducedMetrics:
-        """Metrics of all that take part, the same on every rank. **Collective** when there are any.
+        """Return the metrics of all active reducers, the same on every rank.
+
+        **Collective** if any reducer is active.
 
         Raises:
-            TrialError: If a reducer gives what it must not.
+            TrialError: If the result of a reducer has the wrong type.
         """
         active = self.active(training=training)
         if not active:
             return {}
-        mine = [one.begin() for one in active]
-        per_rank = distributed.allgather(mine, "reducing metrics")
+        local_values = [wrapped.reduce_local() for wrapped in active]
+        per_rank = distributed.allgather(local_values, "reducing metrics")
         metrics: ReducedMetrics = {}
-        for one, values in zip(active, zip(*per_rank, strict=True), strict=True):
-            metrics |= one.finish(list(values))
+        for wrapped, values in zip(active, zip(*per_rank, strict=True), strict=True):
+            metrics |= wrapped.reduce_global(list(values))
         return metrics
 
 
 @contextmanager
-def _kept(wrapped: Sequence[_Wrapped]) -> Iterator[None]:
-    before = [copy.deepcopy(one.reducer.__dict__) for one in wrapped]
+def _restoring_state(reducers: Sequence[_WrappedReducer]) -> Iterator[None]:
+    saved = [copy.deepcopy(wrapped.reducer.__dict__) for wrapped in reducers]
     try:
         yield
     finally:
-        for one, attributes in zip(wrapped, before, strict=True):
-            one.reducer.__dict__.clear()
-            one.reducer.__dict__.update(attributes)
+        for wrapped, attributes in zip(reducers, saved, strict=True):
+            wrapped.reducer.__dict__.clear()
+            wrapped.reducer.__dict__.update(attributes)

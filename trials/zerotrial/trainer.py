@@ -1,4 +1,4 @@
-"""Training without the platform, or from a script of one's own inside it."""
+"""Training from a user's script, with or without the platform."""
 
 import dataclasses
 import logging
@@ -26,7 +26,7 @@ from zerotrial.data import random_state
 from zerotrial.loop.run_directories import RunDirectories, in_directory, is_used
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings, Policy
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 from zerotrial.loop.units import Batch, TrainUnit, read_unit
 from zerotrial.ranks import Distributed
 from zerotrial.trial import ZeroTrial
@@ -49,37 +49,43 @@ def init(
     seed: int = 0,
     run_dir: str | Path = "zerolab_run",
 ) -> Iterator[ZeroTrialContext]:
-    """Make the context of a trial in a script of one's own.
+    """Make the context of a trial in a user's script.
 
-    Run plainly, the script is one rank; under torchrun it is one of many; as the entrypoint of an
-    experiment it takes hyperparameters, configuration and seed from there. Otherwise metrics go
-    to ``metrics.jsonl`` below ``run_dir`` (``zerolab import`` brings it into a server), and
-    checkpoints to ``checkpoints/`` beside it.
+    The script is one rank; under torchrun it is one of several. As the entrypoint of an experiment
+    it gets hyperparameters, configuration and seed from there. Otherwise metrics go to
+    ``metrics.jsonl`` in ``run_dir`` (``zerolab import`` uploads it to a server), and checkpoints
+    to ``checkpoints/`` beside it.
 
     Args:
-        hparams: Hyperparameters; those of the experiment win inside one.
-        exp_conf: What ``context.get_experiment_config()`` gives outside an experiment. With a
-            ``searcher`` it is read as an experiment file, and says how far to train and when to do
-            what. A ``checkpoint_storage`` in it says where checkpoints go instead of ``run_dir``.
-        distributed: The ranks, where the script has joined them itself.
-        enable_tensorboard_logging: Whether metrics go to a writer that the trial asks for.
-        seed: Of everything, outside an experiment.
-        run_dir: Directory of metrics, checkpoints and traces, outside an experiment. Where a run
-            has used it, a new one uses ``run_dir-2``, and so on: each ``fit`` is a run of its own.
+        hparams: Hyperparameters; inside an experiment its values take precedence.
+        exp_conf: Result of ``context.get_experiment_config()`` outside an experiment. With a
+            ``searcher`` it is an experiment file that defines lengths and periods. Its
+            ``checkpoint_storage`` replaces ``run_dir`` for checkpoints.
+        distributed: Ranks, if the script has initialized them itself.
+        enable_tensorboard_logging: Whether the trial's TensorBoard writer gets reported metrics.
+        seed: Seed of all generators, outside an experiment.
+        run_dir: Directory of metrics, checkpoints and traces, outside an experiment. If a run has
+            used it, a new run uses ``run_dir-2``, and so on: each ``fit`` is its own run.
 
     Yields:
-        The context, to be given to the trial's class.
+        The context for the trial's class.
 
     Raises:
-        ConfigError: If ``exp_conf`` is no experiment file though it has a searcher.
+        ConfigError: If ``exp_conf`` has a searcher but is not a valid experiment file.
+
+    Example::
+
+        with zerotrial.init(hparams={"lr": 0.1}) as context:
+            trainer = zerotrial.Trainer(MyTrial(context), context)
+            trainer.fit(max_length=zerotrial.Epoch(3))
     """
     if distributed is None:
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
-    alone = not os.environ.get(ENV_RUN_SPEC)
-    directories = RunDirectories(Path(run_dir)) if alone else None
+    standalone = not os.environ.get(ENV_RUN_SPEC)
+    directories = RunDirectories(Path(run_dir)) if standalone else None
     claimed = Path(run_dir)
     if directories is not None:
-        claimed = _claim(directories, distributed)
+        claimed = _claim_directory(directories, distributed)
     spec = _run_spec(hparams, exp_conf, seed, claimed, distributed.size)
     context = ZeroTrialContext(spec, distributed)
     context.run_directories = directories
@@ -98,11 +104,11 @@ def init(
 
 
 class Trainer:
-    """Runs a trial that a script has built.
+    """Training of a trial that a script has built.
 
     Args:
         trial: The trial.
-        context: From :func:`init`.
+        context: Context from :func:`init`.
     """
 
     def __init__(self, trial: ZeroTrial, context: ZeroTrialContext) -> None:
@@ -120,37 +126,37 @@ class Trainer:
         step_zero_validation: bool | None = None,  # noqa: FBT001 - Determined's signature
         test_mode: bool = False,  # noqa: FBT001, FBT002 - as above
         profiling_enabled: bool | None = None,  # noqa: FBT001 - as above
-    ) -> Ending:
+    ) -> StopReason:
         """Train, validate, checkpoint and report until ``max_length``. **Collective**.
 
-        What is left out is taken from the experiment's configuration where there is one. A script
-        without a platform shows its progress through the logger ``zerotrial.progress``, which
-        writes to standard error where the script has set up no logging.
+        Omitted arguments default to the experiment's configuration, if there is one. A script
+        without a platform logs its progress to ``zerotrial.progress``, which writes to standard
+        error unless the script has configured logging.
 
         Args:
-            checkpoint_period: How often to save; always at the end.
-            validation_period: How often to validate; always at the end.
-            max_length: How far to train in all, restarts included: ``Batch(1000)``,
-                ``Epoch(3)``, ``{"epochs": 3}``, or a number of batches. Periods are written alike.
-            reporting_period: How often to report training metrics; every 100 batches when left out,
-                and the first 100 at increasing intervals.
-            checkpoint_policy: After which validations to save: ``best``, ``all`` or ``none``.
-            latest_checkpoint: Where to go on: a uuid in the run's checkpoints (its first four
-                characters or more will do), the path of a checkpoint, or ``latest`` for the
-                furthest one of the newest run (none is a fresh start). The fit then continues in
-                the directory of the run that saved it; any other fit begins a new run, in a
-                directory of its own: ``run_dir``, ``run_dir-2``, ...
-                Inside an experiment the platform knows it.
+            checkpoint_period: Period of checkpoints; one more is saved at the end.
+            validation_period: Period of validations; one more runs at the end.
+            max_length: Total length, across restarts: ``Batch(1000)``, ``Epoch(3)``,
+                ``{"epochs": 3}``, or a number of batches. Periods have the same forms.
+            reporting_period: Period of reports of training metrics. The default is every 100
+                batches, and the first 100 at increasing intervals.
+            checkpoint_policy: Validations after which to save: ``best``, ``all`` or ``none``.
+            latest_checkpoint: Checkpoint to resume from: a uuid in the run's checkpoints (or at
+                least its first four characters), the path of a checkpoint, or ``latest`` for the
+                last checkpoint of the newest run (or a fresh start if there is none). The fit then
+                continues in the directory of the run that saved it. Any other fit starts a new run
+                in a new directory: ``run_dir``, ``run_dir-2``, ...
+                Inside an experiment the platform chooses the checkpoint.
             step_zero_validation: Validate before the first batch.
-            test_mode: One batch, one validation batch, one checkpoint.
-            profiling_enabled: Report where the loop's time goes.
+            test_mode: Run one batch, one validation batch and one checkpoint.
+            profiling_enabled: Report timings of the loop.
 
         Returns:
-            Why training ended.
+            The reason why training ended.
 
         Raises:
-            ConfigError: If no length is given, or one that cannot be read.
-            SystemExit: Inside an experiment, when the run must give its slots back.
+            ConfigError: If no length is given, or a length is invalid.
+            SystemExit: Inside an experiment, if the run must release its slots.
         """
         context, spec = self._context, self._context.spec
         lengths = _read_units(
@@ -161,7 +167,7 @@ class Trainer:
         )
         if test_mode or spec.test_mode:
             lengths["max_length"] = Batch(1)
-        given = {
+        overrides = {
             "checkpoint_period": lengths["checkpoint_period"],
             "validation_period": lengths["validation_period"],
             "max_length": lengths["max_length"],
@@ -169,8 +175,8 @@ class Trainer:
             "checkpoint_policy": checkpoint_policy,
             "initial_validation": step_zero_validation,
         }
-        given = {name: value for name, value in given.items() if value is not None}
-        settings = _settings(spec, given)
+        overrides = {name: value for name, value in overrides.items() if value is not None}
+        settings = _settings(spec, overrides)
         if profiling_enabled is not None:
             profiling = msgspec.structs.replace(settings.profiling, enabled=profiling_enabled)
             settings = dataclasses.replace(settings, profiling=profiling)
@@ -179,36 +185,36 @@ class Trainer:
         if context.run_directories is not None:
             _begin_run(context, context.run_directories, latest_checkpoint)
         session = Session(context)
-        ending = None
+        stop_reason = None
         try:
-            controller = session.control(self._trial, settings)
-            alone = not os.environ.get(ENV_RUN_SPEC) and context.distributed.is_chief
-            console = controller.show_progress() if alone else None
-            ending = controller.run()
+            controller = session.make_controller(self._trial, settings)
+            standalone = not os.environ.get(ENV_RUN_SPEC) and context.distributed.is_chief
+            console = controller.show_progress() if standalone else None
+            stop_reason = controller.run()
             if console is not None:
                 console.end(controller.steps, controller.last_checkpoint)
         finally:
-            session.close(ending)
-        if os.environ.get(ENV_RUN_SPEC) and ending in _LEFT:
-            if ending is not Ending.STALE:
+            session.close(stop_reason)
+        if os.environ.get(ENV_RUN_SPEC) and stop_reason in _EXIT_REASONS:
+            if stop_reason is not StopReason.STALE:
                 context.distributed.close()
-            raise SystemExit(ending.exit_code)
-        return ending
+            raise SystemExit(stop_reason.exit_code)
+        return stop_reason
 
 
-_LEFT = frozenset({Ending.PREEMPTED, Ending.REACHED, Ending.STALE})
-"""Endings after which the process has nothing more to do."""
+_EXIT_REASONS = frozenset({StopReason.PREEMPTED, StopReason.REACHED, StopReason.STALE})
+"""Reasons after which the script must exit."""
 
 
-def _read_units(**given: Length | None) -> dict[str, TrainUnit | None]:
-    """Read all lengths and periods.
+def _read_units(**lengths: Length | None) -> dict[str, TrainUnit | None]:
+    """Convert all lengths and periods.
 
     Raises:
-        ConfigError: With every one that cannot be read.
+        ConfigError: With all invalid ones.
     """
     units: dict[str, TrainUnit | None] = {}
     problems: list[str] = []
-    for name, value in given.items():
+    for name, value in lengths.items():
         try:
             units[name] = None if value is None else read_unit(name, value)
         except ConfigError as error:
@@ -253,16 +259,16 @@ def _run_spec(
     )
 
 
-def _settings(spec: RunSpec, given: dict[str, Any]) -> FitSettings:
+def _settings(spec: RunSpec, overrides: dict[str, Any]) -> FitSettings:
     if spec.fit is not None:
-        return FitSettings.from_spec(spec.fit, **given)
-    if "max_length" not in given:
+        return FitSettings.from_spec(spec.fit, **overrides)
+    if "max_length" not in overrides:
         problem = "max_length: is missing; say how far to train, e.g. Batch(1000) or Epoch(3)"
         raise ConfigError("fit", [problem])
-    return FitSettings(early_reports="report_period" not in given, **given)
+    return FitSettings(early_reports="report_period" not in overrides, **overrides)
 
 
-def _claim(directories: RunDirectories, ranks: Distributed) -> Path:
+def _claim_directory(directories: RunDirectories, ranks: Distributed) -> Path:
     """Claim the directory of a new run. **Collective**."""
     claimed = str(directories.claim()) if ranks.is_chief else None
     return Path(str(ranks.broadcast(claimed, "claiming a run directory")))
@@ -271,35 +277,39 @@ def _claim(directories: RunDirectories, ranks: Distributed) -> Path:
 def _begin_run(
     context: ZeroTrialContext, directories: RunDirectories, checkpoint: str | Path | None
 ) -> None:
-    """Begin a run in a directory of its own, or continue the one of a checkpoint. **Collective**.
+    """Start a run in a new directory, or continue the run of a checkpoint. **Collective**.
 
     Raises:
-        ConfigError: If ``checkpoint`` is not the uuid or the path of one.
-        NotFoundError: If there is no such checkpoint.
+        ConfigError: If ``checkpoint`` is neither a uuid nor a path.
+        NotFoundError: If the checkpoint does not exist.
     """
     ranks = context.distributed
-    chosen: tuple[CheckpointRef | None, Path] | None = None
+    choice: tuple[CheckpointRef | None, Path] | None = None
     with ranks.together("the run cannot begin"):
         if ranks.is_chief:
-            ref = None if checkpoint is None else _resolve(context.spec, directories, checkpoint)
+            ref = (
+                None
+                if checkpoint is None
+                else _resolve_checkpoint(context.spec, directories, checkpoint)
+            )
             path = None if ref is None else directories.find(ref.uuid)
             if path is None:
                 path = Path(context.spec.run_dir)
                 path = directories.claim() if is_used(path) else path
-            chosen = ref, path
-    chosen = ranks.broadcast(chosen, "choosing a run directory")
-    assert chosen is not None
-    ref, path = chosen
+            choice = ref, path
+    choice = ranks.broadcast(choice, "choosing a run directory")
+    assert choice is not None
+    ref, path = choice
     spec = in_directory(context.spec, path)
     if ref is not None and ref.root == spec.checkpoint_dir:
         ref = msgspec.structs.replace(ref, root="")
     context.use_run(msgspec.structs.replace(spec, latest_checkpoint=ref))
 
 
-def _resolve(
+def _resolve_checkpoint(
     spec: RunSpec, directories: RunDirectories, checkpoint: str | Path
 ) -> CheckpointRef | None:
-    """Return the checkpoint that the script names; None for ``latest`` where there is none."""
+    """Return the checkpoint that the script names; None for ``latest`` if there is none."""
     path, name = Path(checkpoint), str(checkpoint)
     store, root = CheckpointStore.of_run(spec), ""
     inside = spec.checkpoint_dir == str(Path(spec.run_dir) / "checkpoints")
@@ -309,30 +319,30 @@ def _resolve(
     elif name == "latest" and inside:
         return directories.latest()
     elif name == "latest":
-        found = store.latest()
-        return None if found is None else CheckpointRef(found.uuid, found.steps_completed)
+        latest = store.latest()
+        return None if latest is None else CheckpointRef(latest.uuid, latest.steps_completed)
     else:
         stores = [store, *map(CheckpointStore, directories.checkpoints())] if inside else [store]
         name = _full_uuid(stores, name)
-        home = directories.find(name) if inside else None
-        if home is not None:
-            root = str(home / "checkpoints")
+        run_directory = directories.find(name) if inside else None
+        if run_directory is not None:
+            root = str(run_directory / "checkpoints")
             store = CheckpointStore(root)
-    found = store.describe(name)
-    return CheckpointRef(found.uuid, found.steps_completed, root=root)
+    description = store.describe(name)
+    return CheckpointRef(description.uuid, description.steps_completed, root=root)
 
 
 def _full_uuid(stores: Sequence[CheckpointStore], name: str) -> str:
-    """Return the uuid of the one checkpoint that begins with a name; else the name itself.
+    """Return the uuid of the only checkpoint with a prefix; without a match, the prefix.
 
     Raises:
-        ConfigError: If several begin with it.
+        ConfigError: If several checkpoints have the prefix.
     """
     if not 4 <= len(name) < 36:
         return name
-    known = {each.uuid for store in stores for each in store.list()}
-    found = sorted(uuid for uuid in known if uuid.startswith(name.lower()))
-    if len(found) > 1:
-        told = f"must name one checkpoint, got {name!r}, with which several begin"
-        raise ConfigError("fit", [f"latest_checkpoint: {told}: {', '.join(found)}"])
-    return found[0] if found else name
+    uuids = {checkpoint.uuid for store in stores for checkpoint in store.list()}
+    matches = sorted(uuid for uuid in uuids if uuid.startswith(name.lower()))
+    if len(matches) > 1:
+        problem = f"must name one checkpoint, got {name!r}, with which several begin"
+        raise ConfigError("fit", [f"latest_checkpoint: {problem}: {', '.join(matches)}"])
+    return matches[0] if matches else name

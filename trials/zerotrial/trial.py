@@ -1,4 +1,4 @@
-"""The class that a user writes."""
+"""Base class of users' trials."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,18 +16,33 @@ if TYPE_CHECKING:
 __all__ = ["InvalidHP", "ZeroTrial"]
 
 InvalidHP = InvalidHyperparametersError
-"""Raise it anywhere in a trial to end it early: its hyperparameters make no sense together."""
+"""Raise it anywhere in a trial to end it early: its hyperparameters are an invalid combination."""
 
 
 class ZeroTrial(ABC):
-    """A model, its data, and what to do with one micro-batch.
+    """Base class of trials: a model, its data, and the training of one micro-batch.
 
-    In ``__init__`` build the model, give it to :func:`zerotrial.initialize`, and the engine that
-    comes back to ``context.wrap_model_engine``. The controller does the rest: it trains,
-    validates, checkpoints, reports and resumes.
+    In ``__init__`` build the model, pass it to :func:`zerotrial.initialize`, and pass the resulting
+    engine to ``context.wrap_model_engine``. The controller trains, validates, checkpoints, reports
+    and resumes.
 
     Args:
-        context: Hyperparameters, devices, ranks; keep it as ``self.context``.
+        context: Hyperparameters, devices and ranks; store it as ``self.context``.
+
+    Example::
+
+        class MyTrial(zerotrial.ZeroTrial):
+            def __init__(self, context):
+                self.context = context
+                engine, *_ = zerotrial.initialize(model=nn.Linear(4, 1), config="ds_config.json")
+                self.engine = context.wrap_model_engine(engine)
+
+            def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+                x, y = self.context.to_device(next(dataloader_iter))
+                loss = nn.functional.mse_loss(self.engine(x), y)
+                self.engine.backward(loss)
+                self.engine.step()
+                return loss
     """
 
     @abstractmethod
@@ -37,13 +52,13 @@ class ZeroTrial(ABC):
     def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
         """Train on one micro-batch: ``next(dataloader_iter)``, forward, backward, step.
 
-        Called ``gradient_accumulation_steps`` times for each batch; once for a pipeline engine, or
-        after ``context.disable_auto_grad_accumulation()``.
+        The loop calls it ``gradient_accumulation_steps`` times for each batch. It calls it once for
+        a pipeline engine, or after ``context.disable_auto_grad_accumulation()``.
 
         Args:
             dataloader_iter: An endless iterator; ``None`` on ranks that read no data.
             epoch_idx: Epochs completed.
-            batch_idx: Batches completed since the trial began, restarts included.
+            batch_idx: Batches completed since the trial began, across restarts.
 
         Returns:
             The loss as a tensor (reported as ``loss``), or a dict of metrics.
@@ -56,10 +71,10 @@ class ZeroTrial(ABC):
 
         Args:
             args: The iterator, and the index of the call in this validation.
-            kwargs: None.
+            kwargs: Unused.
 
         Returns:
-            A dict of metrics; they are reduced as :meth:`evaluation_reducer` says.
+            A dict of metrics, which :meth:`evaluation_reducer` reduces.
 
         Raises:
             TrialError: If neither this nor :meth:`evaluate_full_dataset` is overridden.
@@ -70,32 +85,41 @@ class ZeroTrial(ABC):
 
     @abstractmethod
     def build_training_data_loader(self) -> Any:
-        """A :class:`zerotrial.DataLoader` that yields micro-batches, or ``None``."""
+        """Return a :class:`zerotrial.DataLoader` of micro-batches, or ``None``."""
 
     @abstractmethod
     def build_validation_data_loader(self) -> Any:
-        """A :class:`zerotrial.DataLoader` that yields micro-batches, or ``None``."""
+        """Return a :class:`zerotrial.DataLoader` of micro-batches, or ``None``."""
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        """Evaluate everything at once, in place of :meth:`evaluate_batch`.
+        """Evaluate the whole data set in one call, in place of :meth:`evaluate_batch`.
 
-        Called with the whole validation loader, on the chief; on every rank where the engine's
-        forward pass needs all ranks, and then the chief's result counts, and all ranks draw as many
-        batches. The loader ends where its length says, and when the trial is told to leave.
+        The loop calls it on the chief. If the engine's forward pass is collective, the loop calls
+        it on every rank and reports the chief's metrics. All ranks must then draw the same number
+        of batches. A stop request interrupts the iteration of the loader.
+
+        Args:
+            data_loader: The unsharded validation loader; it stops at its length.
+
+        Returns:
+            A dict of metrics.
 
         Raises:
-            TrialError: If it is called without being overridden.
+            TrialError: If it is not overridden.
         """
         raise TrialError(f"{type(self).__name__}: evaluate_full_dataset is not overridden")
 
     def evaluation_reducer(
         self,
     ) -> Reducer | Callable[[list[float]], float] | dict[str, Any]:
-        """How validation metrics are reduced: one way for all, or one for each metric's name."""
+        """Return the reduction of validation metrics: one for all, or a dict with one per metric.
+
+        A reduction is a :class:`zerotrial.Reducer` or a function of the list of values.
+        """
         return Reducer.AVG
 
     def build_callbacks(self) -> dict[str, Callback]:
-        """Callbacks by name; the name is the key of their state in checkpoints."""
+        """Return callbacks by name; the name is the key of their state in checkpoints."""
         return {}
 
     def save(self, context: "ZeroTrialContext", path: Path) -> None:
@@ -104,20 +128,20 @@ class ZeroTrial(ABC):
             engine.save_checkpoint(str(path), tag=f"model{index}")
 
     def load(self, context: "ZeroTrialContext", path: Path) -> None:
-        """Read what :meth:`save` wrote; every rank calls it. **Collective**.
+        """Load the engines from the files of :meth:`save`; every rank calls it. **Collective**.
 
-        A warm start from another trial's checkpoint takes the weights and leaves optimizer and
-        schedule as this trial's hyperparameters made them.
+        A warm start from another trial's checkpoint loads only the weights. Optimizer and schedule
+        stay as this trial's hyperparameters define them.
 
         Raises:
-            TrialError: If an engine finds nothing to load.
+            TrialError: If the checkpoint lacks an engine's files.
         """
         options = {"load_module_only": True} if context.warm_start else {}
         for index, engine in enumerate(context.models):
             loaded, _ = engine.load_checkpoint(str(path), tag=f"model{index}", **options)
             if loaded is None:
-                raise TrialError(f"{path}: holds no checkpoint of engine model{index}")
+                raise TrialError(f"{path}: has no checkpoint of engine model{index}")
 
     def get_batch_length(self, batch: Any) -> int:
-        """Samples in a micro-batch; override it where the first tensor's length is not it."""
+        """Return the samples in a micro-batch; by default the length of its first tensor."""
         return data_length(batch)

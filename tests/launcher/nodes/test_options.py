@@ -28,7 +28,7 @@ from zerolab.launcher.nodes.head import Place, Plan
 from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
 from zerolab.launcher.nodes.places import Wanted, choose_places
 from zerolab.launcher.nodes.tunnel import tunnel_to
-from zerotrial.process.rendezvous import meet, name_interface
+from zerotrial.process.rendezvous import choose_network_interface, create_rendezvous
 
 HOSTS = "worker-1 slots=2\nworker-2 slots=4\n"
 
@@ -410,10 +410,10 @@ def test_ranks_speak_over_the_interface_that_leads_to_the_first_machine(
         for variable in names:
             monkeypatch.setenv(variable, "")
             monkeypatch.delenv(variable)
-        name_interface(Nodes((1, 1), 1, address, 29500))
+        choose_network_interface(Nodes((1, 1), 1, address, 29500))
         assert [os.environ[variable] for variable in names] == [name, name]
     monkeypatch.setenv(names[0], "mine")
-    name_interface(None)
+    choose_network_interface(None)
     assert os.environ[names[0]] == "mine"
 
 
@@ -421,7 +421,7 @@ def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PeerFailedError) as refused:
-            meet("7", Nodes((1, 1), 0, "127.0.0.1", port))
+            create_rendezvous("7", Nodes((1, 1), 0, "127.0.0.1", port))
     told = str(refused.value)
     assert told.startswith(f"port {port} cannot be listened on: ")
     assert told.endswith("give another port (--master_port) if it is taken")

@@ -72,7 +72,7 @@ def listen() -> None:
             _POLLERS.append(self)
 
     zerotrial.loop.session.DirectivePoller = Poller  # type: ignore[misc]
-    zerotrial.loop.controller._AGREE_EVERY_S = 0.0
+    zerotrial.loop.controller._AGREEMENT_INTERVAL_S = 0.0
 
 
 class Gated(zerotrial.ZeroTrial):

@@ -189,8 +189,8 @@ def test_slow_first_batches_are_reported_by_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
     """What the scheduled reports average does not depend on the time."""
-    monkeypatch.setattr("zerotrial.loop.recorder._REPORT_EVERY_S", 0.0)
-    monkeypatch.setattr("zerotrial.loop.controller._AGREE_EVERY_S", 0.0)
+    monkeypatch.setattr("zerotrial.loop.recorder._MAX_REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr("zerotrial.loop.controller._AGREEMENT_INTERVAL_S", 0.0)
     every = make_settings(12, report_period=Batch(8))
     fit(make_spec(tmp_path / "plain"), LineTrial, every)
     fit(make_spec(tmp_path / "early"), LineTrial, replace(every, early_reports=early))

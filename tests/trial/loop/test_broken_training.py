@@ -10,7 +10,7 @@ import torch
 import zerotrial
 from tests.trial.helpers import Line, LineTrial, fit, make_settings, make_spec, metrics
 from zerolab.errors import TrialError
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 
 
 class NanTrial(LineTrial):
@@ -52,7 +52,7 @@ def test_steps_that_are_skipped_now_and_then_end_nothing(tmp_path: Path) -> None
             return batch % 50 != 49
 
     ending, _ = fit(make_spec(tmp_path, {"stage": 0}), Trial, make_settings(120))
-    assert ending is Ending.FINISHED
+    assert ending is StopReason.FINISHED
 
 
 class SizedTrial(LineTrial):

@@ -27,7 +27,7 @@ from tests.trial.helpers import (
 )
 from zerolab.contract.wire import Directive
 from zerolab.errors import StaleRunError, TrialError
-from zerotrial import Batch, Ending
+from zerotrial import Batch, StopReason
 from zerotrial.data.devices import to_device
 from zerotrial.engine.pipeline import PipelineModule
 
@@ -377,7 +377,7 @@ def test_a_stop_request_saves_and_ends_the_trial(tmp_path: Path) -> None:
             return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
     ending, trial = fit(make_spec(tmp_path), Trial, make_settings(50))
-    assert (ending, ending.exit_code) == (Ending.STOP_REQUESTED, 0)
+    assert (ending, ending.exit_code) == (StopReason.STOP_REQUESTED, 0)
     assert last_checkpoint(tmp_path).steps_completed == len(trial.seen) == 1
 
 
@@ -397,7 +397,7 @@ def test_a_directive_saves_and_gives_the_slots_back_within_a_moment_of_training(
     trial.train_batch = told_at_batch_10
     ending = controller.run()
     session.close(ending)
-    assert (ending, ending.exit_code) == (Ending.PREEMPTED, 66)
+    assert (ending, ending.exit_code) == (StopReason.PREEMPTED, 66)
     assert last_checkpoint(tmp_path).steps_completed == len(trial.seen) < 100_000
 
 
@@ -406,11 +406,11 @@ def test_a_run_that_was_taken_over_stops_and_saves_nothing(tmp_path: Path) -> No
     session._reporter.stale.set()
     ending = controller.run()
     session.close(ending)
-    assert (ending, ending.exit_code) == (Ending.STALE, 67)
+    assert (ending, ending.exit_code) == (StopReason.STALE, 67)
     assert last_checkpoint(tmp_path) is None
 
     controller, session = build(make_spec(tmp_path))
-    controller._agree_at = 1_000  # taken over between the last agreement and the checkpoint
+    controller._next_agreement = 1_000  # taken over between the last agreement and the checkpoint
     validate = controller._validator.run
 
     def taken_over_after_it():

@@ -12,7 +12,7 @@ from zerolab.contract.outcome import read_reason
 from zerolab.contract.spec import EXIT_REACHED, FitSpec, LengthSpec, write_run_spec
 from zerotrial import Batch, Epoch
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 
 
 def test_a_run_pauses_where_it_should_and_the_next_one_goes_on_from_there(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_run_pauses_where_it_should_and_the_next_one_goes_on_from_there(tmp_pa
 
     spec = make_spec(tmp_path / "parts")
     ending, trial = fit(spec, LineTrial, replace(whole, until=Batch(5)))
-    assert ending is Ending.REACHED
+    assert ending is StopReason.REACHED
     assert ending.exit_code == EXIT_REACHED
     assert len(trial.seen) == 5
     assert sorted(metrics(tmp_path / "parts", "validation")) == [5]
@@ -31,7 +31,7 @@ def test_a_run_pauses_where_it_should_and_the_next_one_goes_on_from_there(tmp_pa
 
     again = msgspec.structs.replace(spec, latest_checkpoint=found, run_id=spec.run_id + 1)
     ending, trial = fit(again, LineTrial, whole)
-    assert ending is Ending.FINISHED
+    assert ending is StopReason.FINISHED
     assert len(trial.seen) == 7
     expected = metrics(tmp_path / "whole", "training")
     assert metrics(tmp_path / "parts", "training") == expected
@@ -39,7 +39,7 @@ def test_a_run_pauses_where_it_should_and_the_next_one_goes_on_from_there(tmp_pa
 
 def test_a_bound_at_the_end_of_training_is_the_end(tmp_path: Path) -> None:
     settings = make_settings(4, until=Batch(4))
-    assert fit(make_spec(tmp_path), LineTrial, settings)[0] is Ending.FINISHED
+    assert fit(make_spec(tmp_path), LineTrial, settings)[0] is StopReason.FINISHED
 
 
 def test_a_trial_is_validated_wherever_the_searcher_compares_trials() -> None:

@@ -26,7 +26,7 @@ from tests.trial.helpers import (
 from zerolab.contract.wire import Directive
 from zerotrial.loop import validation
 from zerotrial.loop.console import PROGRESS
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 from zerotrial.ranks import Distributed
 
 
@@ -72,7 +72,7 @@ def test_a_loader_that_repeats_for_ever_is_read_as_often_as_its_length_says(
     tmp_path: Path,
 ) -> None:
     ending, trial = fit(make_spec(tmp_path), MeasuredTrial, make_settings(3))
-    assert ending is Ending.FINISHED
+    assert ending is StopReason.FINISHED
     assert trial.loader.drawn == 3
     assert metrics(tmp_path, "validation")[3]["validation_loss"] == 2.5
 
@@ -137,7 +137,7 @@ def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
     trial.evaluate_batch = told_at_batch_100
     ending = controller.run()
     session.close(ending)
-    assert (ending, ending.exit_code) == (Ending.PREEMPTED, 66)
+    assert (ending, ending.exit_code) == (StopReason.PREEMPTED, 66)
     assert trial.engine.module.training
     latest = last_checkpoint(tmp_path)
     assert latest is not None
@@ -145,7 +145,7 @@ def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
     assert not metrics(tmp_path, "validation")
 
     ending, trial = fit(make_spec(tmp_path, latest=latest), measured, make_settings(5))
-    assert ending is Ending.FINISHED
+    assert ending is StopReason.FINISHED
     assert list(metrics(tmp_path, "validation")) == [5]
     assert trial.loader.drawn == 3
     assert metrics(tmp_path, "validation")[5]["validation_loss"] == 2.5
@@ -153,11 +153,11 @@ def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
 
 def test_a_run_that_was_taken_over_leaves_its_validation_and_saves_nothing(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
-    controller._agree_at = 1000
+    controller._next_agreement = 1000
     session._reporter.stale.set()
     ending = controller.run()
     session.close(ending)
-    assert ending is Ending.STALE
+    assert ending is StopReason.STALE
     assert last_checkpoint(tmp_path) is None
 
 

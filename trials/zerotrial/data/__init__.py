@@ -1,1 +1,1 @@
-"""Batches: the loader, the samplers, how far they are, and where their tensors go."""
+"""Data of a trial: loader, samplers, batch iterators and device transfer."""

@@ -1,7 +1,8 @@
-"""Where the training loop's micro-batches come from, and at which one it is.
+"""Endless, resumable iterators over the training loop's micro-batches.
 
-A feed wraps whatever the trial returned as its training loader: ours, one that keeps its own
-position (``state_dict`` and ``load_state_dict``), or any other iterable.
+A batch iterator wraps what the trial returned as its training loader: a
+:class:`zerotrial.DataLoader`, a loader that saves its position (``state_dict`` and
+``load_state_dict``), or any other iterable.
 """
 
 import logging
@@ -10,11 +11,17 @@ from typing import Any, Protocol
 
 from zerolab.errors import TrialError
 from zerotrial.data.loader import DataLoader
-from zerotrial.data.random_state import seeded
+from zerotrial.data.random_state import temporary_seed
 from zerotrial.data.samplers import derive_seed
 
 __all__ = [
-    "EmptyFeed", "Feed", "IterableFeed", "ShardedFeed", "StatefulFeed", "loader_length", "make_feed"
+    "BatchIterator",
+    "EmptyBatchIterator",
+    "IterableBatchIterator",
+    "ShardedBatchIterator",
+    "StatefulBatchIterator",
+    "loader_length",
+    "make_batch_iterator"
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -22,37 +29,39 @@ logger = logging.getLogger(__name__)
 State = dict[str, Any]
 
 
-class Feed(Protocol):
-    """An endless iterator of micro-batches that knows its place."""
+class BatchIterator(Protocol):
+    """Endless iterator of micro-batches whose position can be saved."""
 
     drawn: int
-    """Micro-batches that the trial has drawn since it began, restarts included."""
+    """Micro-batches that the trial has drawn since it began, across restarts."""
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Batches in one pass on this rank; ``None`` when the data has no length."""
+        """Batches in one pass on this rank; ``None`` if the data has no length."""
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in one micro-batch, where that is known beforehand."""
+        """Samples in one micro-batch; ``None`` if unknown."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def __next__(self) -> Any: ...
 
     def state(self) -> State:
-        """Where the next micro-batch is, as plain data."""
+        """Return the position of the next micro-batch as plain data."""
 
     def restore(self, state: State) -> None:
-        """Go on where :meth:`state` was taken; before the first draw."""
+        """Continue from the position of :meth:`state`; call it before the first draw."""
 
 
-class ShardedFeed:
-    """Draws from :class:`zerotrial.DataLoader`; its place is a number of samples over all ranks.
+class ShardedBatchIterator:
+    """Iterator over a :class:`zerotrial.DataLoader`.
+
+    The saved position counts samples over all ranks, so that it is valid for any number of ranks.
 
     Args:
-        loader: The trial's.
-        seed: The trial's.
+        loader: The trial's loader.
+        seed: The trial's seed.
         rank: Data-parallel rank.
         replicas: Data-parallel world size.
         accumulation: Micro-batches in one batch.
@@ -73,12 +82,12 @@ class ShardedFeed:
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Batches in one pass; ``None`` when the data has no length."""
+        """Batches in one pass; ``None`` if the data has no length."""
         return self._plan.batches
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in one micro-batch, where that is known."""
+        """Samples in one micro-batch; ``None`` if unknown."""
         return self._loader.batch_size
 
     def __iter__(self) -> Iterator[Any]:
@@ -95,36 +104,36 @@ class ShardedFeed:
         return batch
 
     def state(self) -> State:
-        """Where the next micro-batch is."""
+        """Return the position of the next micro-batch."""
         epoch, micro_batch = divmod(self.drawn, self._plan.micro_batches)
         items = micro_batch * self._plan.micro_batch * self._plan.replicas
         return {"kind": "sharded", "epoch": epoch, "items": items, "of": self._plan.items}
 
     def restore(self, state: State) -> None:
-        """Go on where the state was taken."""
+        """Continue from a saved position."""
         _check_kind(state, "sharded")
         plan = self._plan
         if state["of"] != plan.items:
             logger.warning(
                 "the training data had %d samples when the checkpoint was saved and has %d now; "
-                "the order of samples is another one from here on",
+                "the order of samples changes from here on",
                 state["of"],
                 plan.items,
             )
-        micro_batch, rest = divmod(state["items"], plan.micro_batch * plan.replicas)
-        if rest:
+        micro_batch, remainder = divmod(state["items"], plan.micro_batch * plan.replicas)
+        if remainder:
             logger.warning(
                 "the micro-batch size or the number of ranks has changed so that the checkpoint's "
-                "place lies inside a micro-batch: %d samples of this epoch are seen twice",
-                rest,
+                "position lies inside a micro-batch: %d samples of this epoch are repeated",
+                remainder,
             )
         self.drawn = state["epoch"] * plan.micro_batches + min(micro_batch, plan.micro_batches)
 
 
-class IterableFeed:
-    """Draws from any iterable, over and over; finds its place again by drawing and dropping.
+class IterableBatchIterator:
+    """Iterator that repeats any iterable; a resume skips the batches drawn before.
 
-    Each pass begins under a seed of its own, so that a shuffling torch loader gives the same order
+    Each pass starts under its own seed, so that a shuffling torch loader yields the same order
     after a restart.
     """
 
@@ -141,7 +150,7 @@ class IterableFeed:
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Batches in one pass; ``None`` when the data has no length."""
+        """Batches in one pass; ``None`` if the data has no length."""
         try:
             return max(1, len(self._loader) // self._accumulation)
         except TypeError:
@@ -149,7 +158,7 @@ class IterableFeed:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in one micro-batch, where that is known."""
+        """Samples in one micro-batch; ``None`` if unknown."""
         size = getattr(self._loader, "batch_size", None)
         return size if isinstance(size, int) else None
 
@@ -170,7 +179,7 @@ class IterableFeed:
         return batch
 
     def state(self) -> State:
-        """Where the next micro-batch is."""
+        """Return the position of the next micro-batch."""
         return {
             "kind": self.kind,
             "epoch": self._epoch,
@@ -179,12 +188,12 @@ class IterableFeed:
         }
 
     def restore(self, state: State) -> None:
-        """Go on where the state was taken."""
+        """Continue from a saved position."""
         _check_kind(state, self.kind)
         self._epoch = state["epoch"]
         skip = state["drawn_in_epoch"]
         if skip:
-            logger.info("drawing and dropping %d micro-batches to find the place again", skip)
+            logger.info("skipping %d micro-batches to reach the checkpoint's position", skip)
         for _ in range(skip):
             next(self)
         self.drawn = state["drawn"]
@@ -194,19 +203,19 @@ class IterableFeed:
             set_epoch = getattr(sampler, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(self._epoch)
-        with seeded(derive_seed(self._seed, self._epoch)):
+        with temporary_seed(derive_seed(self._seed, self._epoch)):
             self._batches = iter(self._loader)
             try:
                 return next(self._batches)
             except StopIteration:
                 raise TrialError(
                     "the training data loader gave no micro-batch at all; it must give at least "
-                    "one in each pass, and be iterable again and again"
+                    "one in each pass, and be iterable repeatedly"
                 ) from None
 
 
-class StatefulFeed(IterableFeed):
-    """Draws from a loader that keeps its own position, such as torchdata's StatefulDataLoader."""
+class StatefulBatchIterator(IterableBatchIterator):
+    """Iterator over a loader that saves its position, such as torchdata's StatefulDataLoader."""
 
     kind = "stateful"
 
@@ -215,19 +224,19 @@ class StatefulFeed(IterableFeed):
         self._replicas = replicas
 
     def state(self) -> State:
-        """Where the next micro-batch is."""
+        """Return the position of the next micro-batch."""
         return super().state() | {
             "replicas": self._replicas,
             "loader": self._loader.state_dict() if self._drawn_in_epoch else None,
         }
 
     def restore(self, state: State) -> None:
-        """Go on where the state was taken."""
+        """Continue from a saved position."""
         _check_kind(state, self.kind)
         if state["replicas"] != self._replicas:
             raise TrialError(
                 f"the training loader keeps its own position, saved by {state['replicas']} "
-                f"data-parallel ranks: it cannot go on with {self._replicas}; use the same number "
+                f"data-parallel ranks: it cannot resume with {self._replicas}; use the same number "
                 "of slots, or zerotrial.DataLoader, which can"
             )
         self._epoch = state["epoch"]
@@ -238,8 +247,8 @@ class StatefulFeed(IterableFeed):
             self._batches = iter(self._loader)
 
 
-class EmptyFeed:
-    """Stands for the loader on ranks that draw nothing: inner stages of a pipeline."""
+class EmptyBatchIterator:
+    """Placeholder on ranks that read no data: inner stages of a pipeline."""
 
     drawn = 0
     batches_per_epoch = None
@@ -252,14 +261,14 @@ class EmptyFeed:
         raise TrialError("this rank has no training data: inner pipeline stages draw none")
 
     def state(self) -> State:
-        """Where the next micro-batch is."""
+        """Return the position of the next micro-batch."""
         return {"kind": "empty"}
 
     def restore(self, state: State) -> None:
-        """Nothing to restore."""
+        """Do nothing."""
 
 
-def make_feed(
+def make_batch_iterator(
     loader: Any,
     *,
     seed: int,
@@ -268,24 +277,24 @@ def make_feed(
     accumulation: int,
     checked: bool,
     micro_batch: int | None = None,
-) -> Feed:
-    """Choose the feed for what the trial returned as its training loader.
+) -> BatchIterator:
+    """Choose the batch iterator for a training loader.
 
     Args:
-        loader: From ``build_training_data_loader``.
-        seed: The trial's.
+        loader: Result of ``build_training_data_loader``.
+        seed: The trial's seed.
         rank: Data-parallel rank.
         replicas: Data-parallel world size.
         accumulation: Micro-batches in one batch.
-        checked: Whether only loaders that resume exactly are let through.
-        micro_batch: Samples that the engine takes in one forward pass; None when unknown.
+        checked: Reject loaders that cannot resume exactly.
+        micro_batch: Micro-batch size of the engine; None if unknown.
 
     Raises:
-        TrialError: If the loader cannot be used, saying what to do.
+        TrialError: If the loader is invalid.
     """
     if isinstance(loader, DataLoader):
         _check_batch_size(loader, micro_batch)
-        return ShardedFeed(
+        return ShardedBatchIterator(
             loader, seed=seed, rank=rank, replicas=replicas, accumulation=accumulation
         )
     check_loader(loader, "build_training_data_loader", checked=checked)
@@ -295,12 +304,14 @@ def make_feed(
             "check the path and the filters of its data set, and drop_last"
         )
     if keeps_position(loader):
-        return StatefulFeed(loader, seed=seed, accumulation=accumulation, replicas=replicas)
-    return IterableFeed(loader, seed=seed, accumulation=accumulation)
+        return StatefulBatchIterator(
+            loader, seed=seed, accumulation=accumulation, replicas=replicas
+        )
+    return IterableBatchIterator(loader, seed=seed, accumulation=accumulation)
 
 
 def loader_length(loader: Any) -> int | None:
-    """Return the batches of a loader; None where it has no length."""
+    """Return the number of batches of a loader; None if it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -308,17 +319,17 @@ def loader_length(loader: Any) -> int | None:
 
 
 def keeps_position(loader: Any) -> bool:
-    """Whether a loader has ``state_dict`` and ``load_state_dict``."""
+    """Return whether a loader has ``state_dict`` and ``load_state_dict``."""
     return callable(getattr(loader, "state_dict", None)) and callable(
         getattr(loader, "load_state_dict", None)
     )
 
 
 def check_loader(loader: Any, method: str, *, checked: bool) -> None:
-    """Refuse what is no loader, and what could not be resumed unless the user opted out.
+    """Check that a loader is iterable and, unless the user opted out, resumable.
 
     Raises:
-        TrialError: Saying what to return instead.
+        TrialError: If it is not.
     """
     kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
     if not hasattr(loader, "__iter__"):
@@ -333,12 +344,12 @@ def check_loader(loader: Any, method: str, *, checked: bool) -> None:
 
 
 def _check_batch_size(loader: DataLoader, micro_batch: int | None) -> None:
-    given = loader.batch_size
-    if loader.any_batch_size or given is None or micro_batch in (None, given):
+    batch_size = loader.batch_size
+    if loader.any_batch_size or batch_size is None or micro_batch in (None, batch_size):
         return
     raise TrialError(
         "build_training_data_loader: batch_size of the DataLoader must be the micro-batch size of "
-        f"the engine, {micro_batch} (train_micro_batch_size_per_gpu), got {given}; pass "
+        f"the engine, {micro_batch} (train_micro_batch_size_per_gpu), got {batch_size}; pass "
         "context.get_train_micro_batch_size_per_gpu(), or any_batch_size=True if another size is "
         "meant"
     )
@@ -348,6 +359,6 @@ def _check_kind(state: State, kind: str) -> None:
     if state["kind"] != kind:
         raise TrialError(
             f"the checkpoint was saved with a training loader of another kind ({state['kind']!r}; "
-            f"now {kind!r}), so the place in the data cannot be found; return the same kind of "
+            f"now {kind!r}), so the position in the data is unknown; return the same kind of "
             "loader, or start a new trial"
         )

@@ -1,4 +1,4 @@
-"""Moving a micro-batch to the device it is trained on."""
+"""Transfer of micro-batches to a device."""
 
 import dataclasses
 import logging
@@ -11,30 +11,33 @@ import torch
 __all__ = ["TorchData", "choose_device", "to_device"]
 
 TorchData = dict[str, torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor
-"""What a data loader usually yields: Determined's name, for annotations."""
+"""Usual type of a data loader's batches; the name is Determined's, for annotations."""
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+_IMMOVABLE = (str, bytes, int, float, bool, complex, type(None))
 _warned: set[type] = set()
 
 
 def choose_device(local_rank: int) -> torch.device:
-    """This rank's GPU where there is one, else the CPU."""
+    """Return this rank's GPU, or the CPU if there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def to_device(data: Any, device: torch.device) -> Any:  # noqa: PLR0911 - one for each kind of data
-    """Move tensors and arrays of numbers in any nesting; numbers and strings stay as they are.
+def to_device(data: Any, device: torch.device) -> Any:  # noqa: PLR0911 - one return for each type
+    """Move tensors and numeric arrays, in any nesting, to a device.
 
-    What else cannot be moved is returned as it is, with one warning for each type.
+    Numbers and strings are returned unchanged. Other objects are too, with one warning per type.
 
     Args:
-        data: Tensors, arrays, whatever has ``.to``; or mappings, lists, tuples, named tuples and
+        data: Tensors, arrays, objects with ``.to``; or mappings, lists, tuples, named tuples and
             dataclasses of these.
-        device: Where to.
+        device: Target device.
+
+    Returns:
+        Data of the same structure.
     """
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)
@@ -44,7 +47,7 @@ def to_device(data: Any, device: torch.device) -> Any:  # noqa: PLR0911 - one fo
         return torch.as_tensor(data.item(), device=device)
     if isinstance(data, Mapping):
         moved = {key: to_device(value, device) for key, value in data.items()}
-        return moved if type(data) is dict else _rebuilt(data, moved)
+        return moved if type(data) is dict else _rebuild_mapping(data, moved)
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(to_device(value, device) for value in data))
     if isinstance(data, list | tuple):
@@ -54,13 +57,13 @@ def to_device(data: Any, device: torch.device) -> Any:  # noqa: PLR0911 - one fo
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         values = {f.name: getattr(data, f.name) for f in dataclasses.fields(data) if f.init}
         return dataclasses.replace(data, **to_device(values, device))
-    if not isinstance(data, _PLAIN) and type(data) not in _warned:
+    if not isinstance(data, _IMMOVABLE) and type(data) not in _warned:
         _warned.add(type(data))
-        logger.warning("to_device: cannot move %s; it stays where it is", type(data).__name__)
+        logger.warning("to_device: cannot move %s; it is left unchanged", type(data).__name__)
     return data
 
 
-def _rebuilt(original: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:
+def _rebuild_mapping(original: Mapping[Any, Any], moved: dict[Any, Any]) -> Any:
     try:
         return type(original)(moved)  # type: ignore[call-arg]  # OrderedDict, UserDict, AttrDict, ...
     except TypeError:

@@ -1,16 +1,16 @@
-"""The data loader of a trial: sharded, endless, resumable at the exact sample.
+"""Data loader of a trial: sharded, endless, and resumable at the exact sample.
 
-Training deals out an endless sequence of *samples*. Epoch ``e`` is one pass in the order of epoch
-``e``; batch ``b`` of an epoch is its samples ``[b * B, (b + 1) * B)`` for a train batch size
+Training reads an endless sequence of *samples*. Epoch ``e`` is one pass in the order of epoch
+``e``. Batch ``b`` of an epoch has its samples ``[b * B, (b + 1) * B)`` for a train batch size
 ``B = micro-batch size x accumulation steps x data-parallel world size``::
 
     order of the epoch   [ 0  1  2  3 | 4  5  6  7 | 8  9 ]          N = 10 samples
     batches of B = 4     [ batch 0    | batch 1    | batch 2  + 0 1 ]
     micro-batches of 1     r0 r1 r0 r1  r0 r1 r0 r1  r0 r1 r0 r1      2 ranks x 2 accumulation steps
 
-So batch ``b`` holds the same samples however many ranks share it, every micro-batch is full, and
-an epoch is a whole number of batches: its last batch is filled up from the start of the same
-epoch, or left out with ``drop_last``.
+So batch ``b`` has the same samples for any number of ranks, and every micro-batch is full. An epoch
+is a whole number of batches: its last batch is filled from the start of the same epoch, or dropped
+with ``drop_last``.
 """
 
 import random
@@ -23,24 +23,24 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, get_worker_info
 
 from zerolab.errors import ConfigError
-from zerotrial.data.random_state import seeded
+from zerotrial.data.random_state import temporary_seed
 from zerotrial.data.samplers import derive_seed
 
-__all__ = ["DataLoader", "Draw", "EpochPlan", "data_length"]
+__all__ = ["DataLoader", "EpochPlan", "IndexBatch", "data_length"]
 
-_TRAINING, _VALIDATION = 1, 2  # streams of random numbers that must not meet
+_TRAINING, _VALIDATION = 1, 2  # different seeds: the two streams must not correlate
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """How the items of one epoch are dealt out to batches, micro-batches and ranks.
+    """Assignment of one epoch's items to batches, micro-batches and ranks.
 
     Args:
-        items: Samples in the data set; or batches, where the user's batch sampler makes them.
+        items: Samples in the data set; or batches, with the user's batch sampler.
         micro_batch: Items in one micro-batch on one rank.
         accumulation: Micro-batches in one batch on one rank.
         replicas: Data-parallel world size.
-        drop_last: Leave out the samples that do not fill a batch.
+        drop_last: Drop the samples that do not fill a batch.
 
     Raises:
         ConfigError: If there is not enough data for one batch.
@@ -54,12 +54,14 @@ class EpochPlan:
 
     def __post_init__(self) -> None:
         if self.items < 1 or (self.drop_last and self.items < self.batch):
-            need = self.batch if self.drop_last else 1
+            minimum = self.batch if self.drop_last else 1
             remedy = "check the path and the filters of the data set"
             if self.items:
                 remedy = "use a smaller train_batch_size, or drop_last=False"
-            told = f"must hold at least {need} sample(s) (one batch), got {self.items}; {remedy}"
-            raise ConfigError("build_training_data_loader", [f"data set: {told}"])
+            problem = (
+                f"must hold at least {minimum} sample(s) (one batch), got {self.items}; {remedy}"
+            )
+            raise ConfigError("build_training_data_loader", [f"data set: {problem}"])
 
     @property
     def batch(self) -> int:
@@ -77,30 +79,33 @@ class EpochPlan:
         return self.batches * self.accumulation
 
     def span(self, rank: int, micro_batch: int) -> range:
-        """Places in the epoch's order that a rank's micro-batch is made of, not yet wrapped."""
+        """Return the indices of a rank's micro-batch into the epoch's order.
+
+        They can exceed the number of items; the caller wraps them to the start of the epoch.
+        """
         first = (micro_batch * self.replicas + rank) * self.micro_batch
         return range(first, first + self.micro_batch)
 
 
-class Draw(list[Any]):
-    """Indices of one micro-batch, with its number, which the random state of workers follows."""
+class IndexBatch(list[Any]):
+    """Indices of one micro-batch, and its number, from which workers derive their seed."""
 
     number: int = 0
 
 
-class _TrainingStream(Sampler[Any]):
-    """Draws of one rank, from micro-batch ``start`` on, without end."""
+class _TrainingSampler(Sampler[Any]):
+    """Endless batch sampler of one rank, starting at micro-batch ``start``."""
 
     def __init__(
-        self, plan: EpochPlan, order: Callable[[int], Sequence[Any]], rank: int, *, whole: bool
+        self, plan: EpochPlan, order: Callable[[int], Sequence[Any]], rank: int, *, batched: bool
     ) -> None:
         self._plan = plan
         self._order = order
         self._rank = rank
-        self._whole = whole  # an item is a whole batch of indices
+        self._batched = batched  # each item of the order is a batch of indices
         self.start = 0
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[IndexBatch]:
         plan = self._plan
         epoch, micro_batch = divmod(self.start, plan.micro_batches)
         while True:
@@ -110,15 +115,16 @@ class _TrainingStream(Sampler[Any]):
                 if span.stop <= plan.items:
                     items = list(order[span.start : span.stop])
                 else:
-                    items = [order[place % plan.items] for place in span]
-                draw = Draw(items[0] if self._whole else items)
-                draw.number = (epoch * plan.micro_batches + number) * plan.replicas + self._rank
-                yield draw
+                    items = [order[index % plan.items] for index in span]
+                indices = IndexBatch(items[0] if self._batched else items)
+                # Unique over ranks and epochs, so that no two micro-batches share a seed.
+                indices.number = (epoch * plan.micro_batches + number) * plan.replicas + self._rank
+                yield indices
             epoch, micro_batch = epoch + 1, 0
 
 
 class _ValidationShard(Sampler[Any]):
-    """Every ``replicas``-th batch of one pass, each sample exactly once over all ranks."""
+    """Batch sampler of one rank's validation batches; all ranks together cover each sample once."""
 
     def __init__(self, batches: Sequence[Sequence[Any]], rank: int, replicas: int) -> None:
         self._batches = batches
@@ -127,18 +133,18 @@ class _ValidationShard(Sampler[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __iter__(self) -> Iterator[Draw]:
+    def __iter__(self) -> Iterator[IndexBatch]:
         for number in self.numbers:
-            draw = Draw(self._batches[number])
-            draw.number = number
-            yield draw
+            indices = IndexBatch(self._batches[number])
+            indices.number = number
+            yield indices
 
 
 class _SeededDataset(Dataset[Any]):
-    """In a worker, seed the generators before each micro-batch from its number.
+    """Data set that seeds a worker's generators before each micro-batch, from its number.
 
-    A transformation that draws random numbers then gives the same samples whatever the number of
-    workers, and after a restart.
+    Random transformations then yield the same samples for any number of workers, and after a
+    restart.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -151,24 +157,26 @@ class _SeededDataset(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self.dataset[index]
 
-    def __getitems__(self, draw: Draw) -> Any:
+    def __getitems__(self, indices: IndexBatch) -> Any:
         if get_worker_info() is not None:
-            _seed_worker(derive_seed(self._seed, draw.number))
-        many = getattr(self.dataset, "__getitems__", None)
-        return many(list(draw)) if callable(many) else [self.dataset[index] for index in draw]
+            _seed_worker(derive_seed(self._seed, indices.number))
+        get_items = getattr(self.dataset, "__getitems__", None)
+        if callable(get_items):
+            return get_items(list(indices))
+        return [self.dataset[index] for index in indices]
 
 
 class _WorkerInit:
-    """Seed a worker by rank and worker, then run the user's own ``worker_init_fn``."""
+    """Worker initializer that seeds by rank and worker, then calls the user's function."""
 
-    def __init__(self, seed: int, then: Callable[[int], None] | None) -> None:
+    def __init__(self, seed: int, user_init: Callable[[int], None] | None) -> None:
         self._seed = seed
-        self._then = then
+        self._user_init = user_init
 
     def __call__(self, worker_id: int) -> None:
         _seed_worker(derive_seed(self._seed, worker_id))
-        if self._then is not None:
-            self._then(worker_id)
+        if self._user_init is not None:
+            self._user_init(worker_id)
 
 
 def _seed_worker(seed: int) -> None:
@@ -178,34 +186,40 @@ def _seed_worker(seed: int) -> None:
 
 
 class DataLoader:
-    """What :meth:`ZeroTrial.build_training_data_loader` returns: arguments as torch's loader has.
+    """Data loader for trials, with the arguments of torch's loader.
 
-    It shards by data-parallel rank, repeats for ever in training, shuffles each epoch in an order
-    of its own that follows from the trial's seed, and resumes at the exact sample. Outside a
-    trial it can be iterated and measured like torch's loader.
+    Return it from :meth:`ZeroTrial.build_training_data_loader`. It shards the data by data-parallel
+    rank, repeats it forever in training, and resumes at the exact sample. The order of each epoch
+    depends only on the trial's seed. Outside a trial it behaves like torch's loader.
 
     Args:
         dataset: A map-style data set.
         batch_size: Samples in one micro-batch:
             ``context.get_train_micro_batch_size_per_gpu()`` in training.
-        shuffle: A new order each epoch.
-        sampler: Gives indices in place of ``shuffle``; all ranks run it under the same seed.
-        batch_sampler: Gives whole micro-batches of indices; they are dealt out round-robin.
-        drop_last: Leave out what does not fill a last batch.
-        num_workers: As in torch, and the other arguments too.
-        collate_fn: Makes one micro-batch of a list of samples.
+        shuffle: Use a new order in each epoch.
+        sampler: Source of indices in place of ``shuffle``; all ranks run it under the same seed.
+        batch_sampler: Source of micro-batches of indices, which ranks get in turn.
+        drop_last: Drop the samples that do not fill a last batch.
+        num_workers: As in torch.
+        collate_fn: Function that makes one micro-batch of a list of samples.
         pin_memory: As in torch.
         timeout: As in torch; seconds.
         worker_init_fn: Called in each worker after it has been seeded by rank and worker.
         multiprocessing_context: As in torch.
-        generator: Only for use outside a trial; inside, the trial's seed decides.
+        generator: Source of random numbers outside a trial; inside, the trial's seed applies.
         prefetch_factor: As in torch.
         persistent_workers: As in torch.
-        any_batch_size: Train with micro-batches of another size than the engine's, which is then
-            what batches, samples and learning rates are not counted by.
+        any_batch_size: Accept a ``batch_size`` other than the engine's micro-batch size. Reported
+            samples and learning rates still count with the engine's.
 
     Raises:
         ValueError: If the arguments exclude each other, or the data set is iterable-style.
+
+    Example:
+        >>> import torch
+        >>> data = torch.utils.data.TensorDataset(torch.arange(10))
+        >>> len(DataLoader(data, batch_size=4, shuffle=True))
+        3
     """
 
     def __init__(  # noqa: PLR0917 - torch's own signature
@@ -247,18 +261,18 @@ class DataLoader:
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
         }
-        self._plain = self._plain_loader()  # also torch's own check of the other arguments
+        self._torch_loader = self._make_torch_loader()  # torch checks the other arguments here
 
     def __len__(self) -> int:
-        """Micro-batches in one pass on one process, a short last one included."""
-        return len(self._plain)
+        """Return the micro-batches of one pass on one process, including a short last one."""
+        return len(self._torch_loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass on one process, as torch's loader makes it."""
-        return iter(self._plain)
+        """Iterate once on one process, as torch's loader does."""
+        return iter(self._torch_loader)
 
     def plan(self, accumulation: int, replicas: int) -> EpochPlan:
-        """How an epoch of training is dealt out.
+        """Return the assignment of a training epoch to ranks.
 
         Raises:
             ConfigError: If there is not enough data for one batch.
@@ -273,21 +287,23 @@ class DataLoader:
     def training_batches(
         self, plan: EpochPlan, *, seed: int, rank: int, start: int
     ) -> Iterator[Any]:
-        """Micro-batches of one rank, without end.
+        """Return an endless iterator over the micro-batches of one rank.
 
         Args:
-            plan: From :meth:`plan`.
-            seed: The trial's.
+            plan: Result of :meth:`plan`.
+            seed: The trial's seed.
             rank: Data-parallel rank.
-            start: Micro-batches that this rank has had before.
+            start: Micro-batches to skip.
         """
-        whole = self.batch_sampler is not None
-        stream = _TrainingStream(plan, lambda epoch: self._order(seed, epoch), rank, whole=whole)
+        batched = self.batch_sampler is not None
+        stream = _TrainingSampler(
+            plan, lambda epoch: self._order(seed, epoch), rank, batched=batched
+        )
         stream.start = start
         return iter(self._loader(stream, derive_seed(seed, _TRAINING), rank))
 
     def validation_loader(self, *, seed: int, rank: int, replicas: int) -> "ValidationLoader":
-        """One rank's share of one pass; call :func:`iter` on it for each validation."""
+        """Return one rank's share of a pass; iterate it once for each validation."""
         order = self._order(seed, 0)
         if self.batch_sampler is None:
             size = self.batch_size or 1
@@ -296,13 +312,13 @@ class DataLoader:
         return ValidationLoader(shard, self._loader(shard, derive_seed(seed, _VALIDATION), rank))
 
     def _order(self, seed: int, epoch: int) -> Sequence[Any]:
-        """Indices of one epoch in order; the same on every rank."""
+        """Return the indices of one epoch in order, the same on every rank."""
         source = self.batch_sampler if self.batch_sampler is not None else self.sampler
         if source is not None:
             set_epoch = getattr(source, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(epoch)
-            with seeded(derive_seed(seed, epoch)):
+            with temporary_seed(derive_seed(seed, epoch)):
                 return list(source)
         if not self.shuffle:
             return range(len(self.dataset))
@@ -321,24 +337,24 @@ class DataLoader:
             **self._options,
         )
 
-    def _plain_loader(self) -> torch.utils.data.DataLoader[Any]:
-        chosen: dict[str, Any] = {"batch_sampler": self.batch_sampler}
+    def _make_torch_loader(self) -> torch.utils.data.DataLoader[Any]:
+        sampling: dict[str, Any] = {"batch_sampler": self.batch_sampler}
         if self.batch_sampler is None:
-            chosen = {"batch_size": self.batch_size, "drop_last": self.drop_last}
-            chosen |= (
+            sampling = {"batch_size": self.batch_size, "drop_last": self.drop_last}
+            sampling |= (
                 {"shuffle": self.shuffle} if self.sampler is None else {"sampler": self.sampler}
             )
         return torch.utils.data.DataLoader(
             self.dataset,
             worker_init_fn=self._worker_init_fn,
             generator=self._generator,
-            **chosen,
+            **sampling,
             **self._options,
         )
 
 
 class ValidationLoader:
-    """One rank's share of the validation data."""
+    """Loader of one rank's share of the validation data."""
 
     def __init__(self, shard: _ValidationShard, loader: torch.utils.data.DataLoader[Any]) -> None:
         self._shard = shard
@@ -352,10 +368,10 @@ class ValidationLoader:
 
 
 def data_length(batch: Any) -> int:
-    """Samples in a batch: the length of the first tensor or array found in it.
+    """Return the samples in a batch: the length of its first tensor or array.
 
     Raises:
-        TypeError: If there is none.
+        TypeError: If it has neither.
     """
     if isinstance(batch, torch.Tensor | np.ndarray):
         return int(batch.shape[0]) if batch.ndim else 1
@@ -378,16 +394,16 @@ def _check_arguments(loader: DataLoader, batch_size: int | None) -> None:
             "torchdata's StatefulDataLoader, which keeps its position, or torch's DataLoader after "
             "context.disable_dataset_reproducibility_checks()"
         )
-    if loader.shuffle and sampler is None and not len(dataset):  # torch's words name no cause
+    if loader.shuffle and sampler is None and not len(dataset):  # torch's message lacks the cause
         raise ValueError(
             f"zerotrial.DataLoader: the data set ({type(dataset).__name__}) must have at least one "
             "sample to shuffle, got 0; check its path and filters"
         )
-    others = sampler is not None or loader.shuffle or loader.drop_last
-    if batch_sampler is not None and (batch_size != 1 or others):
+    conflicting = sampler is not None or loader.shuffle or loader.drop_last
+    if batch_sampler is not None and (batch_size != 1 or conflicting):
         raise ValueError("batch_sampler: excludes batch_size, shuffle, sampler and drop_last")
     if batch_sampler is None and (batch_size is None or batch_size < 1):
         raise ValueError(f"batch_size: must be >= 1, or give a batch_sampler, got {batch_size}")
-    for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if given is not None and not hasattr(given, "__len__"):
-            raise ValueError(f"{name}: must have a length, got {type(given).__name__} without one")
+    for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+        if value is not None and not hasattr(value, "__len__"):
+            raise ValueError(f"{name}: must have a length, got {type(value).__name__} without one")

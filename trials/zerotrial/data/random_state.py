@@ -1,7 +1,7 @@
-"""The state of every random number generator of a process, as plain data.
+"""State of all random number generators of a process, as plain data.
 
-What :func:`capture` returns holds tensors, numbers, strings, lists and tuples only, so that a
-checkpoint with it loads under ``torch.load(..., weights_only=True)``.
+:func:`capture` returns only tensors, numbers, strings, lists and tuples, so that a checkpoint with
+them loads under ``torch.load(..., weights_only=True)``.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["capture", "restore", "seed_everything", "seeded"]
+__all__ = ["capture", "restore", "seed_everything", "temporary_seed"]
 
 
 def seed_everything(seed: int) -> None:
@@ -23,7 +23,7 @@ def seed_everything(seed: int) -> None:
 
 
 def capture() -> dict[str, Any]:
-    """Copy the state of all global generators, this process's current GPU included."""
+    """Return a copy of the state of all global generators, including the current GPU's."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": random.getstate(),
@@ -37,7 +37,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what :func:`capture` returned."""
+    """Restore the state that :func:`capture` returned."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position = state["numpy"]
@@ -50,13 +50,13 @@ def restore(state: dict[str, Any]) -> None:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the CPU generators for the length of a block, and put them back afterwards."""
-    before = capture()
+def temporary_seed(seed: int) -> Iterator[None]:
+    """Seed the CPU generators for a block, then restore them."""
+    saved = capture()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed % 2**63)
     try:
         yield
     finally:
-        restore(before)
+        restore(saved)

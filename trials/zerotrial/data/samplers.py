@@ -1,7 +1,7 @@
-"""Samplers that repeat, shard, skip and shuffle, each doing one thing.
+"""Samplers that repeat, shard, skip and shuffle.
 
-:class:`zerotrial.DataLoader` needs none of them: it does all four by itself. They are for users
-who build a loader of their own (after ``context.disable_dataset_reproducibility_checks()``)::
+:class:`zerotrial.DataLoader` does all of this itself. The samplers are for users who build their
+own loader (after ``context.disable_dataset_reproducibility_checks()``)::
 
     sampler = samplers.ReproducibleShuffleSampler(range(len(data)), seed=context.get_trial_seed())
     batches = torch.utils.data.BatchSampler(sampler, batch_size=8, drop_last=False)
@@ -30,16 +30,17 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Sized(Protocol[T_co]):
-    """What can be walked again and again, and knows its length."""
+    """Re-iterable collection with a length."""
 
     def __iter__(self) -> Iterator[T_co]: ...
     def __len__(self) -> int: ...
 
 
 class RepeatSampler(Sampler[Any]):
-    """Walk a sampler again and again, without end.
+    """Repeat a sampler forever.
 
-    Its length is that of one walk. A sampler with ``set_epoch`` is told which walk it is on.
+    Its length is that of one pass. Before each pass, ``set_epoch`` of the sampler is called with
+    the number of the pass, if it has that method.
     """
 
     def __init__(self, sampler: Sized[Any]) -> None:
@@ -78,17 +79,17 @@ class DistributedSampler(Sampler[Any]):
         self._rank = rank
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self._sampler), self._num_replicas)
-        return whole + (rest > self._rank)
+        quotient, remainder = divmod(len(self._sampler), self._num_replicas)
+        return quotient + (remainder > self._rank)
 
     def __iter__(self) -> Iterator[Any]:
         return islice(iter(self._sampler), self._rank, None, self._num_replicas)
 
 
 class SkipSampler(Sampler[Any]):
-    """Leave out the first ``skip`` items of the first walk; later walks are whole.
+    """Skip the first ``skip`` items of the first pass; later passes are complete.
 
-    Its length is that of a whole walk.
+    Its length is that of a complete pass.
 
     Raises:
         ValueError: If ``skip`` is negative.
@@ -109,10 +110,9 @@ class SkipSampler(Sampler[Any]):
 
 
 class ReproducibleShuffleSampler(Sampler[Any]):
-    """Shuffle reproducibly, and differently at each walk.
+    """Shuffle reproducibly, with a new order in each pass.
 
-    The order of a walk depends on the seed and the number of the walk alone, not on any global
-    random state, so every rank sees the same one.
+    The order depends only on the seed and the number of the pass, so it is the same on every rank.
     """
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
@@ -126,7 +126,7 @@ class ReproducibleShuffleSampler(Sampler[Any]):
         return len(self._items)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the walk that the next ``iter()`` begins."""
+        """Set the number of the pass that the next ``iter()`` starts."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,23 +137,23 @@ class ReproducibleShuffleSampler(Sampler[Any]):
 
 
 class RepeatBatchSampler(RepeatSampler):
-    """:class:`RepeatSampler` over whole batches of indices."""
+    """:class:`RepeatSampler` over batches of indices."""
 
 
 class DistributedBatchSampler(DistributedSampler):
-    """:class:`DistributedSampler` over whole batches of indices."""
+    """:class:`DistributedSampler` over batches of indices."""
 
 
 class SkipBatchSampler(SkipSampler):
-    """:class:`SkipSampler` over whole batches of indices."""
+    """:class:`SkipSampler` over batches of indices."""
 
 
 class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
-    """:class:`ReproducibleShuffleSampler` over whole batches of indices."""
+    """:class:`ReproducibleShuffleSampler` over batches of indices."""
 
 
 def derive_seed(*parts: int) -> int:
-    """Mix numbers into one seed of 63 bits; neighbouring parts give unrelated seeds."""
+    """Hash numbers into one seed of 63 bits; similar numbers yield unrelated seeds."""
     state = 0x9E3779B97F4A7C15
     for part in parts:
         state = (state ^ (part & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF

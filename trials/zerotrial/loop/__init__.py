@@ -1,1 +1,1 @@
-"""What a controller does with a trial: train, validate, checkpoint, report, stop in time."""
+"""Training loop of a trial: train, validate, checkpoint, report and stop."""

@@ -1,4 +1,4 @@
-"""Whether a trial's ``train_batch`` trains, and draws, as much as a batch is."""
+"""Checks that a trial's ``train_batch`` trains and draws exactly one batch."""
 
 import inspect
 import logging
@@ -7,81 +7,81 @@ from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
-from zerotrial.data.batch_iterators import Feed
+from zerotrial.data.batch_iterators import BatchIterator
 
-__all__ = ["BatchChecks", "GivenAnIterator"]
+__all__ = ["BatchChecks", "IteratorArgumentCheck"]
 
 logger = logging.getLogger(__name__)
 
 
-class GivenAnIterator:
-    """Says that a method is given an iterator, where it fails and was written for a batch.
+class IteratorArgumentCheck:
+    """Context manager that explains the failure of a method written for a batch.
 
-    Only until it has come to its end once: then it was not. It is the context of each call.
+    Determined passes an iterator where other libraries pass a batch. A method whose first parameter
+    is called ``batch`` probably expects the latter. After one successful call the check is off.
 
     Args:
-        method: ``train_batch`` or ``evaluate_batch``; what it was written for is told by the name
-            of its first argument.
+        method: ``train_batch`` or ``evaluate_batch``.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._name = method.__name__
-        self._doubted = next(iter(inspect.signature(method).parameters), "") == "batch"
+        self._expects_batch = next(iter(inspect.signature(method).parameters), "") == "batch"
 
     def __enter__(self) -> None:
-        """Begin a call."""
+        """Enter a call."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End a call.
+        """Leave a call.
 
         Raises:
-            TrialError: In place of what failed.
+            TrialError: In place of the method's own error.
         """
-        mistaken = isinstance(error, AttributeError | KeyError | TypeError | ValueError)
-        if self._doubted and mistaken:
+        looks_misused = isinstance(error, AttributeError | KeyError | TypeError | ValueError)
+        if self._expects_batch and looks_misused:
             raise TrialError(
                 f"{self._name}: its first argument is an iterator, not a batch; take one with "
                 f"next(dataloader_iter) ({type(error).__name__}: {error})"
             ) from error
-        self._doubted = self._doubted and error is not None
+        self._expects_batch = self._expects_batch and error is not None
 
 
 class BatchChecks:
-    """Compares what some batches have counted with what was due.
+    """Compares the micro-batches trained and drawn with the expected number.
 
     Args:
-        context: Of the trial, with its engines.
-        feed: From which it draws micro-batches.
+        context: The trial's context, with its engines.
+        batches: Iterator that the trial draws micro-batches from.
     """
 
-    def __init__(self, context: ZeroTrialContext, feed: Feed) -> None:
+    def __init__(self, context: ZeroTrialContext, batches: BatchIterator) -> None:
         self._first = context.engines[0]
-        self._feed = feed
+        self._batches = batches
         self._pipeline = context.use_pipeline_parallel
         self._manual = self._pipeline or not context.auto_grad_accumulation
         self._accumulation = context.get_num_micro_batches_per_slot()
         self._first.check_calls(once_a_batch=self._manual)
         self.calls_per_batch = 1 if self._manual else self._accumulation
-        """Of ``train_batch``."""
-        self._said_drawn = False
+        """Calls of ``train_batch`` in one batch."""
+        self._warned_overdraw = False
         self._trained_before: int | None = None
         self._drawn_before = 0
 
     def begin(self) -> None:
-        """Begin to count."""
-        self._trained_before, self._drawn_before = self._micro_steps(), self._feed.drawn
+        """Start counting."""
+        self._trained_before, self._drawn_before = self._micro_steps(), self._batches.drawn
 
     def end(self, batches: int) -> None:
-        """Compare what was counted since :meth:`begin`.
+        """Check the counts since :meth:`begin`.
 
         Args:
-            batches: That were trained.
+            batches: Batches trained since then.
 
         Raises:
-            TrialError: If more or fewer micro-batches were trained than they have.
+            TrialError: If more or fewer micro-batches were trained than these batches have.
         """
         self._check_micro_steps(self._trained_before, batches)
-        self._check_drawn(self._feed.drawn - self._drawn_before, batches)
+        self._check_drawn(self._batches.drawn - self._drawn_before, batches)
 
     def _micro_steps(self) -> int | None:
         return None if self._pipeline else self._first.micro_steps
@@ -93,7 +93,7 @@ class BatchChecks:
         trained, due = after - before, batches * self._accumulation
         if trained == due or (self._manual and trained and trained % due == 0):
             return
-        found = f"the first engine trained {trained} in {batches} batch(es) instead of {due}"
+        problem = f"the first engine trained {trained} in {batches} batch(es) instead of {due}"
         if self._manual:
             remedy = (
                 f"it is called once a batch: loop over {self._accumulation} micro-batches in it, "
@@ -107,15 +107,15 @@ class BatchChecks:
             )
         raise TrialError(
             f"train_batch: must train {self._accumulation} micro-batch(es) a batch "
-            f"(gradient_accumulation_steps): {found}; {remedy}"
+            f"(gradient_accumulation_steps): {problem}; {remedy}"
         )
 
     def _check_drawn(self, drawn: int, batches: int) -> None:
-        """Say once when the trial draws more than it trains: an epoch then skips data."""
+        """Warn once if the trial draws more than it trains; an epoch then skips data."""
         due = batches * self._accumulation
-        if drawn <= due or self._said_drawn:
+        if drawn <= due or self._warned_overdraw:
             return
-        self._said_drawn = True
+        self._warned_overdraw = True
         logger.warning(
             "train_batch drew %d micro-batches in %d batch(es), where %d are trained: an epoch is "
             "over before its samples are; call next(dataloader_iter) once for each engine.step()",

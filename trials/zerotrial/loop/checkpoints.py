@@ -1,10 +1,10 @@
-"""A trial's checkpoints: the engines' files, the loop's own state, and the user's, kept apart.
+"""Checkpoints of a trial: files of the engines, state of the loop, and state of the user.
 
 ::
 
     <uuid>/model0/...             written by the first engine, and so on
-    <uuid>/trial/rank_0.pt        counters, place in the data, random state, metrics to report
-    <uuid>/user/rank_0.pt         what callbacks and reducers asked to keep
+    <uuid>/trial/rank_0.pt        counters, data position, random state, unreported metrics
+    <uuid>/user/rank_0.pt         state of callbacks and reducers
     <uuid>/checkpoint.json        names and sizes of all files; written last
 
 All ``.pt`` files load under ``torch.load(..., weights_only=True)``.
@@ -27,10 +27,10 @@ from zerolab.reports.reporter import Reporter
 from zerolab.storage.store import CheckpointStore
 from zerotrial.callbacks import Callback, CallbackList
 from zerotrial.context import ZeroTrialContext
-from zerotrial.loop.run_directories import WRITING
+from zerotrial.loop.run_directories import LOCK_FILE
 from zerotrial.trial import ZeroTrial
 
-__all__ = ["CheckpointKeeper", "SavedState"]
+__all__ = ["CheckpointManager", "SavedState"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,40 +38,40 @@ _TRIAL, _USER = "trial", "user"
 
 
 class SavedState:
-    """What a checkpoint says about the loop.
+    """State of the loop read from a checkpoint.
 
     Args:
         path: The checkpoint's directory.
-        rank: Whose state is read first.
+        rank: Global rank of this process; its state is read.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
         self.shared: dict[str, Any] = _read(path / _TRIAL / "rank_0.pt")
-        """Counters and what else is the same on every rank."""
+        """Rank 0's state: counters, and what else is the same on every rank."""
         self.world_size: int = self.shared["world_size"]
-        self.mine: dict[str, Any] | None = None
-        """This rank's own part; ``None`` when fewer ranks saved."""
+        self.rank_state: dict[str, Any] | None = None
+        """This rank's state; ``None`` when fewer ranks saved."""
         if rank < self.world_size:
-            self.mine = _read(path / _TRIAL / f"rank_{rank}.pt")
+            self.rank_state = _read(path / _TRIAL / f"rank_{rank}.pt")
         source = rank if rank < self.world_size else 0
         self.user: dict[str, Any] = _read(path / _USER / f"rank_{source}.pt")
         """State of callbacks and reducers."""
 
-    def of_lost_ranks(self, world_size: int) -> list[dict[str, Any]]:
-        """Parts of ranks that there were when it was saved and are no more."""
-        lost = range(world_size, self.world_size)
-        return [_read(self.path / _TRIAL / f"rank_{rank}.pt") for rank in lost]
+    def load_removed_ranks(self, world_size: int) -> list[dict[str, Any]]:
+        """Read the states of ranks that saved but no longer exist."""
+        removed = range(world_size, self.world_size)
+        return [_read(self.path / _TRIAL / f"rank_{rank}.pt") for rank in removed]
 
 
-class CheckpointKeeper:
+class CheckpointManager:
     """Saves and loads the checkpoints of one run.
 
     Args:
-        trial: The user's.
+        trial: The user's trial.
         context: Its context.
-        callbacks: Told of each moment, and saved.
-        reporter: Told of each checkpoint; ``None`` on all ranks but the chief.
+        callbacks: Called at each step, and saved.
+        reporter: Reports each checkpoint; ``None`` on all ranks but the chief.
     """
 
     def __init__(
@@ -87,30 +87,31 @@ class CheckpointKeeper:
         self._callbacks = callbacks
         self._store = CheckpointStore.of_run(spec)
         self._saver = CheckpointSaver(self._store, context.distributed, reporter)
-        self._writing: tuple[Draft, int] | None = None  # with its batches
-        self._sending: tuple[Sending, int] | None = None
-        self.last: str | None = None
-        """Where the last checkpoint lies that was saved or loaded."""
+        # A checkpoint passes through both, each with the batches completed at its save.
+        self._pending_write: tuple[Draft, int] | None = None
+        self._pending_upload: tuple[Sending, int] | None = None
+        self.last_path: str | None = None
+        """Location of the checkpoint that was saved or loaded last."""
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Save a checkpoint. **Collective**.
 
-        Where an engine writes in the background, it is complete after :meth:`finish` alone.
+        If an engine writes in the background, the checkpoint is complete only after :meth:`finish`.
 
         Args:
-            state: This rank's part of the loop's state; plain data with ``steps_completed``.
+            state: This rank's state of the loop; plain data with ``steps_completed``.
 
         Raises:
-            StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
-            StorageError: On all ranks, if the storage cannot take it.
+            StaleRunError: If another run has superseded this one; the checkpoint is discarded.
+            StorageError: On all ranks, if the storage rejects the files.
             TrialError: If a callback's state cannot be loaded safely.
         """
         self.finish()
         draft = self._saver.begin()
         steps = state["steps_completed"]
         self._callbacks.call("on_checkpoint_save_start", dict(state))
-        # Engines fail on all ranks or on none. Where a trial's own save() fails on one, the others
-        # may still be writing: what is there is left to the sweep of the trial's next run.
+        # Engines fail on all ranks or on none. If a user's save() fails on one rank, the others may
+        # still be writing. The files stay there until the trial's next run sweeps the storage.
         with self._saver.blaming_storage():
             self._trial.save(self._context, draft.path)
         try:
@@ -119,47 +120,47 @@ class CheckpointKeeper:
         except BaseException:
             self._saver.abandon(draft)
             raise
-        self._writing = draft, steps
+        self._pending_write = draft, steps
         if not any(engine.saves_in_background for engine in self._context.engines):
             self.finish()
 
     @property
     def ready(self) -> bool:
-        """Whether :meth:`advance` has something to do, and need not wait for this rank."""
-        if self._sending is not None:
-            return self._sending[0].done
+        """Return whether :meth:`advance` can proceed without waiting for this rank."""
+        if self._pending_upload is not None:
+            return self._pending_upload[0].done
         written = all(engine.checkpoint_written for engine in self._context.engines)
-        return self._writing is not None and written
+        return self._pending_write is not None and written
 
     def advance(self) -> None:
-        """Take what :meth:`save` began a step further: written, brought up. **Collective**.
+        """Move the pending checkpoint one step on: written, then uploaded. **Collective**.
 
         Raises:
-            StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
-            StorageError: On all ranks, if the storage cannot take it.
+            StaleRunError: If another run has superseded this one; the checkpoint is discarded.
+            StorageError: On all ranks, if the storage rejects the files.
         """
-        if self._writing is not None:
-            (draft, steps), self._writing = self._writing, None
+        if self._pending_write is not None:
+            (draft, steps), self._pending_write = self._pending_write, None
             for engine in self._context.engines:
                 engine.wait_for_checkpoint()
             self._callbacks.call("on_checkpoint_write_end", str(draft.path))
-            self._sending = self._saver.send(draft, self._metadata(steps)), steps
+            self._pending_upload = self._saver.send(draft, self._metadata(steps)), steps
             if self._store.is_remote:
                 return
-        if self._sending is not None:
-            (sending, steps), self._sending = self._sending, None
+        if self._pending_upload is not None:
+            (sending, steps), self._pending_upload = self._pending_upload, None
             self._saver.complete(sending, steps)
-            self.last = self._store.address.at(sending.draft.uuid)
+            self.last_path = self._store.address.at(sending.draft.uuid)
             self._callbacks.call("on_checkpoint_upload_end", sending.draft.uuid)
 
     def finish(self) -> None:
-        """Wait until what :meth:`save` began is written, and publish it. **Collective**.
+        """Wait until the pending checkpoint is written, and publish it. **Collective**.
 
         Raises:
-            StaleRunError: If another run has taken the trial over meanwhile; nothing is kept.
-            StorageError: On all ranks, if the storage cannot take it.
+            StaleRunError: If another run has superseded this one; the checkpoint is discarded.
+            StorageError: On all ranks, if the storage rejects the files.
         """
-        while self._writing is not None or self._sending is not None:
+        while self._pending_write is not None or self._pending_upload is not None:
             self.advance()
 
     def _metadata(self, steps: int) -> dict[str, Any]:
@@ -173,16 +174,16 @@ class CheckpointKeeper:
         }
 
     def load(self, ref: CheckpointRef) -> SavedState:
-        """Put back the engines and the user's state. **Collective**.
+        """Restore the engines and the user's state. **Collective**.
 
         Returns:
-            The loop's state, for the controller to put back.
+            The loop's state, which the controller restores.
 
         Raises:
-            NotFoundError: If there is no such checkpoint, or it is damaged.
+            NotFoundError: If the checkpoint is missing or damaged.
         """
         store = CheckpointStore.of_run(self._context.spec, ref.storage)
-        self.last = store.address.at(ref.uuid)
+        self.last_path = store.address.at(ref.uuid)
         with store.restore_path(ref.uuid) as path:
             return self._load_from(path, warm_start=ref.warm_start)
 
@@ -196,7 +197,7 @@ class CheckpointKeeper:
         self._trial.load(context, path)
         if context.warm_start:
             return saved
-        if saved.mine is not None:
+        if saved.rank_state is not None:
             context.reducers.load_state_dict(saved.user["reducers"])
         for name, callback in self._callbacks.by_name.items():
             if name in saved.user["callbacks"]:
@@ -206,11 +207,11 @@ class CheckpointKeeper:
         return saved
 
     @contextmanager
-    def swept(self) -> Iterator[None]:
-        """Remove what an earlier run of this trial began to write and never finished.
+    def sweep_unfinished(self) -> Iterator[None]:
+        """Remove unfinished checkpoints of earlier runs, then yield.
 
-        A run without a platform holds a lock meanwhile: of two in one directory, the second leaves
-        alone what the first is writing.
+        A run without a platform locks its directory for the length of the block. A second process
+        in the same directory does not sweep, since the first may be writing.
         """
         if not self._context.distributed.is_chief:
             yield
@@ -218,8 +219,8 @@ class CheckpointKeeper:
             self._store.sweep()
             yield
         else:
-            with _only_writer(Path(self._context.spec.run_dir)) as alone:
-                if alone:
+            with _directory_lock(Path(self._context.spec.run_dir)) as acquired:
+                if acquired:
                     self._store.sweep()
                 else:
                     logger.warning(
@@ -234,16 +235,20 @@ class CheckpointKeeper:
         _write(path / _TRIAL / f"rank_{rank}.pt", dict(state))
         user = {
             "callbacks": {
-                name: _checked(callback.state_dict(), f"callback {name!r}")
+                name: _check_loadable(callback.state_dict(), f"callback {name!r}")
                 for name, callback in self._callbacks.by_name.items()
             },
-            "reducers": _checked(context.reducers.state_dict(), "reducers"),
+            "reducers": _check_loadable(context.reducers.state_dict(), "reducers"),
         }
         _write(path / _USER / f"rank_{rank}.pt", user)
 
 
-def _checked(state: Any, whose: str) -> Any:
-    """Refuse, while it is still there, what could not be loaded later."""
+def _check_loadable(state: Any, owner: str) -> Any:
+    """Raise at save time for a state that ``weights_only=True`` could not load.
+
+    Raises:
+        TrialError: If loading would need to run code.
+    """
     if not state:
         return state
     try:
@@ -253,7 +258,7 @@ def _checked(state: Any, whose: str) -> Any:
         torch.load(buffer, weights_only=True)
     except Exception as error:
         raise TrialError(
-            f"{whose}: state_dict must hold tensors, numbers, strings, and lists and dicts of "
+            f"{owner}: state_dict must hold tensors, numbers, strings, and lists and dicts of "
             f"them, which load without running code: {one_line(error)}"
         ) from error
     return state
@@ -263,7 +268,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    path.write_bytes(buffer.getvalue())  # a full disk is then an OSError that says so
+    path.write_bytes(buffer.getvalue())  # a full disk is then an OSError with its cause
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -279,15 +284,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _only_writer(directory: Path) -> Iterator[bool]:
-    """Hold a lock on a directory until the block ends, or the process does, if nobody has it."""
+def _directory_lock(directory: Path) -> Iterator[bool]:
+    """Try to lock a directory for the length of the block; yield whether it succeeded."""
     with ExitStack() as closing:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            file = closing.enter_context((directory / WRITING).open("ab"))
+            file = closing.enter_context((directory / LOCK_FILE).open("ab"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            alone = False
+            acquired = False
         else:
-            alone = True
-        yield alone
+            acquired = True
+        yield acquired

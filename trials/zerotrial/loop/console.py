@@ -1,4 +1,4 @@
-"""What a script without a platform shows: a line now and then, and where the results lie."""
+"""Progress output of a script that runs without a platform."""
 
 import logging
 import sys
@@ -8,23 +8,23 @@ from pathlib import Path
 
 __all__ = ["PROGRESS", "Console"]
 
-_EVERY_S = 10.0
-_SHOWN = 4
-"""Metrics in a line at most; the file has all."""
+_LOG_INTERVAL_S = 10.0
+_MAX_METRICS = 4
+"""Maximum number of metrics in a line; ``metrics.jsonl`` has all."""
 
 PROGRESS = logging.getLogger("zerotrial.progress")
-"""What people read while it runs; in a script of one's own it is shown without any set-up."""
+"""Logger of progress messages; a script shows them without configuring logging."""
 
 
 class Console:
-    """Tells progress through the logger ``zerotrial.progress``.
+    """Progress messages through the logger ``zerotrial.progress``.
 
-    Where a script has set up no logging, its lines go to standard error as they are.
+    If the script has not configured logging, messages go to standard error without a prefix.
 
     Args:
-        run_dir: Where metrics and checkpoints go.
-        max_steps: Batches to train in all.
-        clock: Seconds that only go forward.
+        run_dir: Directory of metrics and checkpoints.
+        max_steps: Total number of batches to train.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -33,46 +33,48 @@ class Console:
         self._run_dir = run_dir
         self._max_steps = max_steps
         self._clock = clock
-        self._said_at: float | None = None
+        self._logged_at: float | None = None
         self._samples_per_second: float | None = None
-        self._logger = PROGRESS if PROGRESS.hasHandlers() else _to_stderr()
+        self._logger = PROGRESS if PROGRESS.hasHandlers() else _log_to_stderr()
 
     def begin(self, steps: int) -> None:
-        """Say what begins, and where its results go."""
-        begun = f"goes on after batch {steps}" if steps else "begins"
+        """Log the start of training and the directory of its results."""
+        start = f"goes on after batch {steps}" if steps else "begins"
         self._logger.info(
             "training %s: %d batches in all; metrics and checkpoints go to %s",
-            begun,
+            start,
             self._max_steps,
             self._run_dir,
         )
 
     def speed(self, samples_per_second: float) -> None:
-        """Note how fast it goes."""
+        """Store the current speed for later messages."""
         self._samples_per_second = samples_per_second
 
     def training(self, steps: int, metrics: Mapping[str, float]) -> None:
-        """Say how far it is; a line every ten seconds, however often there is a report."""
+        """Log the progress, at most once every ten seconds."""
         now = self._clock()
-        last = steps >= self._max_steps
-        if self._said_at is not None and now - self._said_at < _EVERY_S and not last:
+        finished = steps >= self._max_steps
+        if self._logged_at is not None and now - self._logged_at < _LOG_INTERVAL_S and not finished:
             return
-        self._said_at = now
+        self._logged_at = now
         speed = self._samples_per_second
         self._logger.info(
             "batch %d of %d  %s%s",
             steps,
             self._max_steps,
-            _numbers(metrics),
+            _format_metrics(metrics),
             f"  {speed:.0f} samples/s" if speed is not None else "",
         )
 
     def validation(self, steps: int, metrics: Mapping[str, float]) -> None:
-        """Say what a validation gave."""
-        self._logger.info("validation after batch %d: %s", steps, _numbers(metrics) or "no metrics")
+        """Log the metrics of a validation."""
+        self._logger.info(
+            "validation after batch %d: %s", steps, _format_metrics(metrics) or "no metrics"
+        )
 
     def end(self, steps: int, checkpoint: str | None) -> None:
-        """Say how it ended, and where the results lie."""
+        """Log the end of training and the paths of its results."""
         file = self._run_dir / "metrics.jsonl"
         self._logger.info(
             "%s after batch %d\n  metrics     %s\n  checkpoint  %s\n"
@@ -85,13 +87,13 @@ class Console:
         )
 
 
-def _numbers(metrics: Mapping[str, float]) -> str:
-    first = sorted(metrics, key=lambda name: (name != "loss", name))[:_SHOWN]
-    return "  ".join(f"{name} {metrics[name]:.4g}" for name in first)
+def _format_metrics(metrics: Mapping[str, float]) -> str:
+    shown = sorted(metrics, key=lambda name: (name != "loss", name))[:_MAX_METRICS]
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in shown)
 
 
-def _to_stderr() -> logging.Logger:
-    """Give the logger a handler, for a script that has set up none; as print, without a prefix."""
+def _log_to_stderr() -> logging.Logger:
+    """Give the logger a handler that prints plain messages."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     PROGRESS.addHandler(handler)

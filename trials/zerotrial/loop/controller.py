@@ -1,8 +1,8 @@
-"""The loop of a trial: train, report, validate, checkpoint, and stop when it must.
+"""Training loop of a trial: train, report, validate, checkpoint and stop.
 
-It goes from one *stop* to the next: a stop is a batch after which something is due
-(:class:`zerotrial.loop.units.Schedule`), or after which the ranks agree whether to go on. In
-between there is nothing but the user's ``train_batch``.
+The loop runs from one *stop* to the next. A stop is a batch after which something is due
+(:class:`zerotrial.loop.units.Schedule`), or after which the ranks agree whether to continue.
+Between two stops only the user's ``train_batch`` runs.
 """
 
 import logging
@@ -24,18 +24,18 @@ from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
-from zerotrial.data.batch_iterators import EmptyFeed
+from zerotrial.data.batch_iterators import EmptyBatchIterator
 from zerotrial.data.samplers import derive_seed
-from zerotrial.loop.batch_checks import BatchChecks, GivenAnIterator
-from zerotrial.loop.checkpoints import CheckpointKeeper, SavedState
+from zerotrial.loop.batch_checks import BatchChecks, IteratorArgumentCheck
+from zerotrial.loop.checkpoints import CheckpointManager, SavedState
 from zerotrial.loop.console import Console
 from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.skipped_steps import SkippedSteps
-from zerotrial.loop.stop_reason import Ending, Wishes
-from zerotrial.loop.training_data import agree_on_epoch_length, make_training_feed
+from zerotrial.loop.skipped_steps import SkippedStepMonitor
+from zerotrial.loop.stop_reason import StopReason, StopSignals
+from zerotrial.loop.training_data import agree_on_epoch_length, make_training_iterator
 from zerotrial.loop.units import Schedule
 from zerotrial.loop.validation import ValidationInterruptedError, Validator
 from zerotrial.trial import ZeroTrial
@@ -44,31 +44,31 @@ __all__ = ["Controller"]
 
 logger = logging.getLogger(__name__)
 
-_AGREE_EVERY_S = 1.0
-"""How often, about, the ranks agree whether to go on; seconds of training."""
-_MOST_BATCHES_BETWEEN = 10_000
+_AGREEMENT_INTERVAL_S = 1.0
+"""Approximate seconds of training between two agreements of the ranks whether to continue."""
+_MAX_AGREEMENT_BATCHES = 10_000
 _EARLY_BATCHES = 100
-"""Batches that are reported at least every 5 s, however slow they are."""
+"""Number of first batches that are reported at least every 5 s."""
 
 
-def _single(metrics: dict[str, float]) -> float | None:
-    """Return the only metric, if there is one alone."""
+def _only_value(metrics: dict[str, float]) -> float | None:
+    """Return the value of the only metric; None if there are several."""
     return next(iter(metrics.values())) if len(metrics) == 1 else None
 
 
 class Controller:
-    """Runs one trial on one rank; every rank runs one, in step with the others.
+    """Training loop of one trial on one rank; all ranks run it in step.
 
     Args:
-        trial: The user's.
+        trial: The user's trial.
         context: Its context, with an engine wrapped.
-        settings: How far and how often.
-        reporter: Of the run; ``None`` on all ranks but the chief.
-        poller: Tells when to stop; on ranks other than the chief the flag of SIGTERM.
+        settings: Lengths, periods and policies.
+        reporter: The run's reporter; ``None`` on all ranks but the chief.
+        poller: Source of preemption requests; the SIGTERM flag on ranks other than the chief.
 
     Raises:
-        TrialError: If the trial has wrapped no engine, or its loaders cannot be used.
-        ConfigError: If a length cannot be turned into batches.
+        TrialError: If the trial has wrapped no engine, or its loaders are invalid.
+        ConfigError: If a length cannot be converted into batches.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Controller:
         self._trial = trial
         self._context = context
         self._settings = settings
-        self._wishes = Wishes(context, poller)
+        self._stop_signals = StopSignals(context, poller)
         self._reporter = reporter
         self._distributed = context.distributed
         self._callbacks = CallbackList(trial.build_callbacks())
 
         # Data
-        self._feed = make_training_feed(trial, context)
-        epoch_length = agree_on_epoch_length(self._feed, settings, context)
+        self._batch_iterator = make_training_iterator(trial, context)
+        epoch_length = agree_on_epoch_length(self._batch_iterator, settings, context)
         self._schedule: Schedule = settings.schedule(epoch_length)
         context.begin_training(self._schedule.epoch_length)
         self._validator = Validator(
@@ -102,11 +102,11 @@ class Controller:
             context,
             self._callbacks,
             one_batch=settings.test_mode,
-            wish=self._wishes.to_interrupt,
+            stop_reason=self._stop_signals.interrupt_reason,
         )
-        self._keeper = CheckpointKeeper(trial, context, self._callbacks, reporter)
+        self._checkpoints = CheckpointManager(trial, context, self._callbacks, reporter)
 
-        # Batches, and what has been done after which
+        # Batches completed, and the batch after which each action ran last
         self.steps = 0
         self._reported_at = 0
         self._validated_at = -1
@@ -114,33 +114,33 @@ class Controller:
         self._best: float | None = None
         self._saved_random_state: dict[str, Any] | None = None
 
-        # What is told, and when the ranks agree next; nothing here decides what is computed
-        self._agree_at = 1
+        # Reports, and the batch of the next agreement; no effect on results
+        self._next_agreement = 1
         self._timings = LoopTimings(settings.profiling, context.device)
         self._recorder = Recorder(context, self._callbacks, self._timings, reporter)
         self._machines: Machines | None = None
 
         # One batch
-        self._checks = BatchChecks(context, self._feed)
-        self._written_for = GivenAnIterator(trial.train_batch)
-        self._skipping = SkippedSteps(context.engines)
+        self._batch_checks = BatchChecks(context, self._batch_iterator)
+        self._argument_check = IteratorArgumentCheck(trial.train_batch)
+        self._skipped_steps = SkippedStepMonitor(context.engines)
 
     def show_progress(self) -> Console:
-        """Have the console told what is reported; for a script without a platform."""
+        """Log reports through a console and return it; for a script without a platform."""
         run_dir = Path(self._context.spec.run_dir)
         self._recorder.console = Console(run_dir, self._schedule.max_steps)
         return self._recorder.console
 
     @property
     def last_checkpoint(self) -> str | None:
-        """Where the last checkpoint lies that this run has saved, or began with; None for none."""
-        return self._keeper.last
+        """Location of the checkpoint that this run saved or loaded last; None if there is none."""
+        return self._checkpoints.last_path
 
-    def run(self) -> Ending:
-        """Train to the end, or until told to stop. **Collective**.
+    def run(self) -> StopReason:
+        """Train to the end, or until a stop is requested. **Collective**.
 
         Returns:
-            Why it ended.
+            Why the loop ended.
         """
         spec = self._context.spec
         ref = spec.latest_checkpoint
@@ -150,10 +150,10 @@ class Controller:
             self._callbacks.call("on_trial_startup", first, ref.uuid if ref is not None else None)
             self._machines = Machines(self._distributed)
             closing.callback(self._machines.close)
-            closing.enter_context(self._keeper.swept())
+            closing.enter_context(self._checkpoints.sweep_unfinished())
             if ref is not None:
-                self._recorder.state("restoring")
-                self._restore(self._keeper.load(ref))
+                self._recorder.report_state("restoring")
+                self._restore(self._checkpoints.load(ref))
             self._recorder.begin(self.steps)
             for model in self._context.models:
                 model.train()
@@ -163,68 +163,70 @@ class Controller:
             self._seed()
             try:
                 return self._loop()
-            except ValidationInterruptedError as told:
-                return self._leave(Ending(told.wish))
+            except ValidationInterruptedError as interruption:
+                return self._save_and_stop(StopReason(interruption.stop_reason))
 
     # The loop
 
-    def _loop(self) -> Ending:
+    def _loop(self) -> StopReason:
         if self._settings.initial_validation and self.steps == 0 and self._validated_at < 0:
             self._validate()
-        self._attend()
-        self._recorder.state("training")
+        self._run_due_actions()
+        self._recorder.report_state("training")
         while True:
-            ending = self._train_to_the_bound()
-            if ending is not Ending.FINISHED:
-                return self._leave(ending)
-            ending = self._agree(last=True)
+            stop_reason = self._train_to_limit()
+            if stop_reason is not StopReason.FINISHED:
+                return self._save_and_stop(stop_reason)
+            stop_reason = self._agree(last=True)
             if not self._schedule.pauses:
-                return Ending.FINISHED
-            if ending is not Ending.FINISHED or not self._is_extended():
-                told = "trained to batch %d, as far as the searcher let it: pausing"
-                logger.info(told, self.steps)
-                return Ending.REACHED
+                return StopReason.FINISHED
+            if stop_reason is not StopReason.FINISHED or not self._extend_length():
+                logger.info("pausing after batch %d: the searcher's limit", self.steps)
+                return StopReason.REACHED
 
-    def _train_to_the_bound(self) -> Ending:
-        """Train as far as this run shall, or until it must end."""
+    def _train_to_limit(self) -> StopReason:
+        """Train to the limit of this run, or until the ranks agree to stop."""
         while not self._schedule.finished(self.steps):
-            self._train_until(min(self._schedule.next_stop(self.steps), self._agree_at))
+            self._train_until(min(self._schedule.next_stop(self.steps), self._next_agreement))
             self._report_if_due()
-            if self.steps >= self._agree_at:
-                ending = self._agree()
-                if ending is not Ending.FINISHED:
-                    return ending
-            self._attend()
-        return Ending.FINISHED
+            if self.steps >= self._next_agreement:
+                stop_reason = self._agree()
+                if stop_reason is not StopReason.FINISHED:
+                    return stop_reason
+            self._run_due_actions()
+        return StopReason.FINISHED
 
-    def _is_extended(self) -> bool:
-        """Whether the searcher has let the trial go on meanwhile, and its slots are free for it."""
+    def _extend_length(self) -> bool:
+        """Ask the searcher for a greater length; return whether the run may train on.
+
+        A run that continues at once keeps its slots and its processes.
+        """
         until, length = self._settings.until, self._schedule.epoch_length
         if until is None or not isinstance(until.value, int):
             return False
-        told: Extension | None = None
+        extension: Extension | None = None
         if self._reporter is not None:
-            told = ask_to_go_on(self._context.spec, self._reporter, until.value)
-        told = self._distributed.broadcast(told, "agreeing to go on beyond the bound")
-        if told is None or not told.goes_on:
+            extension = ask_to_go_on(self._context.spec, self._reporter, until.value)
+        extension = self._distributed.broadcast(extension, "agreeing to train beyond the limit")
+        if extension is None or not extension.goes_on:
             return False
-        further = None if told.until is None else type(until)(told.until)
-        self._settings = replace(self._settings, until=further)
+        limit = None if extension.until is None else type(until)(extension.until)
+        self._settings = replace(self._settings, until=limit)
         self._schedule = self._settings.schedule(length)
-        logger.info("the searcher lets it go on at once, to batch %d", self._schedule.end)
+        logger.info("the searcher extended the run to batch %d", self._schedule.end)
         return True
 
     def _train_until(self, stop: int) -> None:
-        """Train up to ``stop`` batches in all; they lie in one epoch."""
+        """Train until ``stop`` batches are complete, within one epoch."""
         schedule, context, unreported = self._schedule, self._context, self._recorder.unreported
         train_batch, batches = self._trial.train_batch, self._batches()
         context.set_default_data(batches)
         timings = self._timings if self._settings.profiling.enabled else None
-        profiler, look = context.profiler, self._skipping.look
+        profiler, check_skipped = context.profiler, self._skipped_steps.check
         first = step = self.steps
         epoch = schedule.epoch(step)
-        calls = range(self._checks.calls_per_batch)
-        self._checks.begin()
+        calls = range(self._batch_checks.calls_per_batch)
+        self._batch_checks.begin()
         if schedule.epoch_ends(step) or step == 0:
             self._callbacks.call("on_training_epoch_start", epoch)
         started = time.perf_counter()
@@ -232,23 +234,23 @@ class Controller:
             context.enter_batch(step)
             if timings is not None:
                 timings.begin(step)
-            with self._written_for:
+            with self._argument_check:
                 for _ in calls:
                     unreported.add(step + 1, train_batch(batches, epoch, step))
             step += 1
             self.steps = step
-            look(step)
+            check_skipped(step)
             if timings is not None:
                 timings.end()
             if profiler is not None:
                 profiler.step()
         self._recorder.trained_s += time.perf_counter() - started
-        self._checks.end(stop - first)
+        self._batch_checks.end(stop - first)
         if schedule.epoch_ends(step):
             self._callbacks.call("on_training_epoch_end", epoch)
 
-    def _attend(self) -> None:
-        """Do what is due after this batch and has not been done yet."""
+    def _run_due_actions(self) -> None:
+        """Report, validate and checkpoint if due after this batch and not done yet."""
         self._report_if_due()
         schedule, steps = self._schedule, self.steps
         if schedule.validation_due(steps) and self._validated_at != steps:
@@ -256,61 +258,69 @@ class Controller:
         if schedule.checkpoint_due(steps) and self._checkpointed_at != steps:
             self._checkpoint()
 
-    def _leave(self, ending: Ending) -> Ending:
-        if ending is Ending.STALE:
-            logger.warning("another run has taken this trial over: this one stops")
-            return ending
-        left = self._wishes.seconds_left
-        within = f", within {left:.0f} s" if left is not None else ""
-        logger.info("told to end after batch %d (%s)%s", self.steps, ending.name.lower(), within)
+    def _save_and_stop(self, stop_reason: StopReason) -> StopReason:
+        if stop_reason is StopReason.STALE:
+            logger.warning("stopping: another run has superseded this one")
+            return stop_reason
+        seconds = self._stop_signals.seconds_left
+        limit = f", {seconds:.0f} s left" if seconds is not None else ""
+        logger.info("stopping after batch %d (%s)%s", self.steps, stop_reason.name.lower(), limit)
         if self._checkpointed_at != self.steps:
             self._checkpoint()
-        self._keeper.finish()
-        return ending
+        self._checkpoints.finish()
+        return stop_reason
 
     # Agreement
 
-    def _agree(self, *, last: bool = False) -> Ending:
-        """Decide together whether to go on, and when to ask again. **Collective**.
+    def _agree(self, *, last: bool = False) -> StopReason:
+        """Agree whether to continue, and when to agree next. **Collective**.
+
+        All that ranks exchange while training goes into this one all-gather: stop requests, speed,
+        machine metrics, and whether the pending checkpoint can advance. One exchange a second costs
+        nothing; one a batch would.
 
         Args:
-            last: There is nothing to go on with; only tell what is left to tell.
+            last: Training is complete; flush the pending checkpoint and the last samples.
+
+        Returns:
+            The reason of the rank with the highest priority; ``FINISHED`` to continue.
         """
         if last:
-            self._keeper.finish()
-        self._recorder.speed(self.steps, self._schedule.max_steps)
+            self._checkpoints.finish()
+        self._recorder.report_speed(self.steps, self._schedule.max_steps)
         sample = self._machines.take(now=last) if self._machines is not None else None
         early = self._settings.early_reports and self.steps < _EARLY_BATCHES and not last
         overdue = early and self._recorder.is_overdue()
-        mine = (
-            int(self._wishes.now()),
+        local = (
+            int(self._stop_signals.current()),
             self._recorder.batch_s,
             sample,
-            self._keeper.ready,
+            self._checkpoints.ready,
             overdue,
         )
-        operation = f"agreeing to go on after batch {self.steps}"
-        told = self._distributed.allgather(mine, operation)
-        wishes, seconds, samples, ready, reports = zip(*told, strict=True)
-        if any(reports):
-            self._recorder.preview(self.steps)
+        operation = f"agreeing to continue after batch {self.steps}"
+        per_rank = self._distributed.allgather(local, operation)
+        stop_reasons, batch_seconds, samples, ready, overdue_ranks = zip(*per_rank, strict=True)
+        if any(overdue_ranks):
+            self._recorder.report_preview(self.steps)
         if all(ready):
-            self._keeper.advance()
+            self._checkpoints.advance()
         if self._machines is not None:
-            self._recorder.machines(self.steps, self._machines.named(samples))
-        pause = int(_AGREE_EVERY_S / max((*seconds, 1e-9)))
-        self._agree_at = self.steps + min(max(1, pause), _MOST_BATCHES_BETWEEN)
-        return Ending(max(wishes))
+            self._recorder.report_machines(self.steps, self._machines.named(samples))
+        # The slowest rank decides, so that all ranks choose the same batch.
+        batches = int(_AGREEMENT_INTERVAL_S / max((*batch_seconds, 1e-9)))
+        self._next_agreement = self.steps + min(max(1, batches), _MAX_AGREEMENT_BATCHES)
+        return StopReason(max(stop_reasons))
 
     # What is due
 
     def _report_if_due(self) -> None:
         if self._schedule.report_due(self.steps) and self._reported_at != self.steps:
-            self._recorder.training(self.steps, self._schedule.max_steps)
+            self._recorder.report_training(self.steps, self._schedule.max_steps)
             self._reported_at = self.steps
 
     def _validate(self) -> None:
-        self._recorder.state("validating")
+        self._recorder.report_state("validating")
         metrics = self._validator.run()
         first, self._validated_at = self._validated_at < 0, self.steps
         value = metrics.get(self._settings.metric or "")
@@ -318,29 +328,33 @@ class Controller:
         if improved:
             self._best = value
         length = self._schedule.epoch_length
-        self._recorder.validation(self.steps, self.steps / length if length else None, metrics)
+        self._recorder.report_validation(
+            self.steps, self.steps / length if length else None, metrics
+        )
         if self.steps > 0:
-            self._step_plateaus(value if self._settings.metric else _single(metrics))
+            self._step_plateaus(value if self._settings.metric else _only_value(metrics))
         if self._settings.metric and value is None:
-            self._miss(self._settings.metric, metrics, first=first)
+            self._report_missing_metric(self._settings.metric, metrics, first=first)
         policy = self._settings.checkpoint_policy
-        wanted = policy == "all" or (policy == "best" and (improved or not self._settings.metric))
-        if wanted and self.steps > 0 and self._checkpointed_at != self.steps:
+        save = policy == "all" or (policy == "best" and (improved or not self._settings.metric))
+        if save and self.steps > 0 and self._checkpointed_at != self.steps:
             self._checkpoint()
-        self._recorder.state("training")
+        self._recorder.report_state("training")
 
     def _step_plateaus(self, value: float | None) -> None:
-        """Step the schedules that follow the validation metric."""
+        """Step the LR schedules that follow the validation metric."""
         for engine in self._context.models:
             schedule = getattr(engine, "lr_scheduler", None)
             if isinstance(schedule, ReduceLROnPlateau) and value is not None:
                 schedule.step(value)
 
-    def _miss(self, metric: str, metrics: dict[str, float], *, first: bool) -> None:
-        """Say that a validation lacks the searcher's metric; the first one must not.
+    def _report_missing_metric(
+        self, metric: str, metrics: dict[str, float], *, first: bool
+    ) -> None:
+        """Warn that a validation lacks the searcher's metric.
 
         Raises:
-            TrialError: If it is the first one: the search could never decide anything.
+            TrialError: If it is the first validation: the search could never compare trials.
         """
         names = ", ".join(sorted(metrics)) or "none"
         text = (
@@ -357,14 +371,14 @@ class Controller:
         logger.warning(text)
 
     def _checkpoint(self) -> None:
-        self._recorder.state("checkpointing")
+        self._recorder.report_state("checkpointing")
         before, self._checkpointed_at = self._checkpointed_at, self.steps
         try:
-            self._keeper.save(self._state_to_save())
+            self._checkpoints.save(self._state_to_save())
         except BaseException:
             self._checkpointed_at = before
             raise
-        self._recorder.state("training")
+        self._recorder.report_state("training")
 
     # State
 
@@ -378,7 +392,7 @@ class Controller:
             "checkpointed_at": self._checkpointed_at,
             "best": self._best,
             "window": self._recorder.unreported.state(),
-            "feed": self._feed.state(),
+            "feed": self._batch_iterator.state(),
             "random": random_state.capture(),
         }
 
@@ -388,26 +402,26 @@ class Controller:
             return
         shared = saved.shared
         self.steps = shared["steps_completed"]
-        self._agree_at = self.steps + 1
+        self._next_agreement = self.steps + 1
         self._reported_at = shared["reported_at"]
         self._validated_at = shared["validated_at"]
         self._checkpointed_at = self.steps
         self._best = shared["best"]
-        entries: list[Entry] = list(saved.mine["window"]) if saved.mine is not None else []
+        entries: list[Entry] = list(saved.rank_state["window"]) if saved.rank_state else []
         if self._distributed.is_chief:
-            for lost in saved.of_lost_ranks(self._distributed.size):
-                entries += lost["window"]
+            for removed in saved.load_removed_ranks(self._distributed.size):
+                entries += removed["window"]
         self._recorder.unreported.restore(entries)
-        mine = saved.mine if saved.mine is not None else shared
-        # An inner pipeline stage has read nothing; the rank may be another one now.
-        read_none = mine["feed"]["kind"] == "empty"
-        self._feed.restore((shared if read_none else mine)["feed"])
-        if saved.mine is not None and saved.world_size == self._distributed.size:
-            self._saved_random_state = saved.mine["random"]
-        logger.info("going on after batch %d", self.steps)
+        rank_state = saved.rank_state if saved.rank_state is not None else shared
+        # An inner pipeline stage reads no data. After a change of the mesh its rank may read some.
+        read_none = rank_state["feed"]["kind"] == "empty"
+        self._batch_iterator.restore((shared if read_none else rank_state)["feed"])
+        if saved.rank_state is not None and saved.world_size == self._distributed.size:
+            self._saved_random_state = saved.rank_state["random"]
+        logger.info("resumed after batch %d", self.steps)
 
     def _seed(self) -> None:
-        """Begin from the saved random state, or from one that follows from the seed and place."""
+        """Restore the saved random state, or seed from the trial's seed, rank and batch."""
         if self._saved_random_state is not None:
             random_state.restore(self._saved_random_state)
             return
@@ -417,7 +431,7 @@ class Controller:
     # Helpers
 
     def _batches(self) -> Iterator[Any] | None:
-        if isinstance(self._feed, EmptyFeed):
+        if isinstance(self._batch_iterator, EmptyBatchIterator):
             return None
-        batches = self._context.engines[0].timed_input(self._feed)
-        return self._timings.timed(batches) if self._settings.profiling.enabled else batches
+        batches = self._context.engines[0].timed_input(self._batch_iterator)
+        return self._timings.wrap(batches) if self._settings.profiling.enabled else batches

@@ -1,7 +1,7 @@
-"""Training metrics between two reports, and numbers out of whatever users return.
+"""Training metrics between two reports, and conversion of users' metrics to numbers.
 
-Nothing is converted while a batch trains: a loss stays a detached tensor until the report, so
-that the loop never waits for a device. NaN and infinities are values like any others.
+Nothing is converted while a batch trains. A loss stays a detached tensor until the report, so that
+the loop never waits for a device. NaN and infinities are ordinary values.
 """
 
 import logging
@@ -20,15 +20,15 @@ __all__ = ["Entry", "UnreportedMetrics", "average_by_batch", "mean", "to_numbers
 logger = logging.getLogger(__name__)
 
 Entry = tuple[int, dict[str, float]]
-"""A batch's count, and its metrics on one rank."""
+"""Number of a batch (from 1), and its metrics on one rank."""
 
-_FOLD_AT = 1024  # outputs kept as tensors at most; bounds memory when reports are rare
-_STACK_FROM = 4  # scalars from which one transfer of all is cheaper
+_FOLD_SIZE = 1024  # maximum outputs held as tensors; bounds memory when reports are rare
+_MIN_STACK = 4  # minimum scalars for which one stacked transfer is cheaper
 _warned: set[str] = set()
 
 
 class UnreportedMetrics:
-    """What ``train_batch`` returned since the last report, on one rank."""
+    """Outputs of ``train_batch`` on one rank since the last report."""
 
     def __init__(self) -> None:
         self._raw: list[tuple[int, Any]] = []
@@ -38,10 +38,10 @@ class UnreportedMetrics:
         return len(self._raw) + len(self._entries)
 
     def add(self, batch: int, output: Any) -> None:
-        """Keep one output of ``train_batch``.
+        """Store one output of ``train_batch``.
 
         Args:
-            batch: How many batches are complete once this one is.
+            batch: Number of the batch, counted from 1.
             output: A tensor (the loss) or a mapping of names to tensors or numbers.
 
         Raises:
@@ -50,48 +50,50 @@ class UnreportedMetrics:
         if isinstance(output, torch.Tensor):
             self._raw.append((batch, output.detach()))
         elif isinstance(output, Mapping):
-            kept = {
+            detached = {
                 name: value.detach() if isinstance(value, torch.Tensor) else value
                 for name, value in output.items()
             }
-            self._raw.append((batch, kept))
+            self._raw.append((batch, detached))
         else:
             raise TrialError(
                 "train_batch: must return the loss as a tensor, or a dict of metric names to "
                 f"values, got {type(output).__name__}"
             )
-        if len(self._raw) >= _FOLD_AT:
+        if len(self._raw) >= _FOLD_SIZE:
             self._fold()
 
     def entries(self) -> list[Entry]:
-        """One entry for each batch since the last report: the mean over its micro-batches."""
+        """Return one entry for each batch: the mean over its micro-batches."""
         self._fold()
-        if _one_each(self._entries):
+        if _has_one_entry_per_batch(self._entries):
             return list(self._entries)
         grouped: dict[int, list[dict[str, float]]] = {}
         for batch, values in self._entries:
             grouped.setdefault(batch, []).append(values)
-        return [(batch, _mean_of(values)) for batch, values in sorted(grouped.items())]
+        return [(batch, _average(values)) for batch, values in sorted(grouped.items())]
 
     def clear(self) -> None:
-        """Forget them: they are reported."""
+        """Drop all outputs after they were reported."""
         self._raw.clear()
         self._entries.clear()
 
     def state(self) -> list[Entry]:
-        """What is not reported yet, as plain data."""
+        """Return the unreported metrics as plain data."""
         self._fold()
         return list(self._entries)
 
     def restore(self, entries: Iterable[Entry]) -> None:
-        """Go on with what :meth:`state` returned."""
+        """Add the entries that :meth:`state` returned."""
         self._entries.extend((int(batch), dict(values)) for batch, values in entries)
 
     def _fold(self) -> None:
-        """Turn kept tensors into numbers, in one transfer for all bare losses."""
+        """Convert stored tensors to numbers, with one transfer for all scalar losses."""
         raw, self._raw = self._raw, []
-        bare = [value for _, value in raw if isinstance(value, torch.Tensor) and value.numel() == 1]
-        losses = iter(_values(bare))
+        scalars = [
+            value for _, value in raw if isinstance(value, torch.Tensor) and value.numel() == 1
+        ]
+        losses = iter(_to_floats(scalars))
         for batch, value in raw:
             if not isinstance(value, torch.Tensor):
                 numbers = to_numbers(value)
@@ -102,8 +104,8 @@ class UnreportedMetrics:
             self._entries.append((batch, numbers))
 
 
-def _values(scalars: list[torch.Tensor]) -> list[float]:
-    if len(scalars) < _STACK_FROM:
+def _to_floats(scalars: list[torch.Tensor]) -> list[float]:
+    if len(scalars) < _MIN_STACK:
         return [value.item() for value in scalars]
     flat = [value if value.dim() == 0 else value.reshape(()) for value in scalars]
     stacked: list[float] = torch.stack(flat).double().tolist()
@@ -111,31 +113,31 @@ def _values(scalars: list[torch.Tensor]) -> list[float]:
 
 
 def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Average what all ranks have not reported yet, once.
+    """Average the entries of all ranks.
 
     Args:
-        entries: Of all ranks, one for each batch of each rank.
+        entries: One entry for each batch of each rank.
 
     Returns:
-        The mean of each metric over all batches of all ranks, and the means of each batch over the
+        The mean of each metric over all batches and ranks, and the means of each batch over the
         ranks, in the order of batches.
     """
-    averages = dict(_mean_of([metrics for _, metrics in entries]))
-    if _one_each(entries):
+    averages = dict(_average([metrics for _, metrics in entries]))
+    if _has_one_entry_per_batch(entries):
         return averages, [metrics for _, metrics in entries]
     batches: dict[int, list[dict[str, float]]] = {}
     for batch, metrics in entries:
         batches.setdefault(batch, []).append(metrics)
-    return averages, [_mean_of(batches[batch]) for batch in sorted(batches)]
+    return averages, [_average(batches[batch]) for batch in sorted(batches)]
 
 
-def _one_each(entries: Sequence[Entry]) -> bool:
-    """Whether there is one entry a batch, in the order of batches: the common case."""
-    return len(entries) < 2 or all(one[0] < two[0] for one, two in pairwise(entries))
+def _has_one_entry_per_batch(entries: Sequence[Entry]) -> bool:
+    """Return whether batches are strictly increasing, the common case."""
+    return len(entries) < 2 or all(first[0] < second[0] for first, second in pairwise(entries))
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean, exactly rounded where all values are finite."""
+    """Return the arithmetic mean, correctly rounded if all values are finite."""
     if len(values) == 1:
         return values[0]
     if all(map(math.isfinite, values)):
@@ -144,24 +146,24 @@ def mean(values: Sequence[float]) -> float:
 
 
 def to_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Keep the metrics that are one number each; others are left out with one warning a name."""
+    """Return the scalar metrics as floats; warn once for each other name."""
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
         if value is None:
             continue
-        number = _number(value)
+        number = _to_float(value)
         if number is None:
             if name not in _warned:
                 _warned.add(name)
                 logger.warning(
-                    "metric %r is left out: must be one number, got %s", name, type(value).__name__
+                    "metric %r is ignored: must be one number, got %s", name, type(value).__name__
                 )
             continue
         numbers[str(name)] = number
     return numbers
 
 
-def _number(value: Any) -> float | None:
+def _to_float(value: Any) -> float | None:
     if isinstance(value, int | float | np.number | np.bool_):
         return float(value)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -171,11 +173,11 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def _mean_of(many: Sequence[dict[str, float]]) -> dict[str, float]:
-    if len(many) == 1:
-        return many[0]
+def _average(mappings: Sequence[dict[str, float]]) -> dict[str, float]:
+    if len(mappings) == 1:
+        return mappings[0]
     values: dict[str, list[float]] = {}
-    for metrics in many:
+    for metrics in mappings:
         for name, value in metrics.items():
             values.setdefault(name, []).append(value)
-    return {name: mean(found) for name, found in values.items()}
+    return {name: mean(numbers) for name, numbers in values.items()}

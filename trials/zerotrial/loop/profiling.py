@@ -12,11 +12,11 @@ __all__ = ["LoopTimings"]
 
 
 class LoopTimings:
-    """Adds up where the seconds of the timed batches go.
+    """Total seconds of the profiled batches, by phase.
 
     Args:
-        settings: Which batches are timed.
-        device: Waited for before the clock is read, if the settings say so.
+        settings: Profiled batches, and whether to synchronize the device.
+        device: Device to synchronize before the clock is read.
     """
 
     def __init__(self, settings: ProfilingSpec, device: torch.device) -> None:
@@ -28,34 +28,34 @@ class LoopTimings:
         self._started: float | None = None
 
     def begin(self, batch: int) -> None:
-        """A batch, counted from 0, begins."""
+        """Start the timer if this batch, counted from 0, is profiled."""
         self._started = self._clock() if self._settings.covers(batch) else None
 
     def end(self) -> None:
-        """The batch is done."""
+        """Stop the timer of the current batch."""
         if self._started is not None:
             self._batch_s += self._clock() - self._started
             self._batches += 1
             self._started = None
 
-    def timed(self, feed: Iterator[Any]) -> Iterator[Any]:
-        """An iterator over the same micro-batches, whose waiting is counted."""
-        return _TimedFeed(feed, self)
+    def wrap(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return an iterator over the same micro-batches that counts the time of each draw."""
+        return _TimedIterator(batches, self)
 
-    def take(self) -> dict[str, float]:
-        """Mean seconds a batch since the last call; empty when no batch was timed."""
+    def pop_means(self) -> dict[str, float]:
+        """Return mean seconds per batch since the last call; empty if no batch was timed."""
         if not self._batches:
             return {}
-        found = {
+        means = {
             "profile_batch_seconds": self._batch_s / self._batches,
             "profile_data_seconds": self._data_s / self._batches,
             "profile_compute_seconds": (self._batch_s - self._data_s) / self._batches,
         }
         self._batches, self._data_s, self._batch_s = 0, 0.0, 0.0
-        return found
+        return means
 
-    def waited(self, seconds: float) -> None:
-        """Count time that a timed batch waited for its data."""
+    def add_wait(self, seconds: float) -> None:
+        """Add time that the current batch waited for its data."""
         if self._started is not None:
             self._data_s += seconds
 
@@ -65,9 +65,9 @@ class LoopTimings:
         return time.perf_counter()
 
 
-class _TimedFeed:
-    def __init__(self, feed: Iterator[Any], timings: LoopTimings) -> None:
-        self._feed = feed
+class _TimedIterator:
+    def __init__(self, batches: Iterator[Any], timings: LoopTimings) -> None:
+        self._source = batches
         self._timings = timings
 
     def __iter__(self) -> Iterator[Any]:
@@ -75,6 +75,6 @@ class _TimedFeed:
 
     def __next__(self) -> Any:
         started = time.perf_counter()
-        batch = next(self._feed)
-        self._timings.waited(time.perf_counter() - started)
+        batch = next(self._source)
+        self._timings.add_wait(time.perf_counter() - started)
         return batch

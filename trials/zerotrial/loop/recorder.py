@@ -1,6 +1,6 @@
-"""What a trial reports: training and validation metrics, speed, the machines, and its state.
+"""Reports of a trial: training and validation metrics, speed, machine metrics and state.
 
-Every rank has a recorder, for averages need all of them; the chief's sends.
+Every rank has a recorder, since averages need all ranks. Only the chief's sends reports.
 """
 
 import logging
@@ -16,20 +16,20 @@ __all__ = ["Recorder"]
 
 logger = logging.getLogger(__name__)
 
-_REPORT_EVERY_S = 5.0
-"""How often the first batches are reported at least; seconds of training."""
-_SPEED_EVERY_S = 0.2
-"""How often the speed is measured at most; seconds of training."""
+_MAX_REPORT_INTERVAL_S = 5.0
+"""Longest interval between reports of the first batches, in seconds of training."""
+_MIN_SPEED_INTERVAL_S = 0.2
+"""Shortest interval between measurements of the speed, in seconds of training."""
 
 
 class Recorder:
-    """Collects what a run has to say.
+    """Collector and sender of a run's reports.
 
     Args:
-        context: Of the trial, with engines wrapped.
-        callbacks: Told of averaged training metrics.
-        timings: Of the loop, where the configuration asks for them.
-        reporter: Of the run; ``None`` on all ranks but the chief.
+        context: The trial's context, with engines wrapped.
+        callbacks: Called with averaged training metrics.
+        timings: Timings of the loop; empty unless profiling is enabled.
+        reporter: The run's reporter; ``None`` on all ranks but the chief.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Recorder:
         reporter: Reporter | None,
     ) -> None:
         self.unreported = UnreportedMetrics()
-        """What ``train_batch`` returned since the last report."""
+        """Outputs of ``train_batch`` since the last report."""
         self.trained_s = 0.0
         """Seconds of training in this run, without validations and checkpoints."""
         self.console: Console | None = None
-        """Told as well, where a script runs without a platform."""
+        """Progress output of a script without a platform."""
         self.batch_s = 0.0
-        """Seconds of training in one batch, when it was last measured."""
+        """Seconds of training in one batch, at the last measurement."""
         self._context = context
         self._distributed = context.distributed
         self._callbacks = callbacks
@@ -57,19 +57,19 @@ class Recorder:
         self._reported_s = 0.0
 
     def begin(self, steps: int) -> None:
-        """Measure from ``steps`` batches on."""
+        """Start measuring after ``steps`` batches."""
         self._measured_steps = steps
         if self.console is not None:
             self.console.begin(steps)
 
-    def training(self, steps: int, of_steps: int) -> None:
+    def report_training(self, steps: int, total_steps: int) -> None:
         """Average training metrics over batches and ranks, and report them. **Collective**.
 
         Args:
             steps: Batches completed.
-            of_steps: Batches to train in all.
+            total_steps: Total number of batches to train.
         """
-        entries = self._entries_of_all(steps)
+        entries = self._gather_entries(steps)
         self.unreported.clear()
         self._reported_s = self.trained_s
         averages, batches = average_by_batch(entries)
@@ -80,25 +80,25 @@ class Recorder:
         if len(self._callbacks):
             self._callbacks.call("on_training_workload_end", averages, batches)
         if self._reporter is not None:
-            metrics = self._engine_numbers() | averages  # the user's names win
+            metrics = self._engine_metrics() | averages  # users' names take precedence
             self._reporter.report_metrics("training", steps, metrics)
             self._context.log_to_tensorboard("training", steps, metrics)
         if self.console is not None:
             self.console.training(steps, averages)
-        if self.trained_s - self._measured_s >= _SPEED_EVERY_S:
-            self.speed(steps, of_steps)
+        if self.trained_s - self._measured_s >= _MIN_SPEED_INTERVAL_S:
+            self.report_speed(steps, total_steps)
 
     def is_overdue(self) -> bool:
         """Return whether the chief has reported no training metrics for 5 s of training."""
         reporting = self._reporter is not None and len(self.unreported) > 0
-        return reporting and self.trained_s - self._reported_s >= _REPORT_EVERY_S
+        return reporting and self.trained_s - self._reported_s >= _MAX_REPORT_INTERVAL_S
 
-    def preview(self, steps: int) -> None:
-        """Report the averages since the last report, which stay unreported. **Collective**.
+    def report_preview(self, steps: int) -> None:
+        """Report the averages since the last report, and keep the entries. **Collective**.
 
-        What the next report averages does not depend on the time that batches took.
+        The entries stay for the next regular report, so that its averages do not depend on timing.
         """
-        entries = self._entries_of_all(steps)
+        entries = self._gather_entries(steps)
         self._reported_s = self.trained_s
         if self._reporter is not None and entries:
             averages, _ = average_by_batch(entries)
@@ -107,36 +107,38 @@ class Recorder:
             if self.console is not None:
                 self.console.training(steps, averages)
 
-    def _entries_of_all(self, steps: int) -> list[Entry]:
-        """Gather what no rank has reported yet. **Collective**."""
+    def _gather_entries(self, steps: int) -> list[Entry]:
+        """Gather the unreported entries of all ranks. **Collective**."""
         entries = self.unreported.entries() if self._context.mpu.should_report_metrics else []
         if self._distributed.size == 1:
             return entries
         operation = f"reducing training metrics after batch {steps}"
         gathered = self._distributed.allgather(entries, operation)
-        return [entry for of_rank in gathered for entry in of_rank]
+        return [entry for rank_entries in gathered for entry in rank_entries]
 
-    def speed(self, steps: int, of_steps: int) -> None:
-        """Measure how fast it went since the last call, and report it with the progress."""
+    def report_speed(self, steps: int, total_steps: int) -> None:
+        """Report the progress, and the speed since the last call."""
         seconds, batches = self.trained_s - self._measured_s, steps - self._measured_steps
         self._measured_s, self._measured_steps = self.trained_s, steps
         if batches:
             self.batch_s = seconds / batches
         if self._reporter is None:
             return
-        self._reporter.report_progress(steps / of_steps)
+        self._reporter.report_progress(steps / total_steps)
         if batches and seconds > 0:
             rate = batches / seconds
             speed = {
                 "batches_per_second": rate,
                 "samples_per_second": rate * self._context.get_global_batch_size(),
             }
-            self._reporter.report_metrics("system", steps, speed | self._timings.take())
+            self._reporter.report_metrics("system", steps, speed | self._timings.pop_means())
             if self.console is not None:
                 self.console.speed(speed["samples_per_second"])
 
-    def validation(self, steps: int, epochs: float | None, metrics: dict[str, float]) -> None:
-        """Report validation metrics, with the lengths that searchers count in."""
+    def report_validation(
+        self, steps: int, epochs: float | None, metrics: dict[str, float]
+    ) -> None:
+        """Report validation metrics, with the batches and epochs that searchers compare."""
         if self._reporter is None:
             return
         lengths = {"batches": float(steps)}
@@ -149,17 +151,17 @@ class Recorder:
         if self.console is not None:
             self.console.validation(steps, metrics)
 
-    def machines(self, steps: int, measured: dict[str, float]) -> None:
-        """Report what the machines did, if there is anything new."""
+    def report_machines(self, steps: int, measured: dict[str, float]) -> None:
+        """Report the metrics of the machines, if there are new ones."""
         if measured and self._reporter is not None:
             self._reporter.report_metrics("system", steps, measured)
 
-    def state(self, state: str) -> None:
-        """Report what the run is doing."""
+    def report_state(self, state: str) -> None:
+        """Report the state of the run."""
         if self._reporter is not None:
             self._reporter.report_state(state)
 
-    def _engine_numbers(self) -> dict[str, float]:
+    def _engine_metrics(self) -> dict[str, float]:
         numbers = self._engines[0].numbers()
         for index, engine in enumerate(self._engines[1:], start=1):
             numbers |= {f"{name}_{index}": value for name, value in engine.numbers().items()}

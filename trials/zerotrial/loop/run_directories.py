@@ -1,4 +1,4 @@
-"""Run directories of a script without a platform: one for each fit.
+"""Run directories of a script without a platform, one for each fit.
 
 The first run uses the directory that the script names, later ones ``NAME-2``, ``NAME-3``, ... A run
 that resumes from a checkpoint continues in the directory of the run that saved it.
@@ -16,9 +16,9 @@ from zerolab.contract.storage import StorageAddress
 from zerolab.reports.reporter import METRICS_FILE
 from zerolab.storage.store import CheckpointStore, local_owner
 
-__all__ = ["WRITING", "RunDirectories", "in_directory", "is_used"]
+__all__ = ["LOCK_FILE", "RunDirectories", "in_directory", "is_used"]
 
-WRITING = ".writing"
+LOCK_FILE = ".writing"
 """Locked file of a directory in which a run saves checkpoints."""
 
 _CHECKPOINTS = "checkpoints"
@@ -43,7 +43,7 @@ class RunDirectories:
                 if is_used(path):
                     continue
             return path
-        raise AssertionError("there is always another name")
+        raise AssertionError("unreachable: the names never end")
 
     def find(self, uuid: str) -> Path | None:
         """Return the directory of the run that saved a checkpoint, the newest one first."""
@@ -58,15 +58,15 @@ class RunDirectories:
     def latest(self) -> CheckpointRef | None:
         """Return the furthest checkpoint of the newest run that has one."""
         for path in self.checkpoints():
-            found = CheckpointStore(path).latest()
-            if found is not None:
-                return CheckpointRef(found.uuid, found.steps_completed, root=str(path))
+            checkpoint = CheckpointStore(path).latest()
+            if checkpoint is not None:
+                return CheckpointRef(checkpoint.uuid, checkpoint.steps_completed, root=str(path))
         return None
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoint directories of all runs, the newest one first."""
-        found = [path / _CHECKPOINTS for path in self._existing()]
-        return [path for path in found if path.is_dir()]
+        paths = [path / _CHECKPOINTS for path in self._existing()]
+        return [path for path in paths if path.is_dir()]
 
     def _names(self) -> Iterator[Path]:
         yield self._base
@@ -74,17 +74,17 @@ class RunDirectories:
             yield self._base.with_name(f"{self._base.name}-{number}")
 
     def _existing(self) -> list[Path]:
-        found = list(itertools.takewhile(Path.is_dir, self._names()))
-        return found[::-1]
+        paths = list(itertools.takewhile(Path.is_dir, self._names()))
+        return paths[::-1]
 
 
 def is_used(path: Path) -> bool:
-    """Return whether a run has reported into a directory, or saves checkpoints there now."""
+    """Return whether a run has reported to a directory, or is saving checkpoints there."""
     metrics = path / METRICS_FILE
     if metrics.is_file() and metrics.stat().st_size > 0:
         return True
     try:
-        with (path / WRITING).open("rb") as file:
+        with (path / LOCK_FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -94,9 +94,9 @@ def is_used(path: Path) -> bool:
 
 
 def in_directory(spec: RunSpec, path: Path) -> RunSpec:
-    """Return a run's specification for another directory.
+    """Return a run's specification moved to another directory.
 
-    Checkpoints go there too, unless the script has named another storage for them.
+    Checkpoints move as well, unless the script has configured another storage.
     """
     inside = spec.checkpoint_dir == str(Path(spec.run_dir) / _CHECKPOINTS)
     root = str(path / _CHECKPOINTS) if inside else spec.checkpoint_dir

@@ -1,4 +1,4 @@
-"""One run on one rank: its reports, its signals, its trial, from beginning to end."""
+"""One run on one rank: reporter, signal handlers and controller."""
 
 import logging
 import os
@@ -17,30 +17,30 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.loop.controller import Controller
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 from zerotrial.trial import ZeroTrial
 
 __all__ = ["Session"]
 
 logger = logging.getLogger(__name__)
 
-_LAST_REPORTS_S = 10.0  # the agent delivers what is left after that
-_LAST_REPORTS_AFTER_FAILURE_S = 3.0
+_FLUSH_TIMEOUT_S = 10.0  # the agent delivers the remaining reports later
+_FLUSH_TIMEOUT_AFTER_FAILURE_S = 3.0
 
 
 class Session:
-    """Opens the reports of a run and listens for its end; closes both.
+    """Reporter and stop signals of a run, opened here and closed at its end.
 
     Args:
-        context: Of the trial.
+        context: The trial's context.
 
     Raises:
-        StorageError: On all ranks, if the checkpoint storage cannot be written.
+        StorageError: On all ranks, if the checkpoint storage is not writable.
     """
 
     def __init__(self, context: ZeroTrialContext) -> None:
         spec: RunSpec = context.spec
-        _try_storage(context)
+        _probe_storage(context)
         self._context = context
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | SigtermFlag
@@ -49,27 +49,27 @@ class Session:
             self._poller = DirectivePoller(spec, self._reporter.stale)
         else:
             self._poller = SigtermFlag()
-        _die_after_another_rank(Path(spec.run_dir))
+        _exit_on_peer_failure(Path(spec.run_dir))
 
-    def build(
+    def build_controller(
         self, make_trial: Callable[[ZeroTrialContext], ZeroTrial], settings: FitSettings
     ) -> Controller:
-        """Make the trial and all that it is run by, under the trial's seed."""
+        """Build the trial under its seed, and its controller."""
         if self._reporter is not None:
             self._reporter.report_state("starting")
         random_state.seed_everything(self._context.get_trial_seed())
         trial = make_trial(self._context)
-        return self.control(trial, settings)
+        return self.make_controller(trial, settings)
 
-    def control(self, trial: ZeroTrial, settings: FitSettings) -> Controller:
-        """Make the controller of a trial that is there already."""
+    def make_controller(self, trial: ZeroTrial, settings: FitSettings) -> Controller:
+        """Make the controller of an existing trial."""
         return Controller(trial, self._context, settings, self._reporter, self._poller)
 
-    def close(self, ending: Ending | None) -> None:
-        """Ship the last reports and let signals mean again what they meant.
+    def close(self, stop_reason: StopReason | None) -> None:
+        """Flush the last reports and restore the signal handlers.
 
         Args:
-            ending: Why the loop ended; ``None`` after a failure.
+            stop_reason: Why the loop ended; ``None`` after a failure.
         """
         self._context.close()
         if isinstance(self._poller, DirectivePoller):
@@ -77,16 +77,16 @@ class Session:
         else:
             self._poller.restore()
         if self._reporter is not None:
-            wait_s = _LAST_REPORTS_AFTER_FAILURE_S if ending is None else _LAST_REPORTS_S
+            wait_s = _FLUSH_TIMEOUT_AFTER_FAILURE_S if stop_reason is None else _FLUSH_TIMEOUT_S
             if not self._reporter.close(wait_s):
-                logger.info("some reports are still on disk; they are delivered later")
+                logger.info("some reports are still on disk; the agent delivers them later")
 
 
-def _try_storage(context: ZeroTrialContext) -> None:
-    """Write to the checkpoint storage before hours go into what could not be saved. **Collective**.
+def _probe_storage(context: ZeroTrialContext) -> None:
+    """Write to the checkpoint storage before training begins. **Collective**.
 
     Raises:
-        StorageError: On all ranks, if that fails on a machine.
+        StorageError: On all ranks, if the write fails on any machine.
     """
     spec, ranks = context.spec, context.distributed
     with ranks.together("the run cannot begin"):
@@ -94,21 +94,21 @@ def _try_storage(context: ZeroTrialContext) -> None:
             CheckpointStore.of_run(spec).probe()
 
 
-def _die_after_another_rank(run_dir: Path) -> None:
-    """Let SIGTERM end this rank at once when another one has failed: there is nothing to save.
+def _exit_on_peer_failure(run_dir: Path) -> None:
+    """Let SIGTERM end this rank at once if another rank has failed.
 
-    Otherwise a rank that hangs, and is why the other one failed, would be waited for.
+    There is nothing to save then. A graceful exit would wait for a collective that never completes.
     """
     if threading.current_thread() is not threading.main_thread():
         return
-    before = signal.getsignal(signal.SIGTERM)
+    previous = signal.getsignal(signal.SIGTERM)
 
-    def end(number: int, frame: FrameType | None) -> None:
-        said = read_reason(run_dir)
-        if said is not None and said.exit_code not in LEAVING:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        elif callable(before):
-            before(number, frame)
+    def handle(signum: int, frame: FrameType | None) -> None:
+        reason = read_reason(run_dir)
+        if reason is not None and reason.exit_code not in LEAVING:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        elif callable(previous):
+            previous(signum, frame)
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, handle)

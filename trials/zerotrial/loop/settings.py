@@ -1,4 +1,4 @@
-"""How far a trial trains and when it does what, read from an experiment's configuration."""
+"""Settings of the training loop, read from an experiment's configuration."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -19,65 +19,65 @@ __all__ = ["FitSettings"]
 
 Policy = Literal["best", "all", "none"]
 
-_HUNDRED_BATCHES = Batch(100)
-_EARLY = (1, 2, 5, 10, 20, 50, 100)
-"""Batches after which training metrics are reported before the first period is over."""
+_DEFAULT_REPORT_PERIOD = Batch(100)
+_EARLY_REPORTS = (1, 2, 5, 10, 20, 50, 100)
+"""Batches with an extra report before the first regular one."""
 _NO_PROFILING = ProfilingSpec()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings:
-    """What :meth:`zerotrial.Trainer.fit` was asked for, or an experiment's configuration says."""
+    """Lengths, periods and policies of one :meth:`zerotrial.Trainer.fit`."""
 
     max_length: TrainUnit
     until: TrainUnit | None = None
-    """Where this run pauses; None when it goes all the way."""
+    """Length after which this run pauses; None to train to ``max_length``."""
     validate_at: TrainUnit | None = None
-    """Points after which to validate besides ``validation_period``."""
-    report_period: TrainUnit | None = _HUNDRED_BATCHES
+    """Lengths at which to validate in addition to ``validation_period``."""
+    report_period: TrainUnit | None = _DEFAULT_REPORT_PERIOD
     early_reports: bool = False
-    """Report the first batches at increasing intervals too, so that a short run has a curve."""
+    """Also report the first batches at increasing intervals, so that short runs have a curve."""
     validation_period: TrainUnit | None = None
     checkpoint_period: TrainUnit | None = None
     checkpoint_policy: Policy = "best"
     initial_validation: bool = False
     metric: str | None = None
-    """Validation metric that tells which checkpoint is best."""
+    """Validation metric that selects the best checkpoint."""
     smaller_is_better: bool = True
     records_per_epoch: int = 0
-    """Samples in one epoch where the loader has no length; 0 when unknown."""
+    """Samples in one epoch if the loader has no length; 0 if unknown."""
     profiling: ProfilingSpec = _NO_PROFILING
     test_mode: bool = False
     """One batch, one validation batch, one checkpoint."""
 
     def __post_init__(self) -> None:
         if self.checkpoint_policy not in ("best", "all", "none"):
-            found = f"must be best, all or none, got {self.checkpoint_policy!r}"
-            raise ConfigError("fit", [f"checkpoint_policy: {found}"])
+            problem = f"must be best, all or none, got {self.checkpoint_policy!r}"
+            raise ConfigError("fit", [f"checkpoint_policy: {problem}"])
 
     @classmethod
-    def from_spec(cls, fit: FitSpec, *, test_mode: bool = False, **given: Any) -> "FitSettings":
-        """Read what the experiment says.
+    def from_spec(cls, fit: FitSpec, *, test_mode: bool = False, **overrides: Any) -> "FitSettings":
+        """Read the settings from a run's specification.
 
         Args:
-            fit: Of the run.
-            test_mode: One batch, one validation batch, one checkpoint.
-            given: Fields that take the place of the experiment's.
+            fit: Lengths and periods of the run.
+            test_mode: Run one batch, one validation batch and one checkpoint.
+            overrides: Fields that replace those of the experiment.
 
         Raises:
-            ConfigError: If nobody says how far to train.
+            ConfigError: If no maximum length is set.
         """
         if test_mode:
-            given["max_length"] = Batch(1)
-        if "max_length" not in given and fit.max_length is None:
+            overrides["max_length"] = Batch(1)
+        if "max_length" not in overrides and fit.max_length is None:
             problem = "searcher.max_length: is missing; set it to {batches: n} or {epochs: n}"
             raise ConfigError("experiment", [problem])
         fields = {
             "max_length": _unit(fit.max_length),
-            "until": _in_unit_of(fit.max_length, fit.until),
-            "validate_at": _in_unit_of(fit.max_length, fit.validate_at),
+            "until": _in_same_unit(fit.max_length, fit.until),
+            "validate_at": _in_same_unit(fit.max_length, fit.validate_at),
             "report_period": Batch(fit.scheduling_unit),
-            "early_reports": "report_period" not in given,
+            "early_reports": "report_period" not in overrides,
             "validation_period": _unit(fit.validation_period),
             "checkpoint_period": _unit(fit.checkpoint_period),
             "checkpoint_policy": fit.checkpoint_policy,
@@ -88,24 +88,24 @@ class FitSettings:
             "profiling": fit.profiling,
             "test_mode": test_mode,
         }
-        return cls(**fields | given)
+        return cls(**fields | overrides)
 
     def schedule(self, epoch_length: int | None) -> Schedule:
-        """Turn all lengths into batches.
+        """Convert all lengths to batches.
 
         Args:
-            epoch_length: Batches in one epoch; ``None`` when the data has no length.
+            epoch_length: Batches in one epoch; ``None`` if the data has no length.
 
         Raises:
             ConfigError: If a length is in epochs and the data has no length.
         """
         if self.test_mode:
             return Schedule(max_steps=1, epoch_length=epoch_length)
-        validate = Period.of(self.validation_period, epoch_length)
-        compared = Period.of(self.validate_at, epoch_length)
-        report = Period.of(self.report_period, epoch_length)
+        validate = Period.from_unit(self.validation_period, epoch_length)
+        comparison = Period.from_unit(self.validate_at, epoch_length)
+        report = Period.from_unit(self.report_period, epoch_length)
         if self.early_reports and report.every is not None:
-            early = frozenset(step for step in _EARLY if step < report.every)
+            early = frozenset(step for step in _EARLY_REPORTS if step < report.every)
             report = replace(report, at=early)
         until = None if self.until is None else length_in_batches(self.until, epoch_length)
         return Schedule(
@@ -113,13 +113,13 @@ class FitSettings:
             max_steps=length_in_batches(self.max_length, epoch_length),
             epoch_length=epoch_length,
             report=report,
-            validate=replace(validate, at=validate.at | compared.at),
-            checkpoint=Period.of(self.checkpoint_period, epoch_length),
+            validate=replace(validate, at=validate.at | comparison.at),
+            checkpoint=Period.from_unit(self.checkpoint_period, epoch_length),
         )
 
     def improves(self, value: float | None, best: float | None) -> bool:
-        """Whether a validation beats the best one so far; NaN and a missing value never do."""
-        if value is None or value != value:  # noqa: PLR0124 - NaN alone differs from itself
+        """Return whether a validation is the best so far; NaN and missing values never are."""
+        if value is None or value != value:  # noqa: PLR0124 - only NaN differs from itself
             return False
         if best is None:
             return True
@@ -132,7 +132,9 @@ def _unit(length: LengthSpec | None) -> TrainUnit | None:
     return Batch(length.count) if length.unit == "batches" else Epoch(length.count)
 
 
-def _in_unit_of(length: LengthSpec | None, given: int | Collection[int] | None) -> TrainUnit | None:
-    if length is None or not given:
+def _in_same_unit(
+    length: LengthSpec | None, value: int | Collection[int] | None
+) -> TrainUnit | None:
+    if length is None or not value:
         return None
-    return Batch(given) if length.unit == "batches" else Epoch(given)
+    return Batch(value) if length.unit == "batches" else Epoch(value)

@@ -1,63 +1,64 @@
-"""Notices a trial that computes and learns nothing: every step is skipped."""
+"""Detection of trials in which every optimizer step is skipped."""
 
 from collections.abc import Sequence
 
 from zerolab.errors import TrialError
 from zerotrial.compat.engine_view import EngineView
 
-__all__ = ["SkippedSteps"]
+__all__ = ["SkippedStepMonitor"]
 
-_MOST = 50
-"""Batches in a row; a loss scale that begins far too high is found within fewer."""
+_MAX_SKIPPED_BATCHES = 50
+"""Consecutive batches; a loss scale that starts far too high recovers within fewer."""
 
 
-class SkippedSteps:
-    """Counts for how many batches each engine has not changed its weights.
+class SkippedStepMonitor:
+    """Monitor that fails a trial whose engines no longer update their weights.
 
-    Engines that do not count skipped steps are left alone.
+    Engines without a count of skipped steps are ignored.
 
     Args:
-        engines: Of the trial.
+        engines: Engines of the trial.
     """
 
     def __init__(self, engines: Sequence[EngineView]) -> None:
-        self._watched = [
-            _Watched(number, engine)
-            for number, engine in enumerate(engines)
+        self._monitors = [
+            _EngineMonitor(index, engine)
+            for index, engine in enumerate(engines)
             if engine.skipped_steps is not None
         ]
 
-    def look(self, batch: int) -> None:
-        """Look at the engines after a batch.
+    def check(self, batch: int) -> None:
+        """Check the engines after a batch.
 
         Args:
-            batch: How many batches are complete.
+            batch: Batches completed.
 
         Raises:
-            TrialError: If an engine has skipped every step of the last 50 batches.
+            TrialError: If an engine skipped every step of the last 50 batches.
         """
-        for one in self._watched:
-            one.look(batch)
+        for monitor in self._monitors:
+            monitor.check(batch)
 
 
-class _Watched:
-    def __init__(self, number: int, engine: EngineView) -> None:
-        self._number = number
+class _EngineMonitor:
+    def __init__(self, index: int, engine: EngineView) -> None:
+        self._index = index
         self._engine = engine
         self._skipped = engine.skipped_steps
-        self._first: int | None = None  # batch before which the steps skipped in a row began
+        self._since: int | None = None  # batches completed before the skipped ones
 
-    def look(self, batch: int) -> None:
-        before, self._skipped = self._skipped, self._engine.skipped_steps
-        if self._skipped == before:
-            self._first = None
-        elif self._first is None:
-            self._first = batch - 1
-        elif batch - self._first >= _MOST:
+    def check(self, batch: int) -> None:
+        previous, self._skipped = self._skipped, self._engine.skipped_steps
+        if self._skipped == previous:
+            self._since = None
+        elif self._since is None:
+            self._since = batch - 1
+        elif batch - self._since >= _MAX_SKIPPED_BATCHES:
             scale = self._engine.numbers().get("loss_scale")
+            count = batch - self._since
             raise TrialError(
-                f"engine {self._number}: every step of the last {batch - self._first} batches was "
+                f"engine {self._index}: every step of the last {count} batches was "
                 f"skipped, for its gradients are not finite (loss scale {scale}): nothing is "
-                f"learned since batch {self._first}. Look at the loss for NaN, or lower the "
-                "learning rate; where fp16 is on, bf16 may do in its place"
+                f"learned since batch {self._since}. Check the loss for NaN, or lower the "
+                "learning rate; with fp16, try bf16 instead"
             )

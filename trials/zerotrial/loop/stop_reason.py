@@ -1,4 +1,4 @@
-"""Why the loop of a trial ends, and what a rank wishes."""
+"""Reasons to stop a trial's loop, and the signals that a rank watches."""
 
 import enum
 
@@ -6,11 +6,11 @@ from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED, EXIT_STALE
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerotrial.context import ZeroTrialContext
 
-__all__ = ["Ending", "Wishes"]
+__all__ = ["Ending", "StopReason", "StopSignals"]
 
 
-class Ending(enum.IntEnum):
-    """Why the loop ended; of several ranks' reasons the largest one counts."""
+class StopReason(enum.IntEnum):
+    """Reason why the loop ended; the largest of all ranks' reasons applies."""
 
     FINISHED = 0
     STOP_REQUESTED = 1
@@ -20,21 +20,25 @@ class Ending(enum.IntEnum):
 
     @property
     def exit_code(self) -> int:
-        """What tells the platform (:mod:`zerolab.contract.spec`)."""
+        """Exit code that tells the platform the reason (:mod:`zerolab.contract.spec`)."""
         codes = {
-            Ending.PREEMPTED: EXIT_PREEMPTED,
-            Ending.STALE: EXIT_STALE,
-            Ending.REACHED: EXIT_REACHED,
+            StopReason.PREEMPTED: EXIT_PREEMPTED,
+            StopReason.STALE: EXIT_STALE,
+            StopReason.REACHED: EXIT_REACHED,
         }
         return codes.get(self, 0)
 
 
-class Wishes:
-    """What one rank wishes: to go on, or to end and why; the ranks agree on what is done.
+Ending = StopReason
+"""Former name of :class:`StopReason`."""
+
+
+class StopSignals:
+    """Sources of stop requests on one rank; the ranks then agree on one reason.
 
     Args:
-        context: Of the trial.
-        poller: Tells when to stop; on ranks other than the chief the flag of SIGTERM.
+        context: The trial's context.
+        poller: Source of preemption requests; the SIGTERM flag on ranks other than the chief.
     """
 
     def __init__(
@@ -43,24 +47,26 @@ class Wishes:
         self._context = context
         self._poller = poller
 
-    def now(self) -> Ending:
-        """Why to end after this batch; ``FINISHED`` where there is no reason."""
+    def current(self) -> StopReason:
+        """Return the reason to stop after this batch; ``FINISHED`` if there is none."""
         poller = self._poller
         if isinstance(poller, DirectivePoller):
             if poller.stale.is_set():
-                return Ending.STALE
+                return StopReason.STALE
             if poller.should_preempt:
-                return Ending.PREEMPTED
+                return StopReason.PREEMPTED
         elif poller:
-            return Ending.PREEMPTED
-        return Ending.STOP_REQUESTED if self._context.get_stop_requested() else Ending.FINISHED
+            return StopReason.PREEMPTED
+        return (
+            StopReason.STOP_REQUESTED if self._context.get_stop_requested() else StopReason.FINISHED
+        )
 
-    def to_interrupt(self) -> Ending:
-        """What ends a validation at once; what the trial itself asks for waits until it is over."""
-        wish = self.now()
-        return wish if wish >= Ending.PREEMPTED else Ending.FINISHED
+    def interrupt_reason(self) -> StopReason:
+        """Return the reason to interrupt a validation; a stop that the trial requested waits."""
+        reason = self.current()
+        return reason if reason >= StopReason.PREEMPTED else StopReason.FINISHED
 
     @property
     def seconds_left(self) -> float | None:
-        """Time until the run is killed, in seconds; None when there is no limit."""
+        """Seconds until the run is killed; None if there is no limit."""
         return self._poller.seconds_left if isinstance(self._poller, DirectivePoller) else None

@@ -1,25 +1,27 @@
-"""What a trial trains on: its feed, and how long an epoch of it is."""
+"""Training data of a trial: its batch iterator and the length of an epoch."""
 
 from zerotrial.context import ZeroTrialContext
-from zerotrial.data.batch_iterators import EmptyFeed, Feed, make_feed
+from zerotrial.data.batch_iterators import BatchIterator, EmptyBatchIterator, make_batch_iterator
 from zerotrial.loop.settings import FitSettings
 from zerotrial.trial import ZeroTrial
 
-__all__ = ["agree_on_epoch_length", "make_training_feed"]
+__all__ = ["agree_on_epoch_length", "make_training_iterator"]
 
 
-def make_training_feed(trial: ZeroTrial, context: ZeroTrialContext) -> Feed:
-    """Build the trial's loader on a rank that reads batches, and feed from it.
+def make_training_iterator(trial: ZeroTrial, context: ZeroTrialContext) -> BatchIterator:
+    """Build the trial's loader, and an endless iterator over it.
+
+    Ranks that read no data get an iterator that raises.
 
     Raises:
-        TrialError: If the loader cannot be used.
+        TrialError: If the loader is invalid.
     """
     if not context.mpu.should_build_data_loader:
-        return EmptyFeed()
+        return EmptyBatchIterator()
     loader = trial.build_training_data_loader()
     if loader is None:
-        return EmptyFeed()
-    return make_feed(
+        return EmptyBatchIterator()
+    return make_batch_iterator(
         loader,
         seed=context.get_trial_seed(),
         rank=context.mpu.data_parallel_rank,
@@ -31,14 +33,14 @@ def make_training_feed(trial: ZeroTrial, context: ZeroTrialContext) -> Feed:
 
 
 def agree_on_epoch_length(
-    feed: Feed, settings: FitSettings, context: ZeroTrialContext
+    batches: BatchIterator, settings: FitSettings, context: ZeroTrialContext
 ) -> int | None:
-    """Find the batches of an epoch; None where nobody knows. **Collective**."""
+    """Return the batches of an epoch; None if no rank knows. **Collective**."""
     lengths: list[int | None] = context.distributed.allgather(
-        feed.batches_per_epoch, "agreeing on the length of an epoch"
+        batches.batches_per_epoch, "agreeing on the length of an epoch"
     )
-    known = [length for length in lengths if length is not None]
-    if known:
-        return min(known)
+    with_length = [length for length in lengths if length is not None]
+    if with_length:
+        return min(with_length)
     records = settings.records_per_epoch
     return max(1, records // context.get_global_batch_size()) if records else None

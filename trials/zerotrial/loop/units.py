@@ -1,7 +1,7 @@
-"""Lengths and periods of training, and the arithmetic of what is due after which batch.
+"""Lengths and periods of training, and the schedule of actions in batches.
 
-Everything here counts *batches* (optimizer steps) from the start of the trial. The count goes on
-through reports, validations, checkpoints and restarts, so what is due depends on the count alone.
+Everything here counts *batches* (optimizer steps) from the start of the trial. Reports,
+validations, checkpoints and restarts do not reset the count, so the schedule depends on it alone.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,10 +15,10 @@ __all__ = ["Batch", "Epoch", "Period", "Schedule", "TrainUnit", "length_in_batch
 
 @dataclass(frozen=True)
 class TrainUnit:
-    """A length, a period, or the exact points at which something happens.
+    """Length, period, or exact points in training.
 
     Args:
-        value: How many units; as a period, every so many. A collection names exact points.
+        value: Number of units of a length or a period; or a collection of exact points.
 
     Raises:
         ConfigError: If a number is below 1.
@@ -35,16 +35,16 @@ class TrainUnit:
 
 @dataclass(frozen=True)
 class Batch(TrainUnit):
-    """So many batches; one batch is one optimizer step on all ranks."""
+    """Number of batches; one batch is one optimizer step on all ranks."""
 
 
 @dataclass(frozen=True)
 class Epoch(TrainUnit):
-    """So many passes through the training data."""
+    """Number of passes over the training data."""
 
 
 def read_unit(key: str, value: Any) -> TrainUnit:
-    """Read a length or a period as users write it.
+    """Convert a length or a period as users write it.
 
     Args:
         key: Name of the argument, for messages.
@@ -62,24 +62,24 @@ def read_unit(key: str, value: Any) -> TrainUnit:
     """
     if isinstance(value, Batch | Epoch):
         return value
-    kinds = {"batches": Batch, "epochs": Epoch}
+    units = {"batches": Batch, "epochs": Epoch}
     unit, count = "batches", value
     if isinstance(value, Mapping) and len(value) == 1:
         ((unit, count),) = value.items()
     points = [count] if isinstance(count, int) else count
-    known = unit in kinds and isinstance(points, list | tuple | set | frozenset) and points
-    if known and all(type(point) is int and point >= 1 for point in points):
-        return kinds[unit](count)
+    valid = unit in units and isinstance(points, list | tuple | set | frozenset) and points
+    if valid and all(type(point) is int and point >= 1 for point in points):
+        return units[unit](count)
     forms = 'must be Batch(n), Epoch(n), {"batches": n}, {"epochs": n} or a number of batches'
     raise ConfigError("fit", [f"{key}: {forms}, at least 1, got {value!r}"])
 
 
 @dataclass(frozen=True)
 class Period:
-    """The batches after which something is due; an empty one is never due.
+    """Batches after which an action is due; an empty period is never due.
 
     Args:
-        every: Due whenever the count is a multiple of this many batches.
+        every: Due at each multiple of this many batches.
         at: Due at exactly these counts.
     """
 
@@ -87,12 +87,12 @@ class Period:
     at: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, unit: TrainUnit | None, epoch_length: int | None) -> "Period":
-        """Turn what the user wrote into batches.
+    def from_unit(cls, unit: TrainUnit | None, epoch_length: int | None) -> "Period":
+        """Convert a unit to batches.
 
         Args:
             unit: ``None`` for never.
-            epoch_length: Batches in one epoch; ``None`` when the data has no length.
+            epoch_length: Batches in one epoch; ``None`` if the data has no length.
 
         Raises:
             ConfigError: If the unit is epochs and the data has no length.
@@ -105,13 +105,13 @@ class Period:
         return cls(at=frozenset(point * factor for point in unit.value))
 
     def due(self, steps: int) -> bool:
-        """Whether it is due after ``steps`` batches; nothing is due before the first."""
+        """Return whether it is due after ``steps`` batches; nothing is due at 0."""
         if steps <= 0:
             return False
         return steps in self.at or (self.every is not None and steps % self.every == 0)
 
     def next_after(self, steps: int) -> int | None:
-        """The first count beyond ``steps`` at which it is due; ``None`` if it never is again."""
+        """Return the first count beyond ``steps`` at which it is due; ``None`` if there is none."""
         regular = (steps // self.every + 1) * self.every if self.every is not None else None
         if not self.at:
             return regular
@@ -121,15 +121,15 @@ class Period:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a trial reports, validates, checkpoints and ends.
+    """Schedule of a trial's reports, validations and checkpoints.
 
     Args:
-        max_steps: Batches to train in all.
-        epoch_length: Batches in one epoch; ``None`` when the data has no length.
-        report: When averaged training metrics are reported.
-        validate: When the model is validated, besides the end of training.
-        checkpoint: When a checkpoint is saved, besides the end of training.
-        until: Where this run pauses; ``None`` when it goes all the way.
+        max_steps: Total number of batches to train.
+        epoch_length: Batches in one epoch; ``None`` if the data has no length.
+        report: Period of reports of averaged training metrics.
+        validate: Period of validations; one more runs at the end of training.
+        checkpoint: Period of checkpoints; one more is saved at the end of training.
+        until: Batch after which this run pauses; ``None`` to train to ``max_steps``.
     """
 
     max_steps: int
@@ -141,16 +141,16 @@ class Schedule:
 
     @property
     def end(self) -> int:
-        """The count at which this run has done what it should."""
+        """Batch after which this run ends."""
         return self.max_steps if self.until is None else min(self.until, self.max_steps)
 
     @property
     def pauses(self) -> bool:
-        """Whether the trial is not done when this run is."""
+        """Whether the trial continues in a later run."""
         return self.end < self.max_steps
 
     def next_stop(self, steps: int) -> int:
-        """The first count beyond ``steps`` at which the loop must pause for something."""
+        """Return the first count beyond ``steps`` at which an action is due."""
         stop = self.end
         if self.epoch_length:
             stop = min(stop, (steps // self.epoch_length + 1) * self.epoch_length)
@@ -161,35 +161,35 @@ class Schedule:
         return stop
 
     def finished(self, steps: int) -> bool:
-        """Whether the trial has trained as far as it should in this run."""
+        """Return whether this run has trained to its end."""
         return steps >= self.end
 
     def report_due(self, steps: int) -> bool:
-        """Whether training metrics are reported after ``steps`` batches."""
+        """Return whether training metrics are reported after ``steps`` batches."""
         return steps > 0 and (self.report.due(steps) or self.finished(steps))
 
     def validation_due(self, steps: int) -> bool:
-        """Whether the model is validated after ``steps`` batches."""
+        """Return whether the model is validated after ``steps`` batches."""
         return steps > 0 and (self.validate.due(steps) or self.finished(steps))
 
     def checkpoint_due(self, steps: int) -> bool:
-        """Whether a checkpoint is saved after ``steps`` batches, whatever the policy says."""
+        """Return whether a checkpoint is saved after ``steps`` batches under any policy."""
         return steps > 0 and (self.checkpoint.due(steps) or self.finished(steps))
 
     def epoch(self, steps: int) -> int:
-        """Index of the epoch that batch ``steps`` (counted from 0) belongs to."""
+        """Return the index of the epoch of batch ``steps``, counted from 0."""
         return steps // self.epoch_length if self.epoch_length else 0
 
     def epoch_ends(self, steps: int) -> bool:
-        """Whether ``steps`` batches make up whole epochs."""
+        """Return whether an epoch ends after ``steps`` batches."""
         return bool(self.epoch_length) and steps > 0 and steps % (self.epoch_length or 1) == 0
 
 
 def length_in_batches(unit: TrainUnit, epoch_length: int | None) -> int:
-    """How many batches a length is.
+    """Convert a length to batches.
 
     Raises:
-        ConfigError: If the length is not one number, or in epochs while the data has no length.
+        ConfigError: If the length is not one number, or is in epochs and the data has no length.
     """
     if not isinstance(unit.value, int):
         raise ConfigError("max_length", [f"must be one number, got {unit!r}"])

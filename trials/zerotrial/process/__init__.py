@@ -1,1 +1,1 @@
-"""The processes of a run: the elastic launcher, the fork server, and one harness a rank."""
+"""Processes of a run: launcher, fork server, and one harness for each rank."""

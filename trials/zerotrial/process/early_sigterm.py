@@ -1,38 +1,40 @@
-"""SIGTERM that comes to a launcher before there are ranks to pass it on to."""
+"""SIGTERM handling of a launcher until its ranks have started."""
 
 import signal
 from types import FrameType
 
-__all__ = ["EarlySignal", "StoppedEarlyError"]
+__all__ = ["DeferredSigterm", "StoppedEarlyError"]
 
 
 class StoppedEarlyError(BaseException):
-    """The launcher was told to stop, and has started no rank; not for ``except Exception``."""
+    """The launcher got SIGTERM before it started a rank.
+
+    Not a subclass of Exception, so that ``except Exception`` does not swallow it.
+    """
 
 
-class EarlySignal:
-    """Holds SIGTERM from the first line of a launcher on, while it imports what ranks need.
+class DeferredSigterm:
+    """SIGTERM handler that defers the signal while a launcher imports modules.
 
-    Not from within an import: a module that is left half imported, or swallows what is raised, is
-    no place to leave from.
+    An exception raised within an import leaves the module half imported, or is swallowed there.
     """
 
     def __init__(self) -> None:
-        self._held = True
-        self._asked = False
-        signal.signal(signal.SIGTERM, self._note)
+        self._deferring = True
+        self._received = False
+        signal.signal(signal.SIGTERM, self._handle)
 
-    def heed(self) -> None:
-        """Hold it no longer: until ranks are started, it ends what the launcher does.
+    def release(self) -> None:
+        """Stop deferring: from now on the handler raises.
 
         Raises:
-            StoppedEarlyError: If it has come, or whenever it comes.
+            StoppedEarlyError: If the signal has arrived already, or when it arrives.
         """
-        self._held = False
-        if self._asked:
+        self._deferring = False
+        if self._received:
             raise StoppedEarlyError
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked = True
-        if not self._held:
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._received = True
+        if not self._deferring:
             raise StoppedEarlyError

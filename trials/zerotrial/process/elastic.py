@@ -1,11 +1,11 @@
-"""The ranks of one run under torch's elastic agent.
+"""Start and supervision of a run's ranks by torch's elastic agent.
 
 The elastic agent starts the ranks, watches them, and stops all of them when one fails. It never
-restarts them: the server does, with a new run, so the store that the agent serves is never used
-twice (a second use is what breaks restarts on gloo), and no rank needs a port of its own.
+restarts them: the server does, with a new run. So the agent's store is never reused (reuse breaks
+restarts on gloo), and no rank needs its own port.
 
-On a CPU the ranks of a trial class are forked from the launcher, which has imported what they need;
-commands, and ranks with a GPU, are started afresh.
+On a CPU the ranks of a trial class are forked from the launcher, which has preloaded their modules.
+Commands, and ranks with a GPU, are started as new processes.
 """
 
 import atexit
@@ -67,25 +67,25 @@ from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
 from zerolab.staging.start import staged
 from zerotrial.compat.deepspeed import install_from_environment
-from zerotrial.process.early_sigterm import EarlySignal, StoppedEarlyError
-from zerotrial.process.preloading import FOR_CLASSES, import_next
-from zerotrial.process.rendezvous import meet, name_interface
+from zerotrial.process.early_sigterm import DeferredSigterm, StoppedEarlyError
+from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
+from zerotrial.process.rendezvous import choose_network_interface, create_rendezvous
 
 __all__ = ["launch", "run_launcher", "run_rank"]
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_READY_S = 10.0
-"""Longest wait, in seconds, for ranks that are being started to heed SIGTERM."""
-_REAP_S = 10.0
-"""How often, in seconds, processes that the launcher has adopted are cleared away."""
-_SAME_MOMENT_S = 2
-"""Failures at most this far apart, in seconds, may be one event seen by several ranks."""
+_READY_TIMEOUT_S = 10.0
+"""Seconds to wait for starting ranks to install their SIGTERM handlers."""
+_REAP_INTERVAL_S = 10.0
+"""Seconds between two rounds of reaping orphans that the launcher has adopted."""
+_SIMULTANEOUS_S = 2
+"""Failures at most this many seconds apart may have one common cause."""
 
 
 class _RunLogs(LogsSpecs):
-    """The ranks' output goes to the run's directory, under the ranks' numbers."""
+    """Log files of the ranks in the run's directory, named by global rank."""
 
     def __init__(self, folder: RunFolder) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _RunLogs(LogsSpecs):
         folder, ranks = self._folder, {local: int(env["RANK"]) for local, env in envs.items()}
         for rank in ranks.values():
             for file in (folder.stdout(rank), folder.stderr(rank)):
-                file.touch(0o600)  # torch leaves the mode to the umask
+                file.touch(0o600)  # torch would use the umask's mode
         return LogsDest(
             stdouts={local: str(folder.stdout(rank)) for local, rank in ranks.items()},
             stderrs={local: str(folder.stderr(rank)) for local, rank in ranks.items()},
@@ -111,54 +111,58 @@ class _RunLogs(LogsSpecs):
         return str(self._folder.logs)
 
 
-class _Agent(LocalElasticAgent):
-    """torch's elastic agent, for ranks that may end in any way they like."""
+class _ElasticAgent(LocalElasticAgent):
+    """torch's elastic agent with deferred signals and complete exit codes."""
 
     def __init__(self, *args: Any, run: RunSpec, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._shutdown_timeout = math.ceil(run.grace_s)
         self._run_spec = run
-        self._asked: int | None = None
-        self._asked_until = 0.0
-        self._reap_next = time.monotonic() + _REAP_S
+        self._pending_signal: int | None = None
+        self._signal_deadline = 0.0
+        self._reap_next = time.monotonic() + _REAP_INTERVAL_S
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started: dict[int, Any] = super()._start_workers(worker_group)
-        for number in _SIGNALS:
-            signal.signal(number, self._note_signal)
+        for signum in _SIGNALS:
+            signal.signal(signum, self._record_signal)
         return started
 
-    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Hold a signal until the ranks can heed it: see :meth:`_heed_signal`."""
-        if self._asked is None:
-            self._asked = number
-            self._asked_until = time.monotonic() + min(_READY_S, self._run_spec.grace_s / 2)
+    def _record_signal(self, signum: int, _frame: FrameType | None) -> None:
+        """Store a signal for :meth:`_stop_if_ready`."""
+        if self._pending_signal is None:
+            self._pending_signal = signum
+            self._signal_deadline = time.monotonic() + min(
+                _READY_TIMEOUT_S, self._run_spec.grace_s / 2
+            )
 
-    def _heed_signal(self, worker_group: WorkerGroup) -> None:
-        """Stop the ranks if that was asked for, SIGTERM only when it does not kill some of them.
+    def _stop_if_ready(self, worker_group: WorkerGroup) -> None:
+        """Stop the ranks after a signal; delay SIGTERM until all ranks have handlers.
 
-        A rank that is still importing would die of it, and the others would wait for that one.
-        Of a command none may ever be ready: it heeds signals as it likes.
+        SIGTERM would kill a rank that is still importing, and the others would wait for it in a
+        collective. A command may never become ready, since it handles signals itself.
 
         Raises:
-            SignalException: When the ranks are to be stopped now.
+            SignalException: To stop the ranks now.
         """
-        if self._asked is None:
+        if self._pending_signal is None:
             return
         folder = RunFolder(Path(self._run_spec.run_dir))
         ready = [folder.ready(worker.global_rank).exists() for worker in worker_group.workers]
-        may_come = any(ready) or isinstance(self._run_spec.entrypoint, TrialClass)
-        held = self._asked == signal.SIGTERM and may_come and not all(ready)
-        if held and time.monotonic() < self._asked_until:
+        will_be_ready = any(ready) or isinstance(self._run_spec.entrypoint, TrialClass)
+        wait = self._pending_signal == signal.SIGTERM and will_be_ready and not all(ready)
+        if wait and time.monotonic() < self._signal_deadline:
             return
-        name = signal.Signals(self._asked).name
-        raise SignalException(f"the run was stopped by {name}", signal.Signals(self._asked))
+        name = signal.Signals(self._pending_signal).name
+        raise SignalException(
+            f"the run was stopped by {name}", signal.Signals(self._pending_signal)
+        )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._heed_signal(worker_group)
+        self._stop_if_ready(worker_group)
         context = self._pcontext
         if context is not None and time.monotonic() >= self._reap_next:
-            self._reap_next = time.monotonic() + _REAP_S
+            self._reap_next = time.monotonic() + _REAP_INTERVAL_S
             reap_adopted(context.pids().values())
         forked = context._pc if isinstance(context, MultiprocessContext) else None  # noqa: SLF001 - there is no public way
         if forked is None or not isinstance(context, MultiprocessContext):
@@ -166,14 +170,14 @@ class _Agent(LocalElasticAgent):
             return commands
         codes = _exit_codes(forked)
         if any(codes.values()):
-            codes = _exit_codes(forked)  # now with the one whose death the others died of
+            codes = _exit_codes(forked)  # again: the rank that failed first may be missing
         elif len(codes) < len(forked.processes):
             return RunResult(WorkerState.HEALTHY)
-        # A forked rank that ends with os._exit(0) returns no value, and would be waited for.
+        # torch waits for the return value of a forked rank; os._exit(0) returns none.
         values = context._return_values  # noqa: SLF001 - there is no public way
         values.update({rank: values.get(rank) for rank, code in codes.items() if code == 0})
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed():  # with one failure, whichever of several torch saw first
+        if result.is_failed():  # torch records only the failure that it saw first
             for rank, code in codes.items():
                 if code:
                     failed = ProcessFailure(rank, forked.processes[rank].pid, code, error_file="")
@@ -182,28 +186,28 @@ class _Agent(LocalElasticAgent):
 
 
 def _exit_codes(forked: ProcessContext) -> dict[int, int]:
-    """Return the exit codes of those ranks that have ended, by local rank."""
+    """Return the exit codes of the exited ranks, by local rank."""
     codes = {rank: process.exitcode for rank, process in enumerate(forked.processes)}
     return {rank: code for rank, code in codes.items() if code is not None}
 
 
-def launch(spec_file: Path, early: EarlySignal) -> Outcome:
+def launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
     """Run all ranks of a run to their end.
 
     Args:
-        spec_file: The :class:`zerolab.contract.spec.RunSpec`.
-        early: Holds SIGTERM until now.
+        spec_file: File of the :class:`zerolab.contract.spec.RunSpec`.
+        sigterm: Handler that has deferred SIGTERM until now.
 
     Returns:
-        How the run ended; a rank's failure is not an exception here.
+        The outcome; a rank's failure is not an exception here.
     """
     spec = read_run_spec(spec_file)
     folder = RunFolder(Path(spec.run_dir))
     folder.create()
     os.environ[ENV_RUN_SPEC] = str(spec_file)
-    name_interface(spec.nodes)
+    choose_network_interface(spec.nodes)
     os.environ["PYTHONUNBUFFERED"] = "1"
-    # `python` in a command is the Python that runs us, whether its environment is active or not.
+    # `python` in a command is this interpreter, even if its environment is not active.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     kind = "cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
     if not (isinstance(spec.entrypoint, Command) and spec.entrypoint.plain):
@@ -212,77 +216,77 @@ def launch(spec_file: Path, early: EarlySignal) -> Outcome:
     install_from_environment()
     os.chdir(spec.model_dir)
     try:
-        early.heed()
-        with staged(spec, spec_file) as refused:
-            return refused or _run_ranks(spec, folder)
+        sigterm.release()
+        with staged(spec, spec_file) as staging_outcome:
+            return staging_outcome or _run_ranks(spec, folder)
     except StoppedEarlyError:
-        told = "the run was stopped by SIGTERM before its ranks began"
-        # Ranks of other machines may wait for these: that is no run that has left in good order.
-        code = -signal.SIGTERM if _has_others(spec) else EXIT_PREEMPTED
-        return Outcome(code, told, told=True)
+        message = "the run was stopped by SIGTERM before its ranks began"
+        # Ranks of other machines may wait for these, so a multi-node run has failed.
+        code = -signal.SIGTERM if _is_multi_node(spec) else EXIT_PREEMPTED
+        return Outcome(code, message, told=True)
 
 
-def _has_others(spec: RunSpec) -> bool:
-    """Whether launchers of other machines belong to the run."""
+def _is_multi_node(spec: RunSpec) -> bool:
+    """Return whether the run has launchers on other machines."""
     return spec.nodes is not None and len(spec.nodes.slots) > 1
 
 
 def _run_ranks(spec: RunSpec, folder: RunFolder) -> Outcome:
     try:
-        result = _elastic(spec, folder)
+        result = _run_elastic_agent(spec, folder)
     except SignalException as stopped:
-        said = read_reason(folder.path)
+        recorded = read_reason(folder.path)
         name = signal.Signals(stopped.sigval).name
-        return said or Outcome(-stopped.sigval, f"the run was stopped by {name}", told=True)
+        return recorded or Outcome(-stopped.sigval, f"the run was stopped by {name}", told=True)
     if result.failures:
-        rank, first = _first_failure(result.failures)
+        rank, first = _root_failure(result.failures)
         return failure(folder.path, rank, first.exitcode)
     return read_reason(folder.path) or Outcome(0)
 
 
-def _elastic(spec: RunSpec, folder: RunFolder) -> RunResult:
+def _run_elastic_agent(spec: RunSpec, folder: RunFolder) -> RunResult:
     parent = str(os.getpid())
-    meant = spec.entrypoint
+    target = spec.entrypoint
     entrypoint: str | Callable[[str], None] = sys.executable
-    if isinstance(meant, Command):
-        words = [
+    if isinstance(target, Command):
+        arguments = [
             "-P",
             "-m",
             "zerolab.launcher.rank",
             parent,
             str(folder.ranks),
-            *_options(meant, spec.slots_per_rank),
+            *_rank_options(target, spec.slots_per_rank),
             "--",
-            *meant.words,
+            *target.words,
         ]
     elif os.environ.get("CUDA_VISIBLE_DEVICES"):  # CUDA does not survive a fork
-        words = ["-P", "-m", "zerotrial.process.launch", "--rank", parent]
+        arguments = ["-P", "-m", "zerotrial.process.launch", "--rank", parent]
     else:
-        entrypoint, words = run_rank, [parent]
-        waiting = [name for name in FOR_CLASSES if name not in sys.modules]
-        while waiting and spec.local_slots > 1:
-            import_next(waiting)
-    if _has_others(spec):  # it waits for them in calls of torch that no handler interrupts
+        entrypoint, arguments = run_rank, [parent]
+        pending = [name for name in TRIAL_CLASS_MODULES if name not in sys.modules]
+        while pending and spec.local_slots > 1:
+            import_next(pending)
+    if _is_multi_node(spec):  # torch waits for the others in calls that no handler interrupts
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     workers = WorkerSpec(
         role="rank",
         local_world_size=spec.local_slots,
-        rdzv_handler=meet(str(spec.run_id), spec.nodes, stages=spec.stage is not None),
+        rdzv_handler=create_rendezvous(str(spec.run_id), spec.nodes, staged=spec.stage is not None),
         entrypoint=entrypoint,
-        args=tuple(words),
+        args=tuple(arguments),
         max_restarts=0,
         monitor_interval=0.05,
         local_addr=spec.nodes.address if spec.nodes else "127.0.0.1",
     )
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _SIGNALS)
-    agent = _Agent(workers, logs_specs=_RunLogs(folder), start_method="fork", run=spec)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(signum.name for signum in _SIGNALS)
+    agent = _ElasticAgent(workers, logs_specs=_RunLogs(folder), start_method="fork", run=spec)
     result: RunResult = agent.run()
     return result
 
 
-def _options(command: Command, slots_per_rank: int) -> list[str]:
-    """What :mod:`zerolab.launcher.rank` is told about a command."""
-    options = [f"--hide={ENV_SCRIPT}"]  # of the process that becomes the command
+def _rank_options(command: Command, slots_per_rank: int) -> list[str]:
+    """Return the options of :mod:`zerolab.launcher.rank` for a command."""
+    options = [f"--hide={ENV_SCRIPT}"]
     if command.plain:
         options.append(f"--hide={ENV_RUN_SPEC}")
     if slots_per_rank > 1:
@@ -294,40 +298,46 @@ def _options(command: Command, slots_per_rank: int) -> list[str]:
     return options
 
 
-def _first_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
-    """Pick the rank that brought the others down: of several at once, one that was killed."""
+def _root_failure(failures: dict[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """Return the failure that caused the others.
+
+    Among simultaneous failures a rank killed by a signal other than SIGTERM comes first: the
+    others fail because it is gone. SIGTERM comes last, since the elastic agent sends it to
+    surviving ranks.
+    """
     first = min(failed.timestamp for failed in failures.values())
-    together = [
+    simultaneous = [
         (rank, failed)
         for rank, failed in failures.items()
-        if failed.timestamp <= first + _SAME_MOMENT_S
+        if failed.timestamp <= first + _SIMULTANEOUS_S
     ]
-    killed = [item for item in together if item[1].exitcode < 0]
-    by_others = [item for item in killed if item[1].exitcode != -signal.SIGTERM]
-    return (by_others or [item for item in together if item not in killed] or killed)[0]
+    killed = [item for item in simultaneous if item[1].exitcode < 0]
+    crashed = [item for item in killed if item[1].exitcode != -signal.SIGTERM]
+    exited = [item for item in simultaneous if item not in killed]
+    return (crashed or exited or killed)[0]
 
 
 def run_rank(parent: str, *, forked: bool = True) -> None:
-    """Be one rank of a trial class; the elastic agent has set its environment.
+    """Run one rank of a trial class in the environment that the elastic agent has set.
 
     Args:
         parent: Process id of the launcher.
-        forked: Whether this process was forked from it, and has what is the parent's own.
+        forked: Whether this process was forked from the launcher and inherits its handlers.
     """
     if forked:
-        for number in (*_SIGNALS, PARENT_DIED):
-            signal.signal(number, signal.SIG_DFL)
-        _forget_exit_functions()
+        for signum in (*_SIGNALS, PARENT_DIED):
+            signal.signal(signum, signal.SIG_DFL)
+        _clear_exit_handlers()
     folder = RunFolder(Path(os.environ[ENV_RUN_SPEC]).parent)
     announce_rank(int(parent), folder.ranks)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if threads := os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(threads))  # the library has read the variable long ago
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request is too much
+        torch.set_num_threads(int(threads))  # torch read the variable before the fork
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     sys.argv = ["zerotrial.process.harness"]
     sys.path.insert(0, str(Path.cwd()))
-    code = _harness()
+    code = _run_harness()
     try:
         atexit._run_exitfuncs()  # noqa: SLF001 - a forked process ends without them
         logging.shutdown()
@@ -336,30 +346,30 @@ def run_rank(parent: str, *, forked: bool = True) -> None:
         sys.stderr.flush()
     run_dir = folder.path
     if code in DELIBERATE and read_reason(run_dir) is None:
-        known = {EXIT_REACHED: REACHED_BOUND, EXIT_PREEMPTED: "preempted"}
-        text = known.get(code, f"rank {os.environ['RANK']} exited with code {code}")
+        descriptions = {EXIT_REACHED: REACHED_BOUND, EXIT_PREEMPTED: "preempted"}
+        text = descriptions.get(code, f"rank {os.environ['RANK']} exited with code {code}")
         write_reason(run_dir, code, text)
     if code != 0 and code not in LEAVING:
         sys.exit(code)
-    os._exit(0)  # returning would wait for an agent that, after SIGTERM, no longer listens
+    os._exit(0)  # a return would wait for the agent, which no longer reads after SIGTERM
 
 
-def _forget_exit_functions() -> None:
-    """Leave to the process that we were forked from what it has to do at its end."""
+def _clear_exit_handlers() -> None:
+    """Remove the exit handlers that belong to the parent process."""
     atexit._clear()  # noqa: SLF001 - there is no public way
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # noqa: SLF001 - same
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _harness() -> int:
+def _run_harness() -> int:
     from zerotrial.process import harness
 
     code: int | str | None
     try:
         code = harness.main()
-    except SystemExit as end:
-        code = end.code
-    except BaseException:  # noqa: BLE001 - the process boundary; the exit code carries it on
+    except SystemExit as exit_request:
+        code = exit_request.code
+    except BaseException:  # noqa: BLE001 - the process boundary; the exit code reports it
         traceback.print_exc()
         return 1
     if isinstance(code, str):
@@ -368,27 +378,27 @@ def _harness() -> int:
     return int(code or 0)
 
 
-def run_launcher(spec_file: Path, early: EarlySignal) -> int:
-    """Run all ranks and leave how it ended in the run's directory.
+def run_launcher(spec_file: Path, sigterm: DeferredSigterm) -> int:
+    """Run all ranks and write the outcome to the run's directory.
 
     Args:
         spec_file: As for :func:`launch`.
-        early: As for :func:`launch`.
+        sigterm: As for :func:`launch`.
 
     Returns:
-        Exit code of this process: 0 when the outcome stands in the directory, else one of
+        Exit code of this process: 0 if the outcome is written, else one of
         :mod:`zerolab.contract.spec`, or 1.
     """
     try:
-        outcome = launch(spec_file, early)
+        outcome = launch(spec_file, sigterm)
     except Exception as error:
         logger.exception("the ranks could not be run")
         outcome = Outcome(1, f"the launcher failed: {type(error).__name__}: {error}")
     try:
         write_outcome(spec_file.parent, outcome)
     except OSError:
-        logger.exception("how the run ended cannot be written down")
+        logger.exception("cannot write the outcome of the run")
         if outcome.exit_code == 0:
-            return EXIT_INFRASTRUCTURE  # it goes on from its last checkpoint, and says so then
+            return EXIT_INFRASTRUCTURE  # the trial resumes from its last checkpoint
         return outcome.exit_code if outcome.exit_code in DELIBERATE else 1
     return 0

@@ -1,4 +1,4 @@
-"""Finding the trial class that an experiment's entrypoint names."""
+"""Import of the trial class that an experiment's entrypoint names."""
 
 import difflib
 import importlib
@@ -17,12 +17,12 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
     """Import a trial class from the model directory.
 
     Args:
-        entrypoint: Its module and name.
-        model_dir: Put in front of the module search path.
+        entrypoint: Module and name of the class.
+        model_dir: Directory to put first in the module search path.
 
     Raises:
         TrialError: If there is no such module or class, or it is not a :class:`ZeroTrial`.
-        Exception: Whatever the user's module raises while it is imported.
+        Exception: Any error that the user's module raises at import.
     """
     module_name, class_name = entrypoint.module, entrypoint.name
     named = f"entrypoint {str(entrypoint)!r}"
@@ -33,42 +33,42 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
-            raise  # something that the user's module imports
+            raise  # a module that the user's module imports is missing
         files = sorted(path.stem for path in model_dir.glob("*.py"))
         raise TrialError(
             f"{named}: there is no module {module_name!r} in the model directory"
             f"{_suggest(module_name, files)}; its modules are: {', '.join(files) or 'none'}"
         ) from None
-    found = getattr(module, class_name, None)
+    trial_class = getattr(module, class_name, None)
     file = _file(module_name, model_dir)
     trials = [
         name
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, ZeroTrial) and value is not ZeroTrial
     ]
-    if found is None:
+    if trial_class is None:
         raise TrialError(
             f"{named}: {file} has no class {class_name!r}"
             f"{_suggest(class_name, list(vars(module)))}; its trial classes are: "
             f"{', '.join(trials) or 'none'}"
         )
-    if not (isinstance(found, type) and issubclass(found, ZeroTrial)):
+    if not (isinstance(trial_class, type) and issubclass(trial_class, ZeroTrial)):
         raise TrialError(
             f"{named}: {class_name} in {file} is not a ZeroTrial; "
             f"derive it: class {class_name}(zerotrial.ZeroTrial)"
         )
-    missing_methods = sorted(getattr(found, "__abstractmethods__", ()))
+    missing_methods = sorted(getattr(trial_class, "__abstractmethods__", ()))
     if missing_methods:
         raise TrialError(f"{named}: {class_name} must also define {', '.join(missing_methods)}")
-    return found
+    return trial_class
 
 
 def _file(module_name: str, model_dir: Path) -> str:
-    """Its path in the model directory, or the module's name where it comes from elsewhere."""
+    """Return the module's path in the model directory; its name if it is elsewhere."""
     paths = module_paths(module_name)
     return next((path for path in paths if (model_dir / path).is_file()), module_name)
 
 
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _suggest(name: str, names: list[str]) -> str:
+    matches = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""

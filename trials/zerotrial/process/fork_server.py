@@ -1,16 +1,16 @@
-"""One process that has imported torch, and forks a launcher for every run that asks.
+"""Process that has imported torch and forks a launcher for each run.
 
-Importing torch takes seconds; a fork takes milliseconds. Only for runs on a CPU: CUDA does not
-survive a fork. The agent holds the other end of the channel, a socket of whole messages:
+Importing torch takes seconds, a fork milliseconds. It serves only runs on a CPU, since CUDA does
+not survive a fork. The agent has the other end of the channel, a message socket:
 
 ```
 agent  -> {"spec_file": path, "environment": {name: value}, "log": path}
-server -> {"ready": true}                        once, when torch is imported
+server -> {"ready": true}                        once, after torch is imported
 server -> {"started": pid, "spec_file": path}
 server -> {"ended": pid, "exit_code": n}         -n for signal n
 ```
 
-When the agent ends, the channel closes and the server ends; its children die with it.
+When the agent exits, the channel closes and the server exits. Its children die with it.
 """
 
 import importlib
@@ -26,18 +26,18 @@ from typing import Any
 
 from zerolab.contract.spec import TrialClass, read_run_spec
 from zerolab.linux import head_a_family
-from zerotrial.process.early_sigterm import EarlySignal
-from zerotrial.process.preloading import FOR_CLASSES, import_next
+from zerotrial.process.early_sigterm import DeferredSigterm
+from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
 
 __all__ = ["serve"]
 
 logger = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1 << 20
-_FIRST = "zerotrial.process.elastic"
-"""What every launcher needs."""
-_IDLE_S = 20.0
-"""Without a request, before what the first trial class will need is imported ahead of it."""
+_LAUNCHER_MODULE = "zerotrial.process.elastic"
+"""Module that every launcher needs."""
+_PRELOAD_AFTER_S = 20.0
+"""Seconds without a request after which the modules of trial classes are preloaded."""
 
 
 def serve(channel_fd: int) -> int:
@@ -49,9 +49,9 @@ def serve(channel_fd: int) -> int:
     Returns:
         Exit code of the server.
     """
-    importlib.import_module(_FIRST)
-    waiting = list(FOR_CLASSES)
-    ahead = True  # until a program is asked for: such an agent may never see a class
+    importlib.import_module(_LAUNCHER_MODULE)
+    pending = list(TRIAL_CLASS_MODULES)
+    preload_when_idle = True  # until a run has a command: such an agent may never run a trial class
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -61,11 +61,16 @@ def serve(channel_fd: int) -> int:
         selector.register(wake_read, selectors.EVENT_READ)
         _send(channel, {"ready": True})
         while True:
-            begun = len(waiting) < len(FOR_CLASSES)
-            pause = None if not waiting or not (ahead or begun) else 0 if begun else _IDLE_S
-            ready = {key.fileobj for key, _ in selector.select(pause)}
-            if not ready and waiting:
-                import_next(waiting)
+            preloading = len(pending) < len(TRIAL_CLASS_MODULES)
+            if pending and preloading:
+                timeout_s: float | None = 0.0  # one module at a time, between two requests
+            elif pending and preload_when_idle:
+                timeout_s = _PRELOAD_AFTER_S
+            else:
+                timeout_s = None
+            ready = {key.fileobj for key, _ in selector.select(timeout_s)}
+            if not ready and pending:
+                import_next(pending)
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 _reap(channel)
@@ -75,16 +80,16 @@ def serve(channel_fd: int) -> int:
                     return 0
                 request = json.loads(message)
                 is_class = _is_trial_class(Path(request["spec_file"]))
-                while waiting and is_class:
-                    import_next(waiting)
-                ahead = ahead and is_class
+                while pending and is_class:
+                    import_next(pending)
+                preload_when_idle = preload_when_idle and is_class
                 _start(channel, request, (wake_read, wake_write))
 
 
 def _is_trial_class(spec_file: Path) -> bool:
     try:
         return isinstance(read_run_spec(spec_file).entrypoint, TrialClass)
-    except (OSError, ValueError):  # its launcher will say so
+    except (OSError, ValueError):  # its launcher reports the error
         return False
 
 
@@ -92,27 +97,27 @@ def _start(channel: socket.socket, request: dict[str, Any], wake: tuple[int, int
     server = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it may come to a child at once
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the child installs a handler first
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            early = EarlySignal()
+            sigterm = DeferredSigterm()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (channel.detach(), *wake):
                 os.close(descriptor)
-            code = _become_launcher(request, server, early)
+            code = _become_launcher(request, server, sigterm)
         except BaseException:
             logger.exception("the launcher failed")
         finally:
-            os._exit(code)  # the server's loop is not ours to go on with
+            os._exit(code)  # never return into the server's loop
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _send(channel, {"started": pid, "spec_file": request["spec_file"]})
 
 
-def _become_launcher(request: dict[str, Any], server: int, early: EarlySignal) -> int:
+def _become_launcher(request: dict[str, Any], server: int, sigterm: DeferredSigterm) -> int:
     from zerotrial.process.elastic import run_launcher
 
     os.setsid()
@@ -122,7 +127,7 @@ def _become_launcher(request: dict[str, Any], server: int, early: EarlySignal) -
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.environ.update(request["environment"])
-    return run_launcher(Path(request["spec_file"]), early)
+    return run_launcher(Path(request["spec_file"]), sigterm)
 
 
 def _reap(channel: socket.socket) -> None:

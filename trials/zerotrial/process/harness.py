@@ -1,7 +1,7 @@
 """One rank of a trial: ``python -m zerotrial.process.harness``, started by the launcher.
 
-It reads the run that ``ZEROLAB_RUN_SPEC`` names, builds the user's trial, runs its loop, and tells
-by its exit code how that ended (:mod:`zerolab.contract.spec`).
+It reads the specification that ``ZEROLAB_RUN_SPEC`` names, builds the user's trial and runs its
+loop. The exit code reports the result (:mod:`zerolab.contract.spec`).
 """
 
 import faulthandler
@@ -23,7 +23,7 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.failures import exit_code_of, reason_of
 from zerotrial.loop.session import Session
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.stop_reason import Ending
+from zerotrial.loop.stop_reason import StopReason
 from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import Distributed
 
@@ -31,7 +31,7 @@ __all__ = ["main", "run"]
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_EXIT_S = 60.0
+_EXIT_TIMEOUT_S = 60.0
 
 
 def main() -> int:
@@ -49,10 +49,10 @@ def main() -> int:
         level=logging.INFO,
         stream=sys.stderr,
         force=True,
-        format="%(levelname)s %(name)s: %(message)s",  # rank and time are told beside each line
+        format="%(levelname)s %(name)s: %(message)s",  # the log shipper adds rank and time
     )
     code = run(spec)
-    _end_for_certain(code)
+    _force_exit(code)
     return code
 
 
@@ -63,7 +63,7 @@ def run(spec: RunSpec) -> int:
         The exit code.
     """
     os.chdir(spec.model_dir)
-    rank = _Rank(spec)
+    rank = _RankRun(spec)
     try:
         return rank.run().exit_code
     except Exception as error:
@@ -74,14 +74,14 @@ def run(spec: RunSpec) -> int:
         return code
 
 
-class _Rank:
-    """Knows how far it got, which decides what a failure means."""
+class _RankRun:
+    """One rank's run; records whether the trial was built, which classifies a failure."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
         self.building = True
 
-    def run(self) -> Ending:
+    def run(self) -> StopReason:
         spec = self._spec
         if spec.config.get("backend") == "deepspeed":  # submitted before this key was removed
             from zerolab.config.experiment.refused import REMOVED_BACKEND
@@ -93,29 +93,29 @@ class _Rank:
         trial_class = load_trial_class(spec.entrypoint, Path(spec.model_dir))
         distributed = Distributed.from_environment(cuda=torch.cuda.is_available())
         session = Session(ZeroTrialContext(spec, distributed))
-        ending = None
+        stop_reason = None
         try:
             with determined_by_run(spec):
-                controller = session.build(trial_class, settings)
+                controller = session.build_controller(trial_class, settings)
             self.building = False
-            ending = controller.run()
+            stop_reason = controller.run()
         finally:
-            session.close(ending)
+            session.close(stop_reason)
         if distributed.is_chief:
             warn_of_unread(spec)
-        if ending is not Ending.STALE:
+        if stop_reason is not StopReason.STALE:
             distributed.close()
-        return ending
+        return stop_reason
 
 
-def _end_for_certain(code: int) -> None:
-    """End the process with ``code`` even if a thread of the user's code would keep it alive."""
+def _force_exit(code: int) -> None:
+    """Exit with ``code`` after a timeout even if a thread of the user's code is still running."""
 
-    def end() -> None:
-        time.sleep(_LONGEST_EXIT_S)
+    def exit_later() -> None:
+        time.sleep(_EXIT_TIMEOUT_S)
         os._exit(code)
 
-    threading.Thread(target=end, name="zerolab-exit", daemon=True).start()
+    threading.Thread(target=exit_later, name="zerolab-exit", daemon=True).start()
 
 
 if __name__ == "__main__":

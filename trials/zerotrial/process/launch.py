@@ -1,12 +1,12 @@
-"""The launcher of one run, started by the platform as a process, since torch lives only here.
+"""Launcher of one run; the platform starts it as a process, since only this package imports torch.
 
 ```
 python -m zerotrial.process.launch PARENT RUN_JSON        run all ranks (zerotrial.process.elastic)
 python -m zerotrial.process.launch --serve PARENT FD      fork such launchers on demand
-python -m zerotrial.process.launch --rank LAUNCHER        be one rank of a trial class
+python -m zerotrial.process.launch --rank LAUNCHER        run one rank of a trial class
 ```
 
-It dies with the process ``PARENT`` that has started it, and so does all that its ranks started.
+It dies with its parent process ``PARENT``, together with all processes that its ranks started.
 """
 
 import logging
@@ -15,16 +15,16 @@ import sys
 from pathlib import Path
 
 from zerolab.linux import die_with_parent, head_a_family
-from zerotrial.process.early_sigterm import EarlySignal
+from zerotrial.process.early_sigterm import DeferredSigterm
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a run's ranks, or serve forks, or be one rank."""
-    words = sys.argv[1:] if arguments is None else arguments
+    """Run all ranks of a run, serve forks, or run one rank."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    match words:
+    match arguments:
         case ["--rank", launcher]:
             from zerotrial.process.elastic import run_rank
 
@@ -36,13 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
 
             return serve(int(channel))
         case [parent, spec_file] if parent.isdecimal():
-            early = EarlySignal()
+            sigterm = DeferredSigterm()
             head_a_family(int(parent))
             from zerotrial.process.elastic import run_launcher
 
-            return run_launcher(Path(spec_file).absolute(), early)
+            return run_launcher(Path(spec_file).absolute(), sigterm)
     usage = "python -m zerotrial.process.launch PARENT RUN_JSON"
-    print(f"usage: {usage}, got {shlex.join(words)!r}", file=sys.stderr)  # noqa: T201 - usage
+    print(f"usage: {usage}, got {shlex.join(arguments)!r}", file=sys.stderr)  # noqa: T201 - usage
     return 2
 
 

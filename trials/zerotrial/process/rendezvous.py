@@ -1,6 +1,6 @@
-"""How the launchers of a run find each other, and over which network its ranks speak.
+"""Rendezvous of a run's launchers, and the network interface of its ranks.
 
-Nobody guesses: the first machine serves the store, at an address and a port that all are told.
+The first machine serves the store, at an address and a port that the run's specification names.
 """
 
 import os
@@ -18,18 +18,18 @@ from torch.distributed.elastic.rendezvous import (
 from zerolab.contract.spec import Nodes
 from zerolab.errors import PeerFailedError
 
-__all__ = ["meet", "name_interface"]
+__all__ = ["choose_network_interface", "create_rendezvous"]
 
-_MEET_S = 300.0
-"""Longest wait for the first machine's launcher: it may be importing torch."""
-_STAGED_S = 24 * 3600.0
-"""The same where data is staged first: the first machine may take longer for it than others."""
-_ANY_PORT = 9
-"""A UDP socket that is only connected sends nothing, whatever the port."""
+_STORE_TIMEOUT_S = 300.0
+"""Seconds to wait for the first machine's launcher, which may be importing torch."""
+_STAGING_TIMEOUT_S = 24 * 3600.0
+"""The same if data is staged, which may take longer on the first machine than on others."""
+_PROBE_PORT = 9
+"""Any port: connecting a UDP socket sends nothing."""
 
 
-class _Meeting(RendezvousHandler):
-    """One store for the launchers and for their ranks, on the first machine."""
+class _StaticRendezvous(RendezvousHandler):
+    """Rendezvous with fixed ranks; launchers and ranks share one store on the first machine."""
 
     def __init__(self, run_id: str, nodes: Nodes, wait_s: float) -> None:
         self._run_id = run_id
@@ -65,49 +65,51 @@ class _Meeting(RendezvousHandler):
         return True
 
 
-def meet(run_id: str, nodes: Nodes | None, *, stages: bool = False) -> RendezvousHandler:
-    """Return where the launchers of a run find each other; see :class:`_Meeting`.
+def create_rendezvous(
+    run_id: str, nodes: Nodes | None, *, staged: bool = False
+) -> RendezvousHandler:
+    """Create the rendezvous of a run's launchers.
 
     Args:
-        run_id: Of the run; keys of another run are others.
-        nodes: The machines; None for this one alone, with any free port.
-        stages: Whether each of them has staged data, and may have taken long for it.
+        run_id: Id of the run, which prefixes the keys in the store.
+        nodes: Machines of the run; None for a single one, with any free port.
+        staged: Whether the machines stage data first, which may take long.
 
     Raises:
-        PeerFailedError: If the store cannot be served here, or not be reached there.
+        PeerFailedError: If the first machine cannot serve the store, or another cannot reach it.
     """
-    wait_s = _STAGED_S if stages else _MEET_S
-    return _Meeting(run_id, nodes or Nodes((1,), 0, "127.0.0.1", 0), wait_s)
+    wait_s = _STAGING_TIMEOUT_S if staged else _STORE_TIMEOUT_S
+    return _StaticRendezvous(run_id, nodes or Nodes((1,), 0, "127.0.0.1", 0), wait_s)
 
 
 def _open_store(nodes: Nodes, wait_s: float) -> TCPStore:
-    serves = nodes.rank == 0
-    place = f"{nodes.address}:{nodes.port}"
+    is_server = nodes.rank == 0
+    address = f"{nodes.address}:{nodes.port}"
     try:
         return TCPStore(
             nodes.address,
             nodes.port,
             len(nodes.slots),
-            is_master=serves,
+            is_master=is_server,
             wait_for_workers=False,
             timeout=timedelta(seconds=wait_s),
         )
     except (DistError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0][:200]
-        if serves:
+        reason = str(error).strip().splitlines()[0][:200]
+        if is_server:
             hint = "give another port (--master_port) if it is taken"
             raise PeerFailedError(
-                f"port {nodes.port} cannot be listened on: {said}; {hint}"
+                f"port {nodes.port} cannot be listened on: {reason}; {hint}"
             ) from error
         hint = "the first machine must be reachable there (--master_addr, --master_port)"
-        raise PeerFailedError(f"{place} does not answer: {said}; {hint}") from error
+        raise PeerFailedError(f"{address} does not answer: {reason}; {hint}") from error
 
 
-def name_interface(nodes: Nodes | None) -> None:
-    """Have the ranks of this machine speak over the network that leads to the first one.
+def choose_network_interface(nodes: Nodes | None) -> None:
+    """Let the ranks of this machine communicate over the interface that leads to the first one.
 
-    Without it gloo asks what the host's name resolves to, which need not be of use to others.
-    Variables that are set already stay.
+    By default gloo uses the address of the host's name, which other machines may not reach.
+    Environment variables that are set already take precedence.
     """
     interface = "lo" if nodes is None else _interface_to(nodes.address)
     if interface is not None:
@@ -117,17 +119,17 @@ def name_interface(nodes: Nodes | None) -> None:
 
 
 def _interface_to(address: str) -> str | None:
-    """Name the interface whose address packets to ``address`` carry; None when there is none."""
+    """Return the interface that routes packets to ``address``; None if there is none."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(address, _ANY_PORT, type=socket.SOCK_DGRAM)[
-            0
-        ]
+        results = socket.getaddrinfo(address, _PROBE_PORT, type=socket.SOCK_DGRAM)
+        family, kind, _, _, target = results[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)
-            own = probe.getsockname()[0]
+            probe.connect(target)
+            source = probe.getsockname()[0]
     except OSError:
-        return None  # the ranks will say that they do not find each other
-    for name, places in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == own for each in places):
+        return None  # the ranks report that they cannot connect
+    for name, addresses in psutil.net_if_addrs().items():
+        # link-local IPv6 addresses end with "%" and the interface's name
+        if any(entry.address.partition("%")[0] == source for entry in addresses):
             return name
     return None
