@@ -282,7 +282,7 @@ def test_a_validation_says_how_far_it_is(
     kind: type[RepeatingTrial],
     told: list[str],
 ) -> None:
-    monkeypatch.setattr(validation, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(validation, "_PROGRESS_INTERVAL_S", 0.0)
     with caplog.at_level("INFO"):
         fit(make_spec(tmp_path), kind, make_settings(1))
     lines = [line for line in caplog.messages if line.startswith("validating")]
@@ -314,7 +314,7 @@ def test_it_says_so_once_a_minute_and_not_at_every_batch(
     with caplog.at_level("INFO"):
         fit(make_spec(tmp_path / "short"), SlowTrial, make_settings(1))
         assert "validating" not in caplog.text
-        monkeypatch.setattr(validation, "_TELL_EVERY_S", 0.05)
+        monkeypatch.setattr(validation, "_PROGRESS_INTERVAL_S", 0.05)
         started = time.monotonic()
         fit(make_spec(tmp_path / "long"), SlowTrial, make_settings(1))
     lines = [line for line in caplog.messages if line.startswith("validating")]
@@ -329,7 +329,7 @@ def lines_of_each_rank(directory: str) -> tuple[list[str], dict[str, Any]]:
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     PROGRESS.addHandler(handler)
     PROGRESS.setLevel(logging.INFO)
-    validation._TELL_EVERY_S = 0.05 if ranks.rank else 60.0
+    validation._PROGRESS_INTERVAL_S = 0.05 if ranks.rank else 60.0
     spec = make_spec(Path(directory), slots=2, run_dir=f"{directory}/run{ranks.rank}")
     fit(spec, SlowTrial, make_settings(1), ranks)
     return lines, metrics(Path(spec.run_dir), "validation")[1] if ranks.rank == 0 else {}
