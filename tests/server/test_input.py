@@ -287,3 +287,29 @@ def test_names_of_earlier_versions_still_run(sqlite_server: Server) -> None:
     server.services.world.forget_config(1)
     server.add_agent()
     assert server.begin().run_id
+
+
+@pytest.mark.parametrize(
+    ("space", "place"),
+    [
+        ({"a\tb": 1}, "hyperparameters: names"),
+        ({"net": [{"x\x1b[2J": 1}]}, "hyperparameters.net[0]: names"),
+        ({"l\u202er": {"type": "double", "minval": 0, "maxval": 1}}, "hyperparameters: names"),
+    ],
+)
+def test_control_characters_in_hyperparameter_names(
+    server: Server, space: dict[str, Any], place: str
+) -> None:
+    told = problems(
+        server.try_submit(hyperparameters={"deepspeed_config": "ds_config.json"} | space)
+    )
+    assert f"{place} must have no control characters, got" in told
+    assert server.get("/experiments")["experiments"] == []
+    searcher = {"name": "custom", "metric": "loss", "max_length": 10}
+    server.submit(searcher=searcher)
+    create = {"kind": "create", "trial_id": 1, "hparams": space}
+    body = {"after": -1, "handled": 0, "operations": [create]}
+    answer = server.http.post("/api/v1/experiments/1/searcher/operations", json=body)
+    assert answer.status_code == 422
+    assert "must have no control characters" in answer.text
+    assert server.trials() == []

@@ -33,7 +33,7 @@ from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
-from zerolab.schema.json_values import plain_problems
+from zerolab.schema.json_values import key_problems, plain_problems
 from zerolab.schema.section import keys_of
 from zerolab.schema.space import misplaced_specs
 
@@ -79,6 +79,7 @@ def check_experiment(
         problems += error.problems
     slots = _slots(content, resources)
     space = content.get("hyperparameters")
+    problems += key_problems(space, "hyperparameters")
     fit: list[int] | None = None
     if isinstance(space, Mapping) and not space_problems(space):
         problems += misplaced_specs(space)

@@ -12,9 +12,10 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from zerolab.contract.names import text_problem
 from zerolab.schema.section import Path, dotted
 
-__all__ = ["MAX_DEPTH", "is_text", "plain_problems", "to_plain"]
+__all__ = ["MAX_DEPTH", "is_text", "key_problems", "plain_problems", "to_plain"]
 
 MAX_DEPTH = 64
 """Most blocks and lists inside one another."""
@@ -75,6 +76,30 @@ def plain_problems(content: Mapping[str, Any]) -> list[str]:
         if len(problems) == _MOST_PROBLEMS:
             break
     return problems
+
+
+def key_problems(content: Any, name: str) -> list[str]:
+    r"""Name the keys, at any depth, with control characters, which nothing can show.
+
+    Args:
+        content: A block of a file that :func:`plain_problems` has checked.
+        name: Of the block.
+
+    Example:
+        >>> key_problems({"net": {"depth": 1, "\x1b[2J": 1}}, "hyperparameters")
+        ["hyperparameters.net: names must have no control characters, got '\\x1b[2J'"]
+    """
+    problems = []
+    waiting: list[tuple[Path, Any]] = [((name,), content)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, Mapping):
+            wrong = filter(None, (text_problem(str(key)) for key in value))
+            problems += [f"{dotted(path)}: names {problem}" for problem in wrong]
+            waiting += [((*path, str(key)), inner) for key, inner in value.items()][::-1]
+        elif isinstance(value, list):
+            waiting += [((*path, index), inner) for index, inner in enumerate(value)][::-1]
+    return problems[:_MOST_PROBLEMS]
 
 
 def _values(content: Any) -> Iterator[tuple[Path, Any]]:

@@ -69,7 +69,20 @@ def test_prefix_of_several_checkpoints_is_refused(server: Server) -> None:
     assert server.get(f"/checkpoints/{uuid[:12]}")["checkpoint"]["uuid"] == uuid
 
 
-@pytest.mark.parametrize("text", ["zzzz", "abc", "%", "____"])
+@pytest.mark.parametrize("text", ["zzzz", "xyz", "%", "____"])
 def test_what_is_no_prefix_is_not_found(server: Server, saved: list[str], text: str) -> None:
     del saved
     assert server.http.get(f"/api/v1/checkpoints/{text}").status_code == 404
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_prefix_of_fewer_than_four_characters_is_refused(
+    server: Server, saved: list[str], length: int
+) -> None:
+    short = saved[0][:length]
+    wanted = f"uuid: must have at least the first four characters, got '{short}'"
+    read = server.http.get(f"/api/v1/checkpoints/{short}")
+    removed = server.http.post("/api/v1/checkpoints/remove", json={"uuids": [short]})
+    for answer in (read, removed):
+        assert answer.status_code == 422
+        assert wanted in answer.json()["error"]["message"]

@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
 from zerolab.contract.wire import wire_number
@@ -34,6 +34,19 @@ _MOST_EVENTS = 1000
 Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
+def _check_names(hparams: dict[str, Any]) -> dict[str, Any]:
+    """Return hyperparameters.
+
+    Raises:
+        ValueError: If a name has control characters.
+    """
+    from zerolab.schema.json_values import key_problems  # a server starts without configuration
+
+    if problems := key_problems(hparams, "hparams"):
+        raise ValueError("; ".join(problems))
+    return hparams
+
+
 class CreateBody(BaseModel):
     """Start a trial."""
 
@@ -41,7 +54,7 @@ class CreateBody(BaseModel):
 
     kind: Literal["create"]
     trial_id: Number
-    hparams: dict[str, Any]
+    hparams: Annotated[dict[str, Any], AfterValidator(_check_names)]
     trial_seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     source: Number | None = None
 

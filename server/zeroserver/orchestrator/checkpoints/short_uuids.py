@@ -10,6 +10,7 @@ from zeroserver.store.schema import checkpoints
 __all__ = ["full_uuid"]
 
 _SHORT = re.compile(r"[0-9a-f][0-9a-f-]{3,35}")
+_TOO_SHORT = re.compile(r"[0-9a-f]{1,3}")
 _SHOWN = 5
 
 
@@ -24,12 +25,15 @@ def full_uuid(connection: Connection, text: str) -> str:
         The uuid; the text itself where no checkpoint begins with it.
 
     Raises:
-        ConfigError: If several checkpoints begin with it.
+        ConfigError: If several checkpoints begin with it, or it has fewer than four characters.
 
     Example:
         ``full_uuid(connection, "72e698f0")`` is ``"72e698f0-1c04-4f0e-9b1a-5d3f6f1f0c11"``.
     """
     short = text.strip().lower()
+    if _TOO_SHORT.fullmatch(short):
+        told = f"must have at least the first four characters, got {text!r}; give more of it"
+        raise ConfigError("checkpoint", [f"uuid: {told}"])
     if not _SHORT.fullmatch(short):
         return text
     column = checkpoints.c.uuid
