@@ -1,7 +1,7 @@
 """What may be stored of a record: its time, its numbers, its points."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from zerolab.contract.wire import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
@@ -59,10 +59,10 @@ class PointReader:
             for name, value in values.items()
         ]
 
-    def _admit(self, record: MetricsRecord) -> tuple[Mapping[str, float | str], Mapping[str, int]]:
+    def _admit(self, record: MetricsRecord) -> tuple[dict[str, float | str], dict[str, int]]:
         """Return the values of a record whose names the trial may use, and the ids of these."""
         world, transaction, trial_id = self._world, self._transaction, self._trial_id
-        values: Mapping[str, float | str] = record.values
+        values = record.values
         if len(values) > _NAMES_LOOKED_AT:
             values = shorten_record(world, transaction, trial_id, record, _NAMES_LOOKED_AT)
         ids = world.keys.known(record.group)
